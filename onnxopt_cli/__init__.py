@@ -1,0 +1,3 @@
+"""Conformance tester for ONNX operators."""
+
+__version__ = "0.1.0"

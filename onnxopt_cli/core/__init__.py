@@ -1,0 +1,1 @@
+"""Frozen data that all other parts share; no behaviour beyond describing itself."""

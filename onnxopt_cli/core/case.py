@@ -1,0 +1,74 @@
+"""A case: what a backend is given and what must come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from onnxopt_cli.core.tolerance import Tolerance
+from onnxopt_cli.core.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a case stands: a file, and a line where lines mean something."""
+
+    path: Path
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The heavy part of a case, read when it is needed and let go after.
+
+    Attributes:
+        model: what the backend runs; external data are already read into it.
+        inputs: a value for every input of the graph that must be fed, in the graph's order.
+        expected: the stored outputs by name, in the graph's order; None if the formula says them.
+        tolerance: the case's own tolerance for all outputs, or None.
+        output_tolerances: the case's own tolerances for single outputs, which precede it.
+        rejects: True if a right backend must refuse the model or its inputs.
+    """
+
+    model: onnx.ModelProto
+    inputs: Mapping[str, Value]
+    expected: Mapping[str, Value] | None
+    tolerance: Tolerance | None = None
+    output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    rejects: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case under its stable id.
+
+    Attributes:
+        id: does not depend on how the path was typed: ``spec/adam/adam_multiple``,
+            ``onnx-node/test_adam/0``.
+        location: where it stands, for messages.
+        read: reads the content; raises InvalidCase.
+        operators: names of the operators in the model, without repetition, where they are known
+            without reading; None otherwise.
+        about: what the case asks, one sentence.
+        source: where the numbers come from.
+        tags: words to select by.
+    """
+
+    id: str
+    location: Location
+    read: Callable[[], Content]
+    operators: tuple[str, ...] | None = None
+    about: str = ""
+    source: str = ""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def suite(self) -> str:
+        """The first part of the id."""
+        return self.id.split("/", 1)[0]

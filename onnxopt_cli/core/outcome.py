@@ -1,0 +1,26 @@
+"""The closed set of things that can happen to a case."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """What happened to a case on a backend."""
+
+    PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
+    FAIL = "fail"
+    UNSUPPORTED = "unsupported"
+    ERROR = "error"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    PROTOCOL = "protocol"
+    LEAK = "leak"
+    INVALID = "invalid"
+    SKIP = "skip"
+    NOT_RUN = "not-run"
+
+
+#: Outcomes that say nothing against the backend.
+HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})

@@ -1,0 +1,100 @@
+"""What flows into and out of a model: tensors, sequences, optionals and maps.
+
+A tensor is a NumPy array (ml_dtypes for the types NumPy lacks, ``object`` arrays of ``str`` for
+strings), a sequence a list of values, an empty optional ``None`` and a map a dict.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Value: TypeAlias = "Array | list[Value] | dict[Any, Value] | None"
+
+# ONNX's names of the element types, in the order of TensorProto.DataType, where NumPy's differ or
+# NumPy has none.
+_ML_DTYPES = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn",
+    "uint4",
+    "int4",
+    "uint2",
+    "int2",
+)
+_NUMPY_DTYPES = (
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+_ALIASES = {
+    "float": "float32",
+    "double": "float64",
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2": "float8_e5m2",
+    "float8e5m2fnuz": "float8_e5m2fnuz",
+    "float8e8m0": "float8_e8m0fnu",
+    "float4e2m1": "float4_e2m1fn",
+}
+
+STRING = "string"
+
+
+def _dtypes() -> dict[str, np.dtype[Any]]:
+    table = {name: np.dtype(name) for name in _NUMPY_DTYPES}
+    table |= {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES}
+    table[STRING] = np.dtype(object)
+    return table
+
+
+#: Every element type of ONNX by its name; a string tensor is an array of Python objects.
+DTYPES = _dtypes()
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_named(name: str) -> np.dtype[Any] | None:
+    """Return the NumPy dtype of an ONNX or NumPy type name, or None if there is none."""
+    lowered = name.lower()
+    return DTYPES.get(_ALIASES.get(lowered, lowered))
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name under which a dtype is shown and written: ``float32``, ``string``."""
+    if dtype.kind in "OUSTa":
+        return STRING
+    return _NAMES.get(dtype, str(dtype))
+
+
+def is_string(dtype: np.dtype[Any]) -> bool:
+    """Tell whether arrays of this dtype hold strings, in any of NumPy's ways."""
+    return dtype.kind in "OUST"
+
+
+def describe(value: Value) -> str:
+    """Say what a value is, without its content: ``float32[2,3]``, ``sequence of 2``."""
+    if value is None:
+        return "an empty optional"
+    if isinstance(value, list):
+        return f"a sequence of {len(value)}"
+    if isinstance(value, dict):
+        return f"a map of {len(value)}"
+    return f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]"

@@ -1,0 +1,95 @@
+"""Every error a user can meet: what happened, where, and what to do about it.
+
+::
+
+    OnnxoptError
+     ├── UsageError           exit 2   an option, a path or a name is wrong
+     ├── InvalidCase          exit 2   a case file breaks its format; lists every problem found
+     ├── BackendUnavailable   exit 4   the backend could not be started
+     ├── NothingSelected      exit 5   no case matches the selection
+     ├── NodeError                     a node breaks its operator's signature
+     └── Unsupported                   a backend says that it does not know something
+
+The last two are about one case: the run turns them into outcomes and goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class OnnxoptError(Exception):
+    """Base of all errors whose message is meant for a user.
+
+    Args:
+        message: what happened, one sentence.
+        hint: what to do about it, or empty.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(OnnxoptError):
+    """An option, a path or a name on the command line is wrong."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a case file.
+
+    Attributes:
+        where: ``path:line``, or a path alone where lines mean nothing.
+        what: the case and field, then what was found and what was expected.
+    """
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class InvalidCase(OnnxoptError):
+    """A case file or directory breaks its format; all that is wrong with it, at once."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[Problem] | tuple[Problem, ...], *, hint: str = "") -> None:
+        super().__init__("\n".join(str(problem) for problem in problems), hint=hint)
+        self.problems = tuple(problems)
+
+
+class BackendUnavailable(OnnxoptError):
+    """The backend could not be started: not installed, not importable, unknown option."""
+
+    exit_code = 4
+
+
+class NothingSelected(OnnxoptError):
+    """The selection left no case to run."""
+
+    exit_code = 5
+
+
+class NodeError(OnnxoptError):
+    """A node, its attributes or its inputs break the operator's signature."""
+
+
+class Unsupported(OnnxoptError):
+    """A backend does not know an operator, an opset, a type or a device.
+
+    Args:
+        message: the backend's own words.
+        operator: the unknown operator as ``domain:name``, where that is what is missing.
+    """
+
+    def __init__(self, message: str, *, operator: str = "") -> None:
+        super().__init__(message)
+        self.operator = operator

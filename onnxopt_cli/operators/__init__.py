@@ -1,0 +1,27 @@
+"""The operators with a formula of ours; a new one is a file here and a line in the table."""
+
+from __future__ import annotations
+
+from onnxopt_cli.operators.adagrad import ADAGRAD
+from onnxopt_cli.operators.adam import ADAM
+from onnxopt_cli.operators.momentum import MOMENTUM
+from onnxopt_cli.operators.operator import Operator
+
+OPERATORS: tuple[Operator, ...] = (ADAM, ADAGRAD, MOMENTUM)
+
+_BY_NAME = {(operator.domain, operator.name): operator for operator in OPERATORS}
+
+__all__ = ["OPERATORS", "find_operator", "operator_named"]
+
+
+def find_operator(domain: str, name: str) -> Operator | None:
+    """Return the operator of a node's domain and op_type, None if we have no formula for it."""
+    return _BY_NAME.get((domain, name))
+
+
+def operator_named(name: str) -> Operator | None:
+    """Return the operator that a user calls ``Adam``, in any capitals."""
+    for operator in OPERATORS:
+        if operator.name.lower() == name.lower():
+            return operator
+    return None

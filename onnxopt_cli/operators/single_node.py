@@ -1,0 +1,49 @@
+"""Recognising models that are one node of an operator with a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import numpy_helper
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.operators import find_operator
+from onnxopt_cli.operators.call import Call, bind, node_attributes
+from onnxopt_cli.operators.operator import Operator
+
+
+def sole_operator(model: onnx.ModelProto) -> Operator | None:
+    """Return the operator of a model that is one node of ours and nothing else, or None."""
+    if len(model.graph.node) != 1 or model.functions:
+        return None
+    node = model.graph.node[0]
+    if [output.name for output in model.graph.output] != [name for name in node.output if name]:
+        return None
+    return find_operator(node.domain, node.op_type)
+
+
+def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array] | None:
+    """Bind the inputs of a model that is one node of ours; None if the model is not.
+
+    Raises:
+        NodeError: if the node or the inputs break the operator's signature.
+    """
+    operator = sole_operator(model)
+    if operator is None:
+        return None
+    node = model.graph.node[0]
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    operands: list[Array | None] = []
+    for name in node.input:
+        if name in inputs:
+            value = inputs[name]
+            if value is None or isinstance(value, (list, dict)):
+                raise NodeError(f"{operator.name}: input {name} must be a tensor")
+            operands.append(value)
+        elif name in constants:
+            operands.append(numpy_helper.to_array(constants[name]))
+        else:
+            operands.append(None)
+    return bind(operator, operands, node_attributes(operator, node), len(node.output))

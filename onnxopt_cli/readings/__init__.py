@@ -1,0 +1,1 @@
+"""Interpretations of a formula: the same function, called with different operands."""
