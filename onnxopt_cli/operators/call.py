@@ -167,7 +167,8 @@ def complete_attributes(operator: Operator, given: Mapping[str, object]) -> Attr
     for name in given:
         if name not in known:
             raise NodeError(
-                f"{operator.name} has no attribute {name}", hint="it has " + ", ".join(sorted(known))
+                f"{operator.name} has no attribute {name}",
+                hint="it has " + ", ".join(sorted(known)),
             )
     return {
         attribute.name: _attribute_value(operator, attribute, given.get(attribute.name))

@@ -14,7 +14,7 @@ WIDE = np.dtype(np.longdouble)
 
 
 def evaluate(call: Call[Array]) -> list[Array]:
-    """Return the node's outputs, each in its own dtype and in the shape of its group's first tensor.
+    """Return the node's outputs, each in its own dtype and the shape of its group's first tensor.
 
     R's, T's and the tensors' values and the float32 attributes enter exactly; every operation is
     carried out in :data:`WIDE`; only the result is rounded.

@@ -1,0 +1,262 @@
+"""Arrays and a tolerance in, a Diff out. Structure is judged before values; nothing is printed.
+
+Tensors are compared in blocks, so that a large one needs no full-size temporaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxopt_cli.core.diff import Diff, Element
+from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance, Ulps
+from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
+from onnxopt_cli.distance import (
+    Kind,
+    absolute_distance,
+    as_strings,
+    differs_in_sign_of_zero,
+    kind_of,
+    magnitude,
+    ulp_distance,
+)
+
+_BLOCK = 1 << 15
+_WORST = 5
+
+
+def compare_outputs(
+    expected: Mapping[str, Value],
+    actual: Sequence[Value],
+    tolerance_of: Callable[[str], Tolerance],
+    *,
+    signed_zeros: bool = False,
+) -> tuple[Diff, ...]:
+    """Judge what a backend returned against the expected outputs.
+
+    Args:
+        expected: the expected outputs by name, in the graph's order.
+        actual: what the backend returned, in the graph's order.
+        tolerance_of: the tolerance of an output by its name.
+        signed_zeros: whether 0.0 and -0.0 differ.
+
+    Returns:
+        One Diff for each tensor, and one for each place where the structures part.
+    """
+    diffs: list[Diff] = []
+    for position, (name, value) in enumerate(expected.items()):
+        if position < len(actual):
+            tolerance = tolerance_of(name)
+            diffs += _compare(name, value, actual[position], tolerance, signed_zeros=signed_zeros)
+        else:
+            diffs.append(Diff(name, describe(value), structure="is missing"))
+    for position in range(len(expected), len(actual)):
+        found = describe(actual[position])
+        diffs.append(Diff(f"output {position}", "nothing", structure=f"is {found} too many"))
+    return tuple(diffs)
+
+
+def _compare(
+    name: str, expected: Value, actual: Value, tolerance: Tolerance, *, signed_zeros: bool
+) -> Iterator[Diff]:
+    kind, found = describe(expected), describe(actual)
+    if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray):
+        yield _compare_tensors(name, expected, actual, tolerance, signed_zeros=signed_zeros)
+    elif isinstance(expected, list) and isinstance(actual, list):
+        if len(expected) != len(actual):
+            yield Diff(name, kind, structure=f"is {found}")
+            return
+        yield Diff(name, kind)
+        for index, (mine, theirs) in enumerate(zip(expected, actual, strict=True)):
+            place = f"{name}[{index}]"
+            yield from _compare(place, mine, theirs, tolerance, signed_zeros=signed_zeros)
+    elif isinstance(expected, dict) and isinstance(actual, dict):
+        if expected.keys() != actual.keys():
+            unlike = sorted(map(repr, expected.keys() ^ actual.keys()))
+            yield Diff(name, kind, structure=f"has other keys; on one side only: {unlike[:5]}")
+            return
+        yield Diff(name, kind)
+        for key, mine in expected.items():
+            place = f"{name}[{key!r}]"
+            yield from _compare(place, mine, actual[key], tolerance, signed_zeros=signed_zeros)
+    elif expected is None and actual is None:
+        yield Diff(name, kind)
+    else:
+        yield Diff(name, kind, structure=f"is {found}")
+
+
+def _compare_tensors(
+    name: str, expected: Array, actual: Array, tolerance: Tolerance, *, signed_zeros: bool
+) -> Diff:
+    kind = describe(expected)
+    same_dtype = expected.dtype == actual.dtype or (
+        is_string(expected.dtype) and is_string(actual.dtype)
+    )
+    if not same_dtype or expected.shape != actual.shape:
+        return Diff(name, kind, structure=f"is {describe(actual)}")
+    if is_string(expected.dtype):
+        expected, actual = as_strings(expected), as_strings(actual)
+    applied = _applicable(tolerance, expected)
+    statistics = _Statistics(applied)
+    mine, theirs = expected.reshape(-1), actual.reshape(-1)
+    for start in range(0, mine.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        statistics.add(start, mine[block], theirs[block], signed_zeros=signed_zeros)
+    return Diff(
+        name,
+        kind,
+        tolerance=applied,
+        elements=expected.size,
+        mismatches=statistics.mismatches,
+        max_absolute=statistics.max_absolute,
+        max_relative=statistics.max_relative,
+        max_ulp=statistics.max_ulp,
+        needed_rtol=statistics.needed(statistics.needed_rtol),
+        needed_atol=statistics.needed(statistics.needed_atol),
+        budget_used=statistics.budget_used,
+        worst=tuple(
+            statistics.element(index, mine, theirs, expected.shape)
+            for index in statistics.worst_indices()
+        ),
+    )
+
+
+def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
+    """Return the tolerance that such values are judged by; None if they must be equal.
+
+    Integers, booleans and strings are exact, unless a case gives this very output a tolerance.
+    """
+    kind = kind_of(expected.dtype)
+    if kind is Kind.FLOAT or (kind is Kind.COMPLEX and isinstance(tolerance, Relative)):
+        return tolerance
+    wanted = isinstance(tolerance, Relative) and tolerance.provenance is Provenance.OUTPUT
+    return tolerance if kind is Kind.INTEGER and wanted else None
+
+
+@dataclass(slots=True)
+class _Statistics:
+    """What is known after the blocks seen so far."""
+
+    tolerance: Tolerance | None
+    mismatches: int = 0
+    max_absolute: float = 0.0
+    max_relative: float = 0.0
+    max_ulp: int | None = None
+    needed_rtol: float = 0.0
+    needed_atol: float = 0.0
+    budget_used: float = 0.0
+    # (share of the limit, absolute distance, index) of the worst elements.
+    worst: list[tuple[float, float, int]] = field(default_factory=list)
+
+    def add(self, start: int, expected: Array, actual: Array, *, signed_zeros: bool) -> None:
+        kind = kind_of(expected.dtype)
+        if kind is Kind.FLOAT and self.max_ulp is None:
+            self.max_ulp = 0
+        if kind is not Kind.STRING and expected.tobytes() == actual.tobytes():
+            return
+        distance = absolute_distance(expected, actual)
+        size = magnitude(expected)
+        if kind is Kind.FLOAT:
+            finite = np.isfinite(distance) & np.isfinite(size)
+            steps = ulp_distance(expected, actual)
+            steps[~finite] = 0
+            self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
+            if signed_zeros:
+                distance[differs_in_sign_of_zero(expected, actual)] = np.inf
+        else:
+            steps = None
+        limit = self._limits(start, size, steps, distance)
+        with np.errstate(all="ignore"):
+            share = np.where(distance <= 0, 0.0, distance / limit)
+            relative = np.where(distance <= 0, 0.0, distance / size)
+        # An infinite limit accepts everything: inf / inf is no excess.
+        share[np.isinf(limit)] = 0.0
+        relative[np.isnan(relative)] = np.inf
+        wrong = ~(distance <= limit)
+        self.mismatches += int(np.count_nonzero(wrong))
+        self.max_absolute = max(self.max_absolute, float(distance.max()))
+        self.max_relative = max(self.max_relative, float(relative.max()))
+        self.budget_used = max(self.budget_used, float(share.max()))
+        if isinstance(self.tolerance, Relative):
+            self._find_needed(distance, size)
+        if wrong.any():
+            indices = np.flatnonzero(wrong)
+            order = np.lexsort((indices, -distance[indices], -share[indices]))[:_WORST]
+            self.worst += [
+                (float(share[index]), float(distance[index]), start + int(index))
+                for index in indices[order]
+            ]
+            self.worst = sorted(self.worst, key=lambda item: (-item[0], -item[1], item[2]))[:_WORST]
+
+    def _limits(self, start: int, size: Array, steps: Array | None, distance: Array) -> Array:
+        match self.tolerance:
+            case Relative(rtol=rtol, atol=atol):
+                return np.where(np.isfinite(size), atol + rtol * size, 0.0)
+            case Ulps(ulp=ulp):
+                near = (
+                    np.isfinite(distance)
+                    if steps is None
+                    else (steps <= ulp) & np.isfinite(distance)
+                )
+                return np.where(near, np.inf, 0.0)
+            case Budget(limit=limit):
+                return limit.reshape(-1)[start : start + size.size].astype(np.float64)
+            case None:
+                return np.zeros_like(size)
+
+    def _find_needed(self, distance: Array, size: Array) -> None:
+        """Find the least rtol beside this atol, and the least atol beside this rtol."""
+        assert isinstance(self.tolerance, Relative)  # noqa: S101 - for the type checker
+        rtol, atol = self.tolerance.rtol, self.tolerance.atol
+        size = np.where(np.isfinite(size), size, 0.0)
+        with np.errstate(all="ignore"):
+            needed = np.where(distance <= atol, 0.0, (distance - atol) / size)
+            # The quotient may be rounded to the rejecting side; two steps up always accept.
+            short = atol + needed * size < distance
+        needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
+        self.needed_rtol = max(self.needed_rtol, float(needed.max()))
+        needed = np.maximum(distance - rtol * size, 0.0)
+        short = needed + rtol * size < distance
+        needed[short] = np.nextafter(needed[short], np.inf)
+        self.needed_atol = max(self.needed_atol, float(needed.max()))
+
+    def needed(self, number: float) -> float | None:
+        """Return a needed rtol or atol; None where no finite one is enough or none applies."""
+        applies = isinstance(self.tolerance, Relative) and np.isfinite(number)
+        return number if applies else None
+
+    def worst_indices(self) -> list[int]:
+        return [index for _, _, index in self.worst]
+
+    def element(
+        self, index: int, expected: Array, actual: Array, shape: tuple[int, ...]
+    ) -> Element:
+        mine, theirs = expected[index : index + 1], actual[index : index + 1]
+        distance, size = absolute_distance(mine, theirs), magnitude(mine)
+        steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is Kind.FLOAT else None
+        finite = bool(np.isfinite(distance[0]) and np.isfinite(size[0]))
+        with np.errstate(all="ignore"):
+            relative = float(distance[0] / size[0]) if distance[0] else 0.0
+        limit = None
+        if isinstance(self.tolerance, (Relative, Budget)):
+            limit = float(self._limits(index, size, steps, distance)[0])
+        return Element(
+            index=tuple(int(part) for part in np.unravel_index(index, shape)),
+            expected=_plain(mine),
+            actual=_plain(theirs),
+            absolute=float(distance[0]),
+            relative=np.inf if np.isnan(relative) else relative,
+            ulp=int(steps[0]) if steps is not None and finite else None,
+            limit=limit,
+            wrong=True,
+        )
+
+
+def _plain(element: Array) -> object:
+    """Return a one-element array as a Python number, bool or string."""
+    if dtype_name(element.dtype) == str(element.dtype) and element.dtype.kind == "V":
+        wide = np.int64 if kind_of(element.dtype) is Kind.INTEGER else np.float64
+        return element.astype(wide).item()
+    return element.item()

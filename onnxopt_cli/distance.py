@@ -1,0 +1,125 @@
+"""How far apart two arrays of one dtype are, element by element, for every dtype of ONNX.
+
+All functions take flat arrays of equal length and dtype and are exact where a float64 can be: the
+floats of up to 64 bits are compared as float64, integers as the unsigned difference.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from onnxopt_cli.core.values import Array, dtype_name, is_string
+
+
+class Kind(Enum):
+    """The ways in which elements differ."""
+
+    FLOAT = auto()
+    COMPLEX = auto()
+    INTEGER = auto()
+    BOOLEAN = auto()
+    STRING = auto()
+
+
+def kind_of(dtype: np.dtype[Any]) -> Kind:
+    """Return the way in which elements of a dtype differ."""
+    if is_string(dtype):
+        return Kind.STRING
+    if dtype.kind == "b":
+        return Kind.BOOLEAN
+    if dtype.kind == "c":
+        return Kind.COMPLEX
+    # ml_dtypes registers its types with kind V; their names tell.
+    return Kind.INTEGER if "int" in dtype_name(dtype) else Kind.FLOAT
+
+
+def as_strings(array: Array) -> Array:
+    """Return a string array of any of NumPy's ways as one of str, undecodable bytes escaped."""
+    decoded = [
+        item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item)
+        for item in array.ravel().tolist()
+    ]
+    result = np.empty(len(decoded), dtype=object)
+    result[:] = decoded
+    return result.reshape(array.shape)
+
+
+def absolute_distance(expected: Array, actual: Array) -> Array:
+    """Return ``|actual - expected|`` as float64.
+
+    NaN meets NaN and an infinity meets itself at distance 0; anything else that is not finite on
+    one side is at distance inf; unequal strings and booleans are at distance 1.
+    """
+    kind = kind_of(expected.dtype)
+    if kind is Kind.INTEGER:
+        return _integer_distance(expected, actual)
+    if kind in (Kind.STRING, Kind.BOOLEAN):
+        return np.where(expected != actual, 1.0, 0.0)
+    if kind is Kind.COMPLEX:
+        real = absolute_distance(expected.real, actual.real)
+        return np.hypot(real, absolute_distance(expected.imag, actual.imag))
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    with np.errstate(all="ignore"):
+        distance = np.abs(actual - expected)
+    alike = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    distance[alike] = 0.0
+    # NaN is left where one side is NaN, or both are infinities of unlike sign: inf - -inf is inf.
+    distance[np.isnan(distance)] = np.inf
+    return distance
+
+
+def magnitude(expected: Array) -> Array:
+    """Return ``|expected|`` as float64, 0 for what has no magnitude."""
+    kind = kind_of(expected.dtype)
+    if kind in (Kind.STRING, Kind.BOOLEAN):
+        return np.zeros(expected.shape)
+    wide = np.complex128 if kind is Kind.COMPLEX else np.float64
+    return np.abs(expected.astype(wide))
+
+
+def differs_in_sign_of_zero(expected: Array, actual: Array) -> Array:
+    """Tell where one side is 0.0 and the other -0.0."""
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    return (expected == 0) & (actual == 0) & (np.signbit(expected) != np.signbit(actual))
+
+
+def ulp_distance(expected: Array, actual: Array) -> Array:
+    """Return the number of steps from one value of a float dtype to the other, as uint64.
+
+    The two zeros are one value. Where either side is not finite the result means nothing.
+    """
+    ranks = [_rank(side) for side in (expected, actual)]
+    return np.maximum(*ranks) - np.minimum(*ranks)
+
+
+def _integer_distance(expected: Array, actual: Array) -> Array:
+    wide = np.uint64 if expected.dtype == np.uint64 else np.int64
+    expected, actual = expected.astype(wide), actual.astype(wide)
+    low, high = np.minimum(expected, actual), np.maximum(expected, actual)
+    # The difference of two int64 does not fit int64, but its bits are right as uint64.
+    return (high.view(np.uint64) - low.view(np.uint64)).astype(np.float64)
+
+
+def _rank(array: Array) -> Array:
+    """Number the values of a float dtype in their order, as uint64."""
+    if array.dtype.itemsize == 1:
+        return _small_ranks(array.dtype)[array.view(np.uint8)]
+    bits = array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
+    sign = np.uint64(1 << (8 * array.dtype.itemsize - 1))
+    # Sign and magnitude: negative values count down from the zero, positive ones up.
+    return np.where(bits & sign, sign - (bits & (sign - np.uint64(1))), sign + bits)
+
+
+@lru_cache
+def _small_ranks(dtype: np.dtype[Any]) -> Array:
+    """Ranks of all values of a float dtype of at most 8 bits, by their bits."""
+    bits = ml_dtypes.finfo(dtype).bits  # type: ignore[no-untyped-call]
+    codes = np.arange(1 << bits, dtype=np.uint8)
+    values = codes.view(dtype).astype(np.float64)
+    _, ranks = np.unique(values, return_inverse=True)
+    return ranks.astype(np.uint64)
