@@ -1,0 +1,120 @@
+"""Formulas made from formulas: expressions of the syntax tree exchanged for others.
+
+What differs from a formula in one place (a wrong implementation, or a right one that rounds
+otherwise) is written as that difference instead of as a second copy of the formula.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+Formula = Callable[..., Any]
+
+_TREES: WeakKeyDictionary[Formula, ast.FunctionDef] = WeakKeyDictionary()
+
+
+def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
+    """Return the formula with expressions or statements exchanged for others.
+
+    All replacements see the formula as it was; where two overlap, the larger expression wins.
+
+    Args:
+        formula: a plain function with source, or one that this module made.
+        replace: for each old expression or single statement, in any formatting, what stands in its
+            place: an expression, or for a statement any number of statements, also none.
+
+    Raises:
+        ValueError: if an old expression or statement does not occur, or a text is not Python.
+    """
+    exchange = _Exchange(replace)
+    tree = exchange.visit(formula_tree(formula))
+    if exchange.unseen:
+        raise ValueError(
+            f"{formula.__name__} has no {' and no '.join(sorted(map(repr, exchange.unseen)))}"
+        )
+    return compile_tree(tree, formula)
+
+
+def formula_tree(formula: Formula) -> ast.FunctionDef:
+    """Return a copy of the formula's syntax tree, for the caller to change.
+
+    Raises:
+        ValueError: if the formula's source is not at hand, or is not a plain function's.
+    """
+    if formula not in _TREES:
+        _TREES[formula] = _parse_function(formula)
+    return copy.deepcopy(_TREES[formula])
+
+
+def compile_tree(tree: ast.FunctionDef, like: Formula) -> Formula:
+    """Return the function that a tree, now its own, defines among another function's globals."""
+    module = ast.fix_missing_locations(ast.Module(body=[tree], type_ignores=[]))
+    code = compile(module, f"<rewritten {like.__module__}.{like.__qualname__}>", "exec")
+    names: dict[str, Formula] = {}
+    exec(code, like.__globals__, names)  # noqa: S102 - our own source
+    function = names[tree.name]
+    _TREES[function] = tree
+    return function
+
+
+def _parse_function(formula: Formula) -> ast.FunctionDef:
+    try:
+        source = textwrap.dedent(inspect.getsource(formula))
+    except (OSError, TypeError) as error:
+        raise ValueError(f"the source of {formula!r} is not at hand: {error}") from error
+    try:
+        tree = ast.parse(source).body[0]
+    except SyntaxError as error:
+        raise ValueError(f"{formula!r} is not a function written with def") from error
+    if not isinstance(tree, ast.FunctionDef) or inspect.getclosurevars(formula).nonlocals:
+        raise ValueError(f"{formula!r} is not a plain function")
+    # Whatever decorated the original was applied to it alone.
+    tree.decorator_list = []
+    return tree
+
+
+class _Exchange(ast.NodeTransformer):
+    """Exchanges the nodes that equal an old one in structure; remembers which never occurred."""
+
+    def __init__(self, replace: Mapping[str, str]) -> None:
+        self._new: dict[str, ast.expr | list[ast.stmt]] = {}
+        self._texts: dict[str, str] = {}
+        for old, new in replace.items():
+            statements = _parse(old)
+            if len(statements) != 1:
+                raise ValueError(f"{old!r} is not one expression or statement")
+            found = statements[0]
+            if isinstance(found, ast.Expr):
+                self._new[ast.dump(found.value)] = _parse_expression(new)
+                self._texts[ast.dump(found.value)] = old
+            else:
+                self._new[ast.dump(found)] = _parse(new)
+                self._texts[ast.dump(found)] = old
+        self.unseen = set(replace)
+
+    def visit(self, node: ast.AST) -> Any:
+        key = ast.dump(node)
+        if key not in self._new:
+            return self.generic_visit(node)
+        self.unseen.discard(self._texts[key])
+        return copy.deepcopy(self._new[key])
+
+
+def _parse_expression(text: str) -> ast.expr:
+    statements = _parse(text)
+    if len(statements) != 1 or not isinstance(statements[0], ast.Expr):
+        raise ValueError(f"{text!r} is not an expression")
+    return statements[0].value
+
+
+def _parse(text: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(textwrap.dedent(text)).body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is not Python: {error.msg}") from error
