@@ -47,12 +47,14 @@ class Call(Generic[T]):
         attributes: every attribute by name, numbers being exact float32 values.
         scalars: the shared inputs.
         groups: the tensors of each group, in the operator's order.
+        omitted: names of the attributes that the node leaves to their defaults.
     """
 
     operator: Operator
     attributes: Attributes
     scalars: tuple[T, ...]
     groups: tuple[tuple[T, ...], ...]
+    omitted: frozenset[str] = frozenset()
 
     def apply(
         self, scalar: Callable[[T], Any], tensor: Callable[[T], Any], number: Callable[[float], Any]
@@ -85,6 +87,8 @@ def bind(
     inputs: Sequence[T | None],
     attributes: Attributes,
     outputs: int | None = None,
+    *,
+    omitted: frozenset[str] = frozenset(),
 ) -> Call[T]:
     """Sort a node's inputs into scalars and groups.
 
@@ -93,6 +97,7 @@ def bind(
         inputs: the node's inputs in order, None for one that is left out.
         attributes: from :func:`node_attributes` or :func:`complete_attributes`.
         outputs: number of outputs of the node, if there is a node.
+        omitted: names of the attributes that the node leaves to their defaults, where known.
 
     Raises:
         NodeError: if number, element type or shape of an input breaks the signature.
@@ -128,7 +133,7 @@ def bind(
         for position, value in enumerate(members[1:], start=1):
             first, name = names[count + group], names[count + position * number + group]
             _check_broadcast(operator, first, members[0].shape, name, value.shape)
-    return Call(operator, attributes, scalars, groups)
+    return Call(operator, attributes, scalars, groups, omitted)
 
 
 def node_attributes(operator: Operator, node: onnx.NodeProto) -> Attributes:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.operators.deviation import Deviation
+
 #: Element types that the training operators take for R and the tensors.
 FLOATS = ("float32", "float64")
 
@@ -50,7 +52,8 @@ class Attribute:
         return self.default is None
 
 
-@dataclass(frozen=True, slots=True)
+# Compared by identity: two operators are never the same by accident, and results can be cached.
+@dataclass(frozen=True, slots=True, eq=False)
 class Operator:
     """An operator: one formula, and everything needed to apply it to a node.
 
@@ -68,6 +71,7 @@ class Operator:
         outputs: name of each output and of the tensor whose element type it has.
         attributes: the node's attributes.
         dtypes: allowed element types of the tensors, each tensor on its own.
+        deviations: wrong formulas that a person would name.
         about: one sentence.
         source: where the specification stands.
     """
@@ -83,6 +87,7 @@ class Operator:
     about: str
     source: str
     dtypes: tuple[str, ...] = FLOATS
+    deviations: tuple[Deviation, ...] = ()
 
     @property
     def qualified_name(self) -> str:

@@ -46,4 +46,11 @@ def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array
             operands.append(numpy_helper.to_array(constants[name]))
         else:
             operands.append(None)
-    return bind(operator, operands, node_attributes(operator, node), len(node.output))
+    given = {attribute.name for attribute in node.attribute}
+    return bind(
+        operator,
+        operands,
+        node_attributes(operator, node),
+        len(node.output),
+        omitted=frozenset(attribute.name for attribute in operator.attributes) - given,
+    )
