@@ -193,7 +193,8 @@ class _Statistics:
     def _limits(self, start: int, size: Array, steps: Array | None, distance: Array) -> Array:
         match self.tolerance:
             case Relative(rtol=rtol, atol=atol):
-                return np.where(np.isfinite(size), atol + rtol * size, 0.0)
+                with np.errstate(all="ignore"):
+                    return np.where(np.isfinite(size), atol + rtol * size, 0.0)
             case Ulps(ulp=ulp):
                 near = (
                     np.isfinite(distance)

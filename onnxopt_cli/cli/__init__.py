@@ -1,0 +1,101 @@
+"""The command line: options in, one library call, exit code out. Only this package knows click."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+import click
+
+from onnxopt_cli import __version__
+from onnxopt_cli.errors import OnnxoptError
+
+# The summaries stand here so that --help need not import what the commands import.
+_COMMANDS = {
+    "run": "Run cases on a backend and judge every output.",
+    "generate": "Write the specification's cases as files.",
+    "list": "List cases.",
+    "show": "Show an operator or a case.",
+    "lower": "Replace training operators by primitive ones.",
+    "backends": "List the backends that can be tested.",
+    "schema": "Print the JSON Schema of case files.",
+}
+
+_INTERNAL = 3
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+class _Commands(click.Group):
+    """Loads the module of a command when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="onnxopt %(version)s")
+def group() -> None:
+    """Test implementations of ONNX operators for conformance.
+
+    \b
+    onnxopt run                       the reference on the cases in ./cases
+    onnxopt run cases/ -b onnxruntime ONNX Runtime on them
+    onnxopt show Adam                 the formula that all of it rests on
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; every error becomes a message and a documented code."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code = group.main(arguments, prog_name="onnxopt", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return _INTERRUPTED
+    except OnnxoptError as error:
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(error.message, err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get("ONNXOPT_DEBUG"):
+            raise
+        click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
+        return _INTERNAL
+    return code if isinstance(code, int) else 0

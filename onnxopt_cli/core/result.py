@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.diff import Diff
@@ -22,6 +23,7 @@ class Result:
         lowered: True if the backend was given primitive operators instead of the operator.
         message: why, in words, for everything but a plain pass or fail.
         diffs: the outputs, judged; empty if the backend returned none.
+        weak: by output, the number of elements that the case is too weak to judge.
         seconds: wall time in the backend.
     """
 
@@ -33,4 +35,5 @@ class Result:
     lowered: bool = False
     message: str = ""
     diffs: tuple[Diff, ...] = ()
+    weak: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0

@@ -49,13 +49,15 @@ class Budget:
     Attributes:
         limit: the largest allowed absolute error, of the output's shape, in a wide float type;
             infinite where the case cannot judge the element.
+        factor: how many times the rounding bound the limit is.
     """
 
     limit: Array
+    factor: float
     provenance: Provenance = Provenance.DERIVED
 
     def __str__(self) -> str:
-        return f"derived from the formula ({self.provenance})"
+        return f"{self.factor:g} times the rounding bound of the formula ({self.provenance})"
 
 
 Tolerance = Relative | Ulps | Budget

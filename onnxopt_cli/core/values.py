@@ -24,6 +24,8 @@ _ML_DTYPES = (
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
     "float4_e2m1fn",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
     "uint4",
     "int4",
     "uint2",
@@ -54,6 +56,8 @@ _ALIASES = {
     "float8e5m2fnuz": "float8_e5m2fnuz",
     "float8e8m0": "float8_e8m0fnu",
     "float4e2m1": "float4_e2m1fn",
+    "float6e2m3": "float6_e2m3fn",
+    "float6e3m2": "float6_e3m2fn",
 }
 
 STRING = "string"

@@ -1,0 +1,1 @@
+"""Running cases: what is expected, what the backend did, what that means."""

@@ -1,0 +1,118 @@
+"""From what the user named - paths, suites, ids - to cases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from onnxopt_cli.cases.corpora import CORPORA, corpus
+from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.cases.suites import SUITES, suite_cases
+from onnxopt_cli.cases.yaml_file import read_yaml_file
+from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import NothingSelected, Problem, UsageError
+
+_YAML = (".yaml", ".yml")
+_DEFAULT = "cases"
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """The cases found, in a stable order, and what was wrong with files that gave none."""
+
+    cases: tuple[Case, ...]
+    problems: tuple[Problem, ...]
+
+
+def collect(targets: Sequence[str]) -> Collection:
+    """Find the cases that the targets name.
+
+    Args:
+        targets: files, folders, names of suites or ids; none means the folder ``cases``, or the
+            suites that come with onnxopt where there is no such folder.
+
+    Raises:
+        UsageError: if a target is neither, or two different cases have one id.
+        NothingSelected: if the targets hold neither a case nor a problem.
+    """
+    if not targets:
+        targets = [_DEFAULT] if Path(_DEFAULT).is_dir() else list(SUITES)
+    cases: dict[str, Case] = {}
+    problems: list[Problem] = []
+    for target in targets:
+        found, wrong = _find(target)
+        problems += [problem for problem in wrong if problem not in problems]
+        for case in found:
+            other = cases.setdefault(case.id, case)
+            if not _same_place(other, case):
+                raise UsageError(
+                    f"two cases have the id {printable(case.id)}: "
+                    f"{other.location} and {case.location}",
+                    hint="run them one after the other, or rename the suite of one",
+                )
+    if not cases and not problems:
+        raise NothingSelected(f"no case in {', '.join(map(printable, targets))}")
+    return Collection(tuple(cases.values()), tuple(problems))
+
+
+def _find(target: str) -> tuple[list[Case], list[Problem]]:
+    path = Path(target)
+    if path.is_dir():
+        return _find_in_folder(path)
+    if path.exists():
+        if path.suffix.lower() in _YAML:
+            return read_yaml_file(path)
+        if path.suffix == ".onnx":
+            return find_directories(path.parent)
+        raise UsageError(
+            f"{printable(target)} is no case file",
+            hint="cases are .yaml files, or ONNX test directories with a model.onnx",
+        )
+    suite, _, rest = target.partition("/")
+    named = _named_suite(suite)
+    if named is None:
+        raise UsageError(f"there is no path, suite or case {printable(target)}", hint=_near(target))
+    found, problems = named()
+    if not rest:
+        return found, problems
+    chosen = [case for case in found if f"{case.id}/".startswith(f"{target.rstrip('/')}/")]
+    if not chosen:
+        raise UsageError(f"the suite {suite} has no case {printable(target)}")
+    return chosen, []
+
+
+def _named_suite(name: str) -> Callable[[], tuple[list[Case], list[Problem]]] | None:
+    if name in CORPORA:
+        return lambda: corpus(name)
+    if name in SUITES:
+        return lambda: (suite_cases(name), [])
+    return None
+
+
+def _find_in_folder(folder: Path) -> tuple[list[Case], list[Problem]]:
+    """Find the YAML files and ONNX directories under a folder; hidden folders are left out."""
+    cases, problems = find_directories(folder)
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if Path(name).suffix.lower() in _YAML and not name.startswith("."):
+                found, wrong = read_yaml_file(Path(parent, name))
+                cases += found
+                problems += wrong
+    return cases, problems
+
+
+def _same_place(one: Case, other: Case) -> bool:
+    if one.location.line != other.location.line:
+        return False
+    return one.location.path.resolve() == other.location.path.resolve()
+
+
+def _near(target: str) -> str:
+    names = [*SUITES, *CORPORA]
+    near = get_close_matches(target, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"the suites are {', '.join(names)}"

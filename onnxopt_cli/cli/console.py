@@ -1,0 +1,27 @@
+"""The two places that rich prints to."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from rich.console import Console
+
+
+@cache
+def stdout() -> Console:
+    """Return the console of standard output: 80 columns wide and plain where it is no terminal."""
+    return _console(stderr=False)
+
+
+@cache
+def stderr() -> Console:
+    """Return the console of standard error."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        # A pipe has no width; what is piped must not depend on the terminal behind it.
+        console.width = 80
+    return console

@@ -1,0 +1,45 @@
+"""``onnxopt list``."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("list")
+@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1)
+@click.option("-k", "pattern", default="", help="Only ids that match this glob, or contain it.")
+@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator.")
+@click.option("--tag", "tags", multiple=True, help="Only cases with this tag.")
+def command(
+    targets: tuple[str, ...], pattern: str, operators: tuple[str, ...], tags: tuple[str, ...]
+) -> int:
+    """List cases: id, operator and what each asks.
+
+    Without a target the cases are those in ./cases.
+
+    \b
+    onnxopt list onnx-node -k '*adam*'
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from rich.text import Text
+
+    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.cli.console import stderr, stdout
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.report.listing import case_table
+    from onnxopt_cli.run.select import Selection
+
+    collection = collect(targets)
+    chosen = Selection(pattern, operators, tags).choose(collection.cases)
+    for problem in collection.problems:
+        stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
+    if not chosen and not collection.problems:
+        raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
+    console = stdout()
+    if console.is_terminal:
+        console.print(case_table(chosen))
+    else:
+        # One id a line, for other programs.
+        for case in chosen:
+            click.echo(printable(case.id))
+    return 2 if collection.problems else 0

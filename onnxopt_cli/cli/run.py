@@ -1,0 +1,171 @@
+"""``onnxopt run``."""
+
+from __future__ import annotations
+
+import math
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from onnxopt_cli.core.result import Result
+    from onnxopt_cli.run.expectation import Judging
+
+
+class _Limit(click.ParamType):
+    """A finite number that is not negative."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number", param, ctx)
+        if not math.isfinite(number) or number < 0:
+            self.fail(f"{value!r} must be finite and not negative", param, ctx)
+        return number
+
+
+@click.command("run")
+@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1)
+@click.option(
+    "-b",
+    "--backend",
+    "backends",
+    multiple=True,
+    default=("numpy",),
+    metavar="BACKEND",
+    help="What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
+    "May be given several times.",
+)
+@click.option(
+    "-k",
+    "pattern",
+    default="",
+    metavar="PATTERN",
+    help="Only cases whose id matches this glob, or contains this text.",
+)
+@click.option(
+    "--operator",
+    "operators",
+    multiple=True,
+    metavar="NAME",
+    help="Only cases whose model contains this operator.",
+)
+@click.option("--tag", "tags", multiple=True, help="Only cases with this tag.")
+@click.option(
+    "--tolerance",
+    "rule",
+    type=click.Choice(["derived", "onnx"]),
+    help="Judge by this rule, whatever the cases say.",
+)
+@click.option("--rtol", type=_Limit(), help="Judge by this relative tolerance.")
+@click.option("--atol", type=_Limit(), help="Judge by this absolute tolerance.")
+@click.option("--ulp", type=click.IntRange(min=0), help="Judge by this distance in ulp.")
+@click.option(
+    "--budget",
+    type=_Limit(),
+    metavar="FACTOR",
+    help="Multiple of the rounding bound that a derived tolerance allows.  [default: 4]",
+)
+@click.option("--signed-zeros", is_flag=True, help="Take 0.0 and -0.0 for different.")
+@click.option(
+    "--lower",
+    type=click.Choice(["auto", "never", "always"]),
+    default="auto",
+    show_default=True,
+    help="When to replace training operators by primitive ones.",
+)
+@click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")
+@click.option("--max-fail", type=click.IntRange(min=1), default=None, help="Stop after so many.")
+@click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    metavar="FORMAT=PATH",
+    help="Also write the results; FORMAT is json.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show every output of every case.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only the summary.")
+def command(targets: tuple[str, ...], **options: Any) -> int:
+    """Run cases on a backend and judge every output.
+
+    Without a target the cases are those in ./cases.
+
+    \b
+    onnxopt run cases/ -b onnxruntime
+    onnxopt run onnx-node --operator Adam -b python:my_backend.py:Backend
+
+    Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.lowering import Lowering
+    from onnxopt_cli.backends.resolve import resolve_backend
+    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.cli.run_display import Display
+    from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.report.files import Reports
+    from onnxopt_cli.run.runner import Plan, exit_code, run
+    from onnxopt_cli.run.select import Selection
+
+    reports = Reports.parse(options["reports"])
+    judging = _judging(options)
+    backends = [resolve_backend(name) for name in dict.fromkeys(options["backends"])]
+    collection = collect(targets)
+    selection = Selection(options["pattern"], options["operators"], options["tags"])
+    plan = Plan(
+        cases=selection.choose(collection.cases),
+        backends=backends,
+        problems=collection.problems,
+        lowering=Lowering(options["lower"]),
+        judging=judging,
+        max_fail=options["max_fail"] or 0,
+    )
+    if not plan.cases and not plan.problems:
+        raise NothingSelected(
+            f"none of {len(collection.cases)} cases is selected",
+            hint="onnxopt list shows the ids that -k matches",
+        )
+    started = perf_counter()
+    results: list[Result] = []
+    with Display(plan, verbose=options["verbose"], quiet=options["quiet"]) as display:
+        for row in run(plan):
+            display.show(row)
+            results.extend(row)
+    code = exit_code(results, plan.problems)
+    display.finish(results, perf_counter() - started)
+    reports.write(results, plan, {"targets": targets, **options}, code)
+    return code
+
+
+def _judging(options: dict[str, Any]) -> Judging:
+    """Turn the options about tolerances into one rule.
+
+    Raises:
+        UsageError: if two of them contradict each other.
+    """
+    from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
+    from onnxopt_cli.readings.bound import FACTOR
+    from onnxopt_cli.run.expectation import Judging, Rule
+
+    relative = options["rtol"] is not None or options["atol"] is not None
+    if sum((relative, options["ulp"] is not None, options["rule"] is not None)) > 1:
+        raise click.UsageError("--rtol and --atol, --ulp, and --tolerance exclude each other")
+    override: Tolerance | None = None
+    if relative:
+        override = Relative(
+            ONNX_DEFAULT.rtol if options["rtol"] is None else options["rtol"],
+            ONNX_DEFAULT.atol if options["atol"] is None else options["atol"],
+            Provenance.COMMAND_LINE,
+        )
+    elif options["ulp"] is not None:
+        override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
+    return Judging(
+        override=override,
+        rule=None if options["rule"] is None else Rule(options["rule"]),
+        factor=FACTOR if options["budget"] is None else options["budget"],
+        signed_zeros=options["signed_zeros"],
+    )

@@ -1,0 +1,109 @@
+"""What ``onnxopt run`` prints while it runs and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from onnxopt_cli.cli.console import stderr, stdout
+from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.report import terminal
+from onnxopt_cli.run.runner import Plan
+
+_PANELS = 20
+_BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
+
+
+class Display:
+    """Prints the run to standard output; a progress bar too where that is a terminal."""
+
+    def __init__(self, plan: Plan, *, verbose: bool, quiet: bool) -> None:
+        self._plan = plan
+        self._verbose = verbose
+        self._quiet = quiet
+        self._console: Console = stdout()
+        longest = max((len(printable(case.id)) for case in plan.cases), default=0)
+        used = sum(2 + terminal.column_width(backend.name) for backend in plan.backends)
+        room = self._console.width - used if self._console.is_terminal else longest
+        self._id_width = max(12, min(longest, room))
+        self._about = {case.id: case.about for case in plan.cases}
+        self._progress = Progress(
+            TextColumn("running"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=len(plan.cases))
+
+    def __enter__(self) -> Display:
+        for problem in self._plan.problems:
+            stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
+        if not self._quiet and self._plan.cases:
+            names = [backend.name for backend in self._plan.backends]
+            self._print(terminal.heading(names, self._id_width))
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, results: Sequence[Result]) -> None:
+        """Print a case's line, and under -v its outputs."""
+        self._progress.advance(self._task)
+        if self._quiet:
+            return
+        self._print(terminal.case_line(results, self._id_width))
+        if self._verbose:
+            for result in results:
+                for line in terminal.output_lines(result):
+                    self._print(line)
+
+    def finish(self, results: Sequence[Result], seconds: float) -> None:
+        """Print the failures, the summary and the verdict."""
+        failures = [it for it in results if it.outcome not in HARMLESS | _BRIEF]
+        if not self._quiet:
+            for result in failures[:_PANELS]:
+                self._console.print(terminal.failure_panel(result, self._about[result.case]))
+            if len(failures) > _PANELS:
+                rest = len(failures) - _PANELS
+                self._print(Text(f"{rest} more failures; --report json=PATH has them all", "dim"))
+            self._unsupported(results)
+        summary = terminal.summary_table(results)
+        if summary is not None:
+            self._console.print()
+            self._console.print(summary)
+        self._console.print()
+        for line in terminal.verdict(results, seconds):
+            self._print(line)
+        if self._plan.problems:
+            count = len(self._plan.problems)
+            self._print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
+
+    def _unsupported(self, results: Sequence[Result]) -> None:
+        """Print each reason for which cases are unsupported once."""
+        reasons: dict[tuple[str, str], int] = {}
+        for result in results:
+            if result.outcome is Outcome.UNSUPPORTED:
+                key = (result.backend, result.message)
+                reasons[key] = reasons.get(key, 0) + 1
+        for (backend, reason), count in list(reasons.items())[:_PANELS]:
+            head = Text.assemble(("unsupported ", "yellow"), f"{count} on {printable(backend)}: ")
+            self._print(head.append(printable(reason)))
+
+    def _print(self, line: Text) -> None:
+        """Print a line that a pipe gets whole and a narrow terminal wraps."""
+        self._console.print(line, soft_wrap=not self._console.is_terminal, highlight=False)

@@ -1,0 +1,39 @@
+"""``onnxopt show``."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("show")
+@click.argument("names", metavar="OPERATOR|CASE...", nargs=-1, required=True)
+def command(names: tuple[str, ...]) -> None:
+    """Show an operator (formula, inputs, attributes) or a case.
+
+    \b
+    onnxopt show Adam
+    onnxopt show spec/adam/adam_multiple
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.errors import InvalidCase, UsageError
+    from onnxopt_cli.operators import OPERATORS, operator_named
+    from onnxopt_cli.report.listing import case_page, operator_page
+
+    console = stdout()
+    for name in names:
+        operator = operator_named(name)
+        if operator is not None:
+            console.print(*operator_page(operator), sep="\n")
+            continue
+        try:
+            collection = collect([name])
+        except UsageError as error:
+            known = ", ".join(operator.name for operator in OPERATORS)
+            hint = error.hint or "onnxopt list shows the cases"
+            raise UsageError(error.message, hint=f"operators are {known}; {hint}") from error
+        if collection.problems:
+            raise InvalidCase(collection.problems)
+        for case in collection.cases:
+            console.print(*case_page(case, case.read()), sep="\n")
+            console.print()

@@ -1,0 +1,37 @@
+"""Writing files so that nobody ever sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from onnxopt_cli.errors import UsageError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, with the permissions of a new file.
+
+    Raises:
+        UsageError: if it cannot be written; says why.
+    """
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp gives a plain name
+        os.replace(temporary, path)  # noqa: PTH105 - likewise
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108 - likewise
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _umask() -> int:
+    # The only way to read it is to set it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,39 @@
+"""Text from files, names and backends, made fit to be shown."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Control characters, format characters (bidirectional overrides among them), surrogates, and the
+# separators that some terminals take for line ends.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_LONGEST = 4000
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Return the text with everything invisible or harmful as a visible escape.
+
+    Args:
+        text: anything.
+        lines: keep line ends (and turn tabs into spaces) instead of escaping them.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} ... ({len(text) - _LONGEST} more characters)"
+    if lines:
+        text = text.expandtabs(4)
+    return "".join(
+        character
+        if unicodedata.category(character) not in _HIDDEN or (lines and character == "\n")
+        else character.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for character in text
+    )
+
+
+def exception_text(error: BaseException) -> str:
+    """Return an exception's type and message, printable; never raises, whatever its ``__str__``."""
+    name = type(error).__name__
+    try:
+        message = str(error)
+    except BaseException as inner:  # noqa: BLE001 - a backend's __str__ may raise anything
+        message = f"(its message raises {type(inner).__name__})"
+    return printable(f"{name}: {message}" if message else name, lines=True)

@@ -1,0 +1,129 @@
+"""Operators and cases described for a reader. Nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from onnx import helper
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Value, describe
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.readings.show import formula_description, formula_text
+
+_MOST_ELEMENTS = 12
+
+
+def case_table(cases: Sequence[Case]) -> Table:
+    """Return the ids of cases and what each asks."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    table.add_column("case", overflow="fold")
+    table.add_column("operator")
+    table.add_column("about", style="dim")
+    for case in cases:
+        operators = ", ".join(case.operators or ())
+        table.add_row(*(Text(printable(cell)) for cell in (case.id, operators, case.about)))
+    return table
+
+
+def operator_page(operator: Operator) -> Iterable[RenderableType]:
+    """Yield an operator's page: what it is, its formula, inputs, outputs and attributes."""
+    yield Text.assemble((operator.name, "bold"), f"  {operator.domain} version {operator.version}")
+    yield Text(operator.about)
+    yield Text(operator.source, style="dim")
+    yield _heading("Formula")
+    yield Padding(Syntax(formula_text(operator), "python", background_color="default"), (0, 2))
+    yield Padding(Text(formula_description(operator)), (1, 2, 0, 2))
+    yield _heading("Inputs")
+    table = _table()
+    for scalar in operator.scalars:
+        table.add_row(scalar.name, " or ".join(scalar.dtypes), "one element, of any rank")
+    for name in operator.tensors:
+        first = "" if name == operator.tensors[0] else f"broadcasts to {operator.tensors[0]}"
+        table.add_row(f"{name}1 .. {name}n", " or ".join(operator.dtypes), first)
+    yield table
+    yield _heading("Outputs")
+    table = _table()
+    for name, like in operator.outputs.items():
+        stem, _, suffix = name.partition("_")
+        shape = f"as {like}, of {operator.tensors[0]}'s shape"
+        table.add_row(f"{stem}1_{suffix} .. {stem}n_{suffix}", shape)
+    yield table
+    yield _heading("Attributes")
+    table = _table()
+    for attribute in operator.attributes:
+        kind = " or ".join(attribute.choices) or "float"
+        default = "required" if attribute.default is None else f"default {attribute.default!r}"
+        table.add_row(attribute.name, kind, default)
+    yield table
+
+
+def case_page(case: Case, content: Content) -> Iterable[RenderableType]:
+    """Yield a case's page: where it stands, the node, its inputs and stored outputs."""
+    yield Text(printable(case.id), style="bold")
+    for label, text in (("", case.about), ("source: ", case.source), ("", str(case.location))):
+        if text:
+            yield Text(f"{label}{printable(text)}", style="" if text is case.about else "dim")
+    yield _heading("Model")
+    table = _table()
+    for node in content.model.graph.node:
+        attributes = ", ".join(
+            f"{attribute.name}={_attribute(attribute)}" for attribute in node.attribute
+        )
+        name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
+        table.add_row(*(Text(printable(cell)) for cell in (name, attributes)))
+    yield table
+    yield _heading("Inputs")
+    yield _values(content.inputs.items())
+    yield _heading("Expected outputs")
+    if content.rejects:
+        yield Padding(Text("none: a right backend refuses this"), (0, 2))
+    elif content.expected is None:
+        yield Padding(Text("what the formula yields"), (0, 2))
+    else:
+        yield _values(content.expected.items())
+    if content.tolerance or content.output_tolerances:
+        yield _heading("Tolerance")
+        table = _table()
+        if content.tolerance:
+            table.add_row("all outputs", str(content.tolerance))
+        for name, tolerance in content.output_tolerances.items():
+            table.add_row(printable(name), str(tolerance))
+        yield table
+
+
+def _values(items: Iterable[tuple[str, Value]]) -> Table:
+    table = _table()
+    for name, value in items:
+        table.add_row(*(Text(printable(cell)) for cell in (name, describe(value), _brief(value))))
+    return table
+
+
+def _brief(value: Value) -> str:
+    if not isinstance(value, np.ndarray):
+        return "" if value is None else printable(repr(value))[:200]
+    elements = ", ".join(str(item) for item in value.reshape(-1)[:_MOST_ELEMENTS])
+    more = ", ..." if value.size > _MOST_ELEMENTS else ""
+    return elements + more if value.ndim == 0 else f"[{elements}{more}]"
+
+
+def _attribute(attribute: object) -> str:
+    value = helper.get_attribute_value(attribute)  # type: ignore[arg-type]
+    if isinstance(value, float):
+        return str(np.float32(value))
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)[:100]
+
+
+def _heading(text: str) -> Padding:
+    return Padding(Text(text, style="bold"), (1, 0, 0, 0))
+
+
+def _table() -> Table:
+    return Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)

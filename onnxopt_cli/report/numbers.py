@@ -1,0 +1,35 @@
+"""Numbers as text, short and aligned."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def error(number: float | None) -> str:
+    """Return an error to three digits; a dash where there is none."""
+    if number is None:
+        return "-"
+    return "0" if number == 0 else f"{number:.3g}" if math.isfinite(number) else str(number)
+
+
+def count(number: int | None) -> str:
+    """Return a whole number; in powers of ten where it is too long to read."""
+    if number is None:
+        return "-"
+    return str(number) if number < 10**7 else f"{number:.1e}"
+
+
+def element(value: object, kind: str) -> str:
+    """Return a tensor's element with just the digits that its dtype can hold.
+
+    Args:
+        value: a Python number, bool or string.
+        kind: the tensor's dtype and shape, as in ``float32[2,3]``.
+    """
+    if isinstance(value, float):
+        if kind.startswith("float64"):
+            return repr(value)
+        return str(np.float32(value)) if kind.startswith("float32") else f"{value:g}"
+    return repr(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,206 @@
+"""Results for a terminal: a line a case, a panel a failure, a summary. Nothing here prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.report import numbers
+
+_STYLES = {
+    Outcome.PASS: "green",
+    Outcome.SKIP: "dim",
+    Outcome.NOT_RUN: "dim",
+    Outcome.UNSUPPORTED: "yellow",
+}
+
+
+def outcome_text(result: Result) -> Text:
+    """Return the outcome in a word; capitals say that it counts against the backend."""
+    outcome = result.outcome
+    word = outcome.value if outcome in _STYLES else outcome.value.upper()
+    text = Text(word, style=_STYLES.get(outcome, "bold red"))
+    return text.append(" (lowered)", style="dim") if result.lowered else text
+
+
+def case_line(results: Sequence[Result], id_width: int) -> Text:
+    """Return a case's line: its id, then what happened on each backend."""
+    line = Text(f"{printable(results[0].case):<{id_width}}")
+    for result in results:
+        text = outcome_text(result)
+        text.pad_right(max(0, column_width(result.backend) - len(text)))
+        line.append("  ").append_text(text)
+    line.rstrip()
+    return line
+
+
+def column_width(backend: str) -> int:
+    """Return the width of a backend's column of outcomes."""
+    return max(len("pass (lowered)"), min(len(printable(backend)), 24))
+
+
+def heading(backends: Sequence[str], id_width: int) -> Text:
+    """Return the line above the cases that names the backends."""
+    line = Text(f"{'case':<{id_width}}", style="bold")
+    for backend in backends:
+        width = column_width(backend)
+        line.append(f"  {_shortened(printable(backend), width):<{width}}")
+    line.rstrip()
+    return line
+
+
+def output_lines(result: Result) -> Iterable[Text]:
+    """Return a line for each output of a result: how far off it is and what it was judged by."""
+    for diff in result.diffs:
+        yield Text("  ").append_text(_headline(diff, result))
+
+
+def failure_panel(result: Result, about: str = "") -> Panel:
+    """Return all that is known of a case that did not conform."""
+    parts: list[RenderableType] = []
+    if about:
+        parts.append(Text(printable(about), style="italic"))
+    if result.message:
+        parts.append(Text(result.message))
+    for diff in result.diffs:
+        if not diff.agrees:
+            parts.append(_headline(diff, result))
+            parts.extend(_details(diff))
+    agreeing = [diff.name for diff in result.diffs if diff.agrees]
+    if agreeing and len(agreeing) < len(result.diffs):
+        parts.append(Text(f"as expected: {', '.join(map(printable, agreeing))}", style="dim"))
+    parts.append(Text(f"again: {repeat_command(result)}", style="dim"))
+    title = Text.assemble(outcome_text(result), f" {printable(result.case)} on ")
+    title.append(printable(result.backend))
+    return Panel(Group(*parts), title=title, title_align="left", border_style="red")
+
+
+def repeat_command(result: Result) -> str:
+    """Return a command that runs just this case on just this backend."""
+    named = result.case.startswith("onnx-")
+    target = [result.case] if named else [str(result.location.path), "-k", result.case]
+    return shlex.join(["onnxopt", "run", *target, "-b", result.backend])
+
+
+def _headline(diff: Diff, result: Result) -> Text:
+    line = Text(printable(diff.name), style="bold")
+    line.append(f"  {diff.kind}  ", style="not bold")
+    if diff.structure is not None:
+        return line.append(diff.structure, style="red not bold")
+    if diff.elements and diff.tolerance is None and diff.mismatches:
+        return line.append(f"{diff.mismatches} of {diff.elements} differ", style="red not bold")
+    if diff.mismatches:
+        line.append(f"{diff.mismatches} of {diff.elements} off", style="red not bold")
+    else:
+        line.append("as expected", style="green not bold")
+    if diff.elements and diff.tolerance is not None:
+        line.append(
+            f"  max abs {numbers.error(diff.max_absolute)}, rel {numbers.error(diff.max_relative)}"
+            f", {numbers.count(diff.max_ulp)} ulp",
+            style="not bold",
+        )
+        line.append(f"  {numbers.error(diff.budget_used)} of the budget", style="dim not bold")
+    weak = result.weak.get(diff.name, 0)
+    if weak:
+        line.append(f"  too weak to judge {weak}", style="yellow not bold")
+    return line
+
+
+def _details(diff: Diff) -> Iterable[RenderableType]:
+    """Yield the tolerance that was applied, what would have passed, and the worst elements."""
+    if diff.tolerance is not None:
+        line = Text(f"  allowed: {diff.tolerance}", style="dim")
+        needed = [
+            f"{name} {numbers.error(number)}"
+            for name, number in (("rtol", diff.needed_rtol), ("atol", diff.needed_atol))
+            if number
+        ]
+        if needed:
+            line.append(f"; would pass with {' or '.join(needed)}")
+        yield line
+    if diff.worst:
+        yield _worst_table(diff)
+
+
+def _worst_table(diff: Diff) -> Table:
+    numeric = diff.tolerance is not None
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table.add_column("  at")
+    columns = ["expected", "actual"]
+    columns += ["abs error", "rel error", "ulp", "allowed"] if numeric else []
+    for column in columns:
+        table.add_column(column, justify="right", overflow="fold")
+    for worst in diff.worst:
+        row = [f"  [{', '.join(map(str, worst.index))}]"]
+        row += [
+            printable(numbers.element(side, diff.kind)) for side in (worst.expected, worst.actual)
+        ]
+        if numeric:
+            row += [numbers.error(worst.absolute), numbers.error(worst.relative)]
+            row += [numbers.count(worst.ulp), numbers.error(worst.limit)]
+        table.add_row(*map(Text, row))
+    return table
+
+
+def summary_table(results: Sequence[Result]) -> Table | None:
+    """Return the outcomes by operator, of operators for which not all is harmless; None if none."""
+    rows = sorted({(_operator(result), result.backend) for result in results})
+    counts = Counter((_operator(result), result.backend, result.outcome) for result in results)
+    outcomes = [outcome for outcome in Outcome if any(key[2] is outcome for key in counts)]
+    bad = [row for row in rows if any(counts[*row, it] for it in outcomes if it not in HARMLESS)]
+    shown = rows if len(rows) <= _FEW else bad
+    if not shown:
+        return None
+    several = len({backend for _, backend in rows}) > 1
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    table.add_column("operator")
+    if several:
+        table.add_column("backend")
+    for outcome in outcomes:
+        table.add_column(outcome.value, justify="right", style=_STYLES.get(outcome, "bold red"))
+    for operator, backend in shown:
+        cells = [printable(operator)] + ([printable(backend)] if several else [])
+        cells += [str(counts[operator, backend, outcome] or "") for outcome in outcomes]
+        table.add_row(*map(Text, cells))
+    if len(shown) < len(rows):
+        table.add_row(Text(f"{len(rows) - len(shown)} others all pass", style="dim"))
+    return table
+
+
+def verdict(results: Sequence[Result], seconds: float) -> list[Text]:
+    """Return a line for each backend: what became of its cases, and whether it conforms."""
+    lines = []
+    for backend in dict.fromkeys(result.backend for result in results):
+        mine = [result for result in results if result.backend == backend]
+        counts = Counter(result.outcome for result in mine)
+        parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
+        conforms = all(result.outcome in HARMLESS for result in mine)
+        word = Text("conforms", "bold green") if conforms else Text("does not conform", "bold red")
+        line = Text.assemble(printable(backend), " ", word, f": {parts}")
+        lowered = sum(result.lowered for result in mine)
+        if lowered:
+            line.append(f", {lowered} of them lowered")
+        lines.append(line.append(f" in {seconds:.1f} s", style="dim"))
+    return lines
+
+
+_FEW = 12
+
+
+def _operator(result: Result) -> str:
+    names = result.operators
+    return names[0] if len(names) == 1 else "(several)" if names else "(unknown)"
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]}.."

@@ -1,0 +1,122 @@
+"""What must come back from a case, how far off it may be, and whether the case contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from onnxopt_cli.compare import compare_outputs
+from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Tolerance
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import InvalidCase, NodeError, Problem
+from onnxopt_cli.operators.single_node import sole_call
+from onnxopt_cli.readings.bound import FACTOR, bound
+
+
+class Rule(StrEnum):
+    """Which tolerance applies to all cases, whatever they say themselves."""
+
+    DERIVED = "derived"
+    ONNX = "onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How the user wants outputs to be judged.
+
+    Attributes:
+        override: a tolerance from the command line, before all others.
+        rule: a rule from the command line, before what cases say.
+        factor: multiple of the rounding bound that a derived tolerance allows.
+        signed_zeros: whether 0.0 and -0.0 differ.
+    """
+
+    override: Tolerance | None = None
+    rule: Rule | None = None
+    factor: float = FACTOR
+    signed_zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The outputs to come, judged by their tolerances.
+
+    Attributes:
+        outputs: the expected values by name, in the graph's order.
+        tolerances: a tolerance for each of them.
+        contradictions: stored outputs that the formula rejects; not empty if the case is wrong.
+        weak: number of elements that the case cannot judge, by output.
+    """
+
+    outputs: Mapping[str, Value]
+    tolerances: Mapping[str, Tolerance]
+    contradictions: tuple[Diff, ...] = ()
+    weak: Mapping[str, int] = field(default_factory=dict)
+
+
+def expect(content: Content, where: str, judging: Judging) -> Expectation:
+    """Say what must come back from a case that a right backend accepts.
+
+    Args:
+        content: the case's content.
+        where: the case's location, for messages.
+        judging: how the user wants outputs to be judged.
+
+    Raises:
+        InvalidCase: if node and inputs break the operator's signature, or nothing says what the
+            outputs are.
+    """
+    names = [output.name for output in content.model.graph.output]
+    try:
+        call = sole_call(content.model, content.inputs)
+    except NodeError as error:
+        raise InvalidCase([Problem(where, error.message)], hint=error.hint) from error
+    judgements = {} if call is None else dict(zip(names, bound(call, judging.factor), strict=True))
+    if content.expected is None and not judgements:
+        what = "the outputs are not given, and the model is not one node of an operator of ours"
+        raise InvalidCase([Problem(where, what)])
+    outputs: dict[str, Value] = {}
+    tolerances: dict[str, Tolerance] = {}
+    contradictions: list[Diff] = []
+    for name in names:
+        own = content.output_tolerances.get(name, content.tolerance)
+        judgement = judgements.get(name)
+        derived = None if judgement is None else judgement.budget
+        tolerances[name] = _strongest(own, derived, judging)
+        if content.expected is not None and name in content.expected:
+            outputs[name] = content.expected[name]
+        if judgement is None or derived is None:
+            continue
+        if name in outputs:
+            contradictions += _contradiction(name, judgement.expected, outputs[name], derived, own)
+        if name not in outputs or tolerances[name] is derived:
+            # The budget lies around the formula's value, not around one that was stored rounded.
+            outputs[name] = judgement.expected
+    weak = {name: judgement.weak for name, judgement in judgements.items() if judgement.weak}
+    return Expectation(outputs, tolerances, tuple(contradictions), weak)
+
+
+def _strongest(own: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:
+    if judging.override is not None:
+        return judging.override
+    if judging.rule is Rule.ONNX:
+        return ONNX_DEFAULT
+    if judging.rule is Rule.DERIVED and derived is not None:
+        return derived
+    return own or derived or ONNX_DEFAULT
+
+
+def _contradiction(
+    name: str, formula: Value, stored: Value, derived: Tolerance, own: Tolerance | None
+) -> list[Diff]:
+    """Compare a stored output with the formula's; a tolerance that accepts it is enough."""
+    diffs: tuple[Diff, ...] = ()
+    for tolerance in (derived, own):
+        if tolerance is not None:
+            diffs = compare_outputs({name: formula}, [stored], lambda _, limit=tolerance: limit)
+            if all(diff.agrees for diff in diffs):
+                return []
+    return [diff for diff in diffs if not diff.agrees]
