@@ -218,8 +218,9 @@ class _Statistics:
             short = atol + needed * size < distance
         needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
         self.needed_rtol = max(self.needed_rtol, float(needed.max()))
-        needed = np.maximum(distance - rtol * size, 0.0)
-        short = needed + rtol * size < distance
+        with np.errstate(all="ignore"):
+            needed = np.maximum(distance - rtol * size, 0.0)
+            short = needed + rtol * size < distance
         needed[short] = np.nextafter(needed[short], np.inf)
         self.needed_atol = max(self.needed_atol, float(needed.max()))
 
