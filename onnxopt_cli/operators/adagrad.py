@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.operators.deviation import Deviation
 from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.operators.regularized_gradient import REGULARIZED_GRADIENT
+from onnxopt_cli.operators.root_and_epsilon import ROOT_AND_EPSILON
 
 
 def adagrad(  # noqa: D417 - the operands are described together
@@ -41,6 +44,144 @@ def adagrad(  # noqa: D417 - the operands are described together
     return X_new, H_new
 
 
+_RATE = "R / (1 + T * decay_factor)"
+_SQUARE = "G_regularized * G_regularized"
+_ROOT = "np.sqrt(H_new) + epsilon"
+_STEP = "r * G_regularized / H_adaptive"
+
+DEVIATIONS = (
+    Deviation(
+        "epsilon inside the square root",
+        "Epsilon is added before the root is taken.",
+        ("optax", "Keras 3"),
+        replace={_ROOT: "np.sqrt(H_new + epsilon)"},
+    ),
+    Deviation(
+        "epsilon inside the square root, no decay",
+        "Epsilon is added before the root is taken, and R is used as given.",
+        ("optax", "Keras 3"),
+        replace={_ROOT: "np.sqrt(H_new + epsilon)", _RATE: "R"},
+    ),
+    Deviation(
+        "epsilon taken as 0",
+        "Nothing is added to the root.",
+        ("TensorFlow ApplyAdagrad",),
+        replace={_ROOT: "np.sqrt(H_new)"},
+    ),
+    Deviation(
+        "epsilon added to H",
+        "Epsilon is added to the sum of squares, and stays in the state.",
+        replace={f"H + {_SQUARE}": f"H + {_SQUARE} + epsilon", _ROOT: "np.sqrt(H_new)"},
+    ),
+    Deviation(
+        "epsilon added to the quotient",
+        "Epsilon is added to G / sqrt(H_new).",
+        replace={_ROOT: "np.sqrt(H_new)", _STEP: "r * (G_regularized / H_adaptive + epsilon)"},
+    ),
+    Deviation(
+        "epsilon defaults to 0",
+        "As documentation that rounds 1e-6 for print says.",
+        ("TVM", "tinygrad"),
+        defaults={"epsilon": 0.0},
+    ),
+    Deviation("epsilon defaults to 1e-7", "As in other libraries.", defaults={"epsilon": 1e-7}),
+    Deviation("epsilon defaults to 1e-10", "As in other libraries.", defaults={"epsilon": 1e-10}),
+    Deviation(
+        "decay_factor taken as 0",
+        "R is used as given.",
+        ("optax", "Keras 3"),
+        replace={_RATE: "R"},
+    ),
+    Deviation(
+        "decay in float32",
+        "1 + T * decay_factor is computed in float32, also where R is double.",
+        ("onnx2fx",),
+        replace={"1 + T * decay_factor": "1 + np.float32(T * decay_factor)"},
+    ),
+    Deviation(
+        "decay without T",
+        "The rate decays once and not with every step.",
+        replace={"T * decay_factor": "decay_factor"},
+    ),
+    Deviation(
+        "decay multiplied",
+        "R grows with T.",
+        replace={_RATE: "R * (1 + T * decay_factor)"},
+    ),
+    Deviation(
+        "decay without the one",
+        "R is divided by T * decay_factor.",
+        replace={"1 + T * decay_factor": "T * decay_factor"},
+    ),
+    Deviation(
+        "decay linear",
+        "R falls in a straight line.",
+        replace={_RATE: "R * (1 - T * decay_factor)"},
+    ),
+    Deviation(
+        "decay by powers",
+        "R is multiplied by 1 - decay_factor in every step.",
+        replace={_RATE: "R * (1 - decay_factor) ** T"},
+    ),
+    Deviation(
+        "decay exponential",
+        "R falls with exp(-T * decay_factor).",
+        replace={_RATE: "R * np.exp(-T * decay_factor)"},
+    ),
+    Deviation(
+        "decay by the root of T",
+        "R falls with the root of T.",
+        replace={_RATE: "R / np.sqrt(1 + T * decay_factor)"},
+    ),
+    Deviation(
+        "decay of H",
+        "The decay divides the old sum of squares, too.",
+        replace={f"H + {_SQUARE}": f"H / (1 + T * decay_factor) + {_SQUARE}"},
+    ),
+    Deviation(
+        "H sums magnitudes",
+        "The gradient's magnitude takes the place of its square.",
+        replace={_SQUARE: "np.abs(G_regularized)"},
+    ),
+    Deviation(
+        "H averages",
+        "The mean of old and new square takes the place of the sum.",
+        replace={f"H + {_SQUARE}": f"(H + {_SQUARE}) / 2"},
+    ),
+    Deviation(
+        "H holds one square for the whole tensor",
+        "The mean of the squares is added to every element.",
+        replace={_SQUARE: f"np.mean({_SQUARE})"},
+    ),
+    Deviation(
+        "root of H returned",
+        "The state H is stored as its root.",
+        replace={"return X_new, H_new": "return X_new, np.sqrt(H_new)"},
+    ),
+    Deviation(
+        "denominator returned",
+        "The state H is stored as the root plus epsilon.",
+        replace={"return X_new, H_new": "return X_new, H_adaptive"},
+    ),
+    Deviation(
+        "regularisation missing in H",
+        "H sums the square of the plain gradient.",
+        replace={_SQUARE: "G * G"},
+    ),
+    Deviation(
+        "regularisation missing in the step",
+        "The step takes the plain gradient.",
+        replace={_STEP: "r * G / H_adaptive"},
+    ),
+    Deviation(
+        "regularisation decoupled",
+        "R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.",
+        replace={"norm_coefficient * X + G": "G", _STEP: f"{_STEP} - r * norm_coefficient * X"},
+    ),
+    *ROOT_AND_EPSILON,
+    *REGULARIZED_GRADIENT,
+)
+
 ADAGRAD = Operator(
     name="Adagrad",
     domain="ai.onnx.preview.training",
@@ -56,4 +197,5 @@ ADAGRAD = Operator(
     ),
     about="One step of Adagrad: the gradient scaled by the root of its accumulated square.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Adagrad.html",
+    deviations=DEVIATIONS,
 )

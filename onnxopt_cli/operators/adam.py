@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.operators.deviation import Deviation
 from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.operators.regularized_gradient import REGULARIZED_GRADIENT
+from onnxopt_cli.operators.root_and_epsilon import ROOT_AND_EPSILON
 
 
 def adam(  # noqa: D417 - the operands are described together
@@ -48,6 +51,240 @@ def adam(  # noqa: D417 - the operands are described together
     return (1 - norm_coefficient_post) * X_new, V_new, H_new
 
 
+_CORRECTION = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
+_V_NEW = "alpha * V + (1 - alpha) * G_regularized"
+_H_NEW = "beta * H + (1 - beta) * (G_regularized * G_regularized)"
+_ROOT = "np.sqrt(H_new) + epsilon"
+_STEP = "R_adjusted * V_new / H_sqrt"
+_RESULT = "return (1 - norm_coefficient_post) * X_new, V_new, H_new"
+
+DEVIATIONS = (
+    Deviation(
+        "epsilon added after bias correction",
+        "Epsilon is added to the root of the corrected second moment, not of the uncorrected one.",
+        ("PyTorch 1.3 and later", "optax", "ONNX Runtime AdamW mode 0", "tinygrad"),
+        replace={_ROOT: "np.sqrt(H_new) + epsilon * np.where(T > 0, np.sqrt(1 - beta**T), 1)"},
+    ),
+    Deviation(
+        "epsilon inside the square root",
+        "Epsilon is added before the root is taken.",
+        replace={_ROOT: "np.sqrt(H_new + epsilon)"},
+    ),
+    Deviation(
+        "epsilon added to H",
+        "Epsilon is added to the second moment, and stays in the state.",
+        replace={_H_NEW: f"{_H_NEW} + epsilon", _ROOT: "np.sqrt(H_new)"},
+    ),
+    Deviation(
+        "epsilon added to the quotient",
+        "Epsilon is added to V_new / sqrt(H_new).",
+        replace={_ROOT: "np.sqrt(H_new)", _STEP: "R_adjusted * (V_new / H_sqrt + epsilon)"},
+    ),
+    Deviation(
+        "epsilon defaults to 0",
+        "As documentation that rounds 1e-6 for print says.",
+        ("tinygrad",),
+        defaults={"epsilon": 0.0},
+    ),
+    Deviation(
+        "epsilon defaults to 1e-2",
+        "As the test cases of the operator use.",
+        ("TVM",),
+        defaults={"epsilon": 1e-2},
+    ),
+    Deviation(
+        "epsilon defaults to 1e-7",
+        "As in other libraries.",
+        ("Keras",),
+        defaults={"epsilon": 1e-7},
+    ),
+    Deviation("epsilon defaults to 1e-8", "As in the paper.", defaults={"epsilon": 1e-8}),
+    Deviation("no bias correction", "R is used as given.", replace={_CORRECTION: "R"}),
+    Deviation(
+        "bias correction of V alone",
+        "The second moment is not corrected.",
+        replace={_CORRECTION: "np.where(T > 0, R / (1 - alpha**T), R)"},
+    ),
+    Deviation(
+        "bias correction of H alone",
+        "The first moment is not corrected.",
+        replace={_CORRECTION: "np.where(T > 0, R * np.sqrt(1 - beta**T), R)"},
+    ),
+    Deviation(
+        "bias correction without the root",
+        "1 - beta^T enters without its root.",
+        replace={"np.sqrt(1 - beta**T)": "(1 - beta**T)"},
+    ),
+    Deviation(
+        "bias correction inverted",
+        "R is divided where it is to be multiplied, and the reverse.",
+        replace={_CORRECTION: "np.where(T > 0, R * (1 - alpha**T) / np.sqrt(1 - beta**T), R)"},
+    ),
+    Deviation(
+        "bias correction with alpha and beta exchanged",
+        "alpha^T corrects the second moment and beta^T the first.",
+        replace={"beta**T": "alpha**T", "alpha**T": "beta**T"},
+    ),
+    Deviation(
+        "bias correction linear in T",
+        "The powers are products, alpha * T and beta * T.",
+        replace={"beta**T": "beta * T", "alpha**T": "alpha * T"},
+    ),
+    Deviation(
+        "bias correction as in the first step",
+        "alpha and beta enter without their power.",
+        replace={"beta**T": "beta", "alpha**T": "alpha"},
+    ),
+    Deviation(
+        "bias correction with the exponent T + 1",
+        "As where T counts from 0, for T > 0.",
+        replace={"beta**T": "beta ** (T + 1)", "alpha**T": "alpha ** (T + 1)"},
+    ),
+    Deviation(
+        "bias correction with the exponent T - 1",
+        "The powers lag by a step.",
+        replace={"beta**T": "beta ** (T - 1)", "alpha**T": "alpha ** (T - 1)"},
+    ),
+    Deviation(
+        "bias correction from T = 0 with the exponent T + 1",
+        "As where T counts from 0.",
+        replace={
+            _CORRECTION: "R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))",
+        },
+    ),
+    Deviation(
+        "bias correction at every T",
+        "The branch for T <= 0 is missing, so that T = 0 divides 0 by 0.",
+        ("Keras", "ONNX Runtime AdamW mode 1"),
+        replace={_CORRECTION: "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"},
+    ),
+    Deviation(
+        "bias correction at T != 0",
+        "Negative T is corrected.",
+        replace={"T > 0": "T != 0"},
+    ),
+    Deviation(
+        "bias correction from T = 2",
+        "The first step is not corrected.",
+        replace={"T > 0": "T > 1"},
+    ),
+    Deviation(
+        "bias correction with powers rounded to float32",
+        "The powers are rounded before they are subtracted from 1, also where R is double.",
+        ("ONNX Runtime AdamW mode 1",),
+        replace={"beta**T": "np.float32(beta**T)", "alpha**T": "np.float32(alpha**T)"},
+    ),
+    Deviation(
+        "bias-corrected V returned",
+        "The state V is stored corrected.",
+        replace={_RESULT: _RESULT.replace("V_new", "V_new / np.where(T > 0, 1 - alpha**T, 1)")},
+    ),
+    Deviation(
+        "bias-corrected H returned",
+        "The state H is stored corrected.",
+        replace={_RESULT: _RESULT.replace("H_new", "H_new / np.where(T > 0, 1 - beta**T, 1)")},
+    ),
+    Deviation(
+        "V summed instead of averaged",
+        "The gradient enters V without 1 - alpha.",
+        replace={_V_NEW: "alpha * V + G_regularized"},
+    ),
+    Deviation(
+        "H summed instead of averaged",
+        "The squared gradient is added to H, as in Adagrad.",
+        replace={_H_NEW: "H + G_regularized * G_regularized"},
+    ),
+    Deviation(
+        "alpha weighs the gradient",
+        "alpha and 1 - alpha are exchanged.",
+        replace={_V_NEW: "(1 - alpha) * V + alpha * G_regularized"},
+    ),
+    Deviation(
+        "beta weighs the gradient",
+        "beta and 1 - beta are exchanged.",
+        replace={_H_NEW: "(1 - beta) * H + beta * (G_regularized * G_regularized)"},
+    ),
+    Deviation(
+        "H averages magnitudes",
+        "The gradient's magnitude takes the place of its square.",
+        replace={"G_regularized * G_regularized": "np.abs(G_regularized)"},
+    ),
+    Deviation(
+        "AdaMax",
+        "H is the decayed maximum of the gradient's magnitudes.",
+        replace={_H_NEW: "np.maximum(beta * H, np.abs(G_regularized))"},
+    ),
+    Deviation(
+        "AMSGrad",
+        "The larger of the old and the new second moment is used.",
+        replace={_ROOT: "np.sqrt(np.maximum(H, H_new)) + epsilon"},
+    ),
+    Deviation(
+        "AdaBelief",
+        "H averages the squared distance of the gradient from V_new.",
+        replace={
+            "G_regularized * G_regularized": "(G_regularized - V_new) * (G_regularized - V_new)"
+        },
+    ),
+    Deviation(
+        "NAdam",
+        "The step looks ahead as Nesterov's does.",
+        replace={_STEP: "R_adjusted * (alpha * V_new + (1 - alpha) * G_regularized) / H_sqrt"},
+    ),
+    Deviation(
+        "RMSProp",
+        "The step takes the gradient itself instead of V_new.",
+        replace={_STEP: "R_adjusted * G_regularized / H_sqrt"},
+    ),
+    Deviation(
+        "step with the old V",
+        "V enters before its update.",
+        replace={_STEP: "R_adjusted * V / H_sqrt"},
+    ),
+    Deviation(
+        "regularisation missing in V",
+        "V averages the plain gradient.",
+        replace={_V_NEW: "alpha * V + (1 - alpha) * G"},
+    ),
+    Deviation(
+        "regularisation missing in H",
+        "H averages the square of the plain gradient.",
+        replace={"G_regularized * G_regularized": "G * G"},
+    ),
+    Deviation(
+        "regularisation decoupled",
+        "R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.",
+        replace={
+            "norm_coefficient * X + G": "G",
+            _STEP: f"{_STEP} - R * norm_coefficient * X",
+        },
+    ),
+    Deviation(
+        "decay before the step, scaled by R",
+        "X shrinks by R * norm_coefficient_post, and the step is not shrunk.",
+        ("PyTorch AdamW",),
+        replace={
+            f"X - {_STEP}": f"(1 - R * norm_coefficient_post) * X - {_STEP}",
+            _RESULT: "return X_new, V_new, H_new",
+        },
+    ),
+    Deviation(
+        "decay before the step",
+        "X shrinks by norm_coefficient_post, and the step is not shrunk.",
+        replace={
+            f"X - {_STEP}": f"(1 - norm_coefficient_post) * X - {_STEP}",
+            _RESULT: "return X_new, V_new, H_new",
+        },
+    ),
+    Deviation(
+        "decay scaled by R",
+        "The result shrinks by R * norm_coefficient_post.",
+        replace={"1 - norm_coefficient_post": "1 - R * norm_coefficient_post"},
+    ),
+    *ROOT_AND_EPSILON,
+    *REGULARIZED_GRADIENT,
+)
+
 ADAM = Operator(
     name="Adam",
     domain="ai.onnx.preview.training",
@@ -65,4 +302,5 @@ ADAM = Operator(
     ),
     about="One step of Adam: momentum scaled by the root of the averaged squared gradient.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Adam.html",
+    deviations=DEVIATIONS,
 )

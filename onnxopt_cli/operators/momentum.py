@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.operators.deviation import Deviation
 from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.operators.regularized_gradient import REGULARIZED_GRADIENT
 
 
 def momentum(  # noqa: D417 - the operands are described together
@@ -44,6 +46,168 @@ def momentum(  # noqa: D417 - the operands are described together
     return X_new, V_new
 
 
+_BETA = "np.where(T > 0, beta, 1)"
+_V_NEW = "alpha * V + beta_adjusted * G_regularized"
+_NESTEROV = "G_regularized + alpha * V_new"
+_NESTEROV_STEP = f"X - R * ({_NESTEROV})"
+_STANDARD_STEP = "X - R * V_new"
+
+DEVIATIONS = (
+    Deviation(
+        "first step ignores V",
+        "At T <= 0, V is the gradient, whatever it was before.",
+        ("PyTorch SGD",),
+        replace={_V_NEW: "np.where(T > 0, alpha, 0) * V + beta_adjusted * G_regularized"},
+    ),
+    Deviation(
+        "gradient dampened by 1 - alpha",
+        "1 - alpha takes the place of beta.",
+        replace={_BETA: "np.where(T > 0, 1 - alpha, 1)"},
+    ),
+    Deviation(
+        "gradient dampened by 1 - beta",
+        "beta is taken for a dampening.",
+        replace={_BETA: "np.where(T > 0, 1 - beta, 1)"},
+    ),
+    Deviation(
+        "beta taken as 1",
+        "The gradient is always taken whole.",
+        ("optax", "TensorFlow"),
+        replace={_BETA: "1"},
+    ),
+    Deviation("beta at every T", "The first step, too, is weighted.", replace={_BETA: "beta"}),
+    Deviation(
+        "beta from T = 2",
+        "The second step takes the gradient whole, too.",
+        replace={"T > 0": "T > 1"},
+    ),
+    Deviation("beta at T >= 0", "The first step, too, is weighted.", replace={"T > 0": "T >= 0"}),
+    Deviation("beta at T != 0", "Negative T is weighted.", replace={"T > 0": "T != 0"}),
+    Deviation("beta at T <= 0 only", "The branches are exchanged.", replace={"T > 0": "T <= 0"}),
+    Deviation(
+        "beta weighs V",
+        "alpha and beta are exchanged, but for the first step.",
+        replace={_V_NEW: "beta_adjusted * V + alpha * G_regularized"},
+    ),
+    Deviation(
+        "beta weighs the sum",
+        "V is weighted by beta beside alpha.",
+        replace={_V_NEW: "beta_adjusted * (alpha * V + G_regularized)"},
+    ),
+    Deviation(
+        "beta to the power of T",
+        "The gradient's weight decays with every step.",
+        replace={_BETA: "np.where(T > 0, beta**T, 1)"},
+    ),
+    Deviation(
+        "alpha at T > 0 only",
+        "The condition for beta is applied to alpha.",
+        replace={_V_NEW: "np.where(T > 0, alpha, 1) * V + beta * G_regularized"},
+    ),
+    Deviation(
+        "velocity holds the step",
+        "V is decayed and reduced by R * G, then added to X.",
+        ("Keras SGD",),
+        replace={
+            _V_NEW: "alpha * V - R * beta_adjusted * G_regularized",
+            _NESTEROV_STEP: "X + alpha * V_new - R * beta_adjusted * G_regularized",
+            _STANDARD_STEP: "X + V_new",
+        },
+    ),
+    Deviation(
+        "learning rate inside V",
+        "R multiplies the gradient before it enters V, and V is subtracted as it is.",
+        replace={
+            _V_NEW: "alpha * V + R * beta_adjusted * G_regularized",
+            _NESTEROV_STEP: "X - (R * G_regularized + alpha * V_new)",
+            _STANDARD_STEP: "X - V_new",
+        },
+    ),
+    Deviation(
+        "V averaged",
+        "alpha and 1 - alpha weigh V and the gradient.",
+        replace={_V_NEW: "alpha * V + (1 - alpha) * G_regularized"},
+    ),
+    Deviation(
+        "step with the old V", "V enters before its update.", replace={_STANDARD_STEP: "X - R * V"}
+    ),
+    Deviation(
+        "step by the sign of V",
+        "Only the sign of V_new is used.",
+        replace={_STANDARD_STEP: "X - R * np.sign(V_new)"},
+    ),
+    Deviation(
+        "Nesterov with the old V",
+        "The step looks ahead from V before its update.",
+        replace={_NESTEROV: "G_regularized + alpha * V"},
+    ),
+    Deviation(
+        "Nesterov without the gradient",
+        "The step is alpha * V_new alone.",
+        replace={_NESTEROV: "alpha * V_new"},
+    ),
+    Deviation(
+        "Nesterov without alpha",
+        "V_new enters the step whole.",
+        replace={_NESTEROV: "G_regularized + V_new"},
+    ),
+    Deviation(
+        "Nesterov with beta on the gradient",
+        "As from (1 + alpha) * V_new - alpha * V, which is the same only where beta is 1.",
+        replace={_NESTEROV: "beta_adjusted * G_regularized + alpha * V_new"},
+    ),
+    Deviation(
+        "Nesterov with beta on V",
+        "beta takes alpha's place in the step.",
+        replace={_NESTEROV: "G_regularized + beta_adjusted * V_new"},
+    ),
+    Deviation(
+        "Nesterov blending gradient and V",
+        "The gradient is weighted by 1 - alpha.",
+        replace={_NESTEROV: "(1 - alpha) * G_regularized + alpha * V_new"},
+    ),
+    Deviation(
+        "Nesterov with the plain gradient",
+        "The step leaves the regularisation out.",
+        replace={_NESTEROV: "G + alpha * V_new"},
+    ),
+    Deviation(
+        "Nesterov's lookahead on V",
+        "What the step looked ahead to is stored as V.",
+        replace={
+            "X_new = " + _NESTEROV_STEP: f"V_new = {_NESTEROV}\nX_new = X - R * V_new",
+        },
+    ),
+    Deviation(
+        "Nesterov looks ahead twice",
+        "The lookahead is applied to its own result.",
+        replace={_NESTEROV: f"G_regularized + alpha * ({_NESTEROV})"},
+    ),
+    Deviation(
+        "regularisation missing in V",
+        "V sums the plain gradient.",
+        replace={_V_NEW: "alpha * V + beta_adjusted * G"},
+    ),
+    Deviation(
+        "regularisation decoupled",
+        "R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.",
+        replace={
+            "norm_coefficient * X + G": "G",
+            _NESTEROV_STEP: f"{_NESTEROV_STEP} - R * norm_coefficient * X",
+            _STANDARD_STEP: f"{_STANDARD_STEP} - R * norm_coefficient * X",
+        },
+    ),
+    Deviation(
+        "regularisation after the step",
+        "The result shrinks by norm_coefficient instead of the gradient growing.",
+        replace={
+            "norm_coefficient * X + G": "G",
+            "return X_new, V_new": "return (1 - norm_coefficient) * X_new, V_new",
+        },
+    ),
+    *REGULARIZED_GRADIENT,
+)
+
 MOMENTUM = Operator(
     name="Momentum",
     domain="ai.onnx.preview.training",
@@ -60,4 +224,5 @@ MOMENTUM = Operator(
     ),
     about="One step of gradient descent with standard or Nesterov momentum.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Momentum.html",
+    deviations=DEVIATIONS,
 )
