@@ -1,0 +1,67 @@
+"""Values whose type is known before their data are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array, Value
+
+#: Larger tensors are refused: half a gigabyte of doubles.
+MAX_ELEMENTS = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """A tensor to be made.
+
+    Attributes:
+        dtype: its element type.
+        shape: its shape.
+        make: makes it; raises FormatError where the data turn out not to fit.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    make: Callable[[], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSequence:
+    """A sequence to be made; ``dtype`` also says the element type of an empty one."""
+
+    dtype: np.dtype[Any]
+    items: tuple[Declared, ...]
+
+    def make(self) -> Value:
+        """Make all of it."""
+        return [item.make() for item in self.items]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredOptional:
+    """An optional to be made; ``dtype`` also says the element type of an empty one."""
+
+    dtype: np.dtype[Any]
+    item: Declared | None
+
+    def make(self) -> Value:
+        """Make what is in it, or None."""
+        return None if self.item is None else self.item.make()
+
+
+Declared: TypeAlias = DeclaredTensor | DeclaredSequence | DeclaredOptional
+
+
+def too_large(shape: tuple[int, ...]) -> str | None:
+    """Say that a shape has too many elements to be made, None if it has not.
+
+    A dimension of zero does not excuse the others: NumPy refuses shapes such as (0, 2^62, 4).
+    """
+    if math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS:
+        return None
+    return f"shape {list(shape)}, expected at most {MAX_ELEMENTS} elements"
