@@ -1,0 +1,78 @@
+"""Reading files that may be anything: only regular ones, and only up to a size."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnxopt_cli.cases.malformed import Malformed
+
+#: Protobuf's own limit on a message, and so on a model and on a tensor in a file.
+PROTOBUF_LIMIT = 2**31 - 1
+
+# A named pipe must not block the open; Windows has neither flag, but needs to be told of bytes.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def read_regular_file(path: Path | str, limit: int = PROTOBUF_LIMIT) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        Malformed: if it is missing, unreadable, no regular file, or larger than ``limit`` bytes.
+    """
+    with open_regular_file(path) as (descriptor, status):
+        if status.st_size > limit:
+            raise Malformed(f"has {status.st_size} bytes, more than the {limit} that are read")
+        return read_exactly(descriptor, status.st_size)
+
+
+@contextmanager
+def open_regular_file(path: Path | str, flags: int = 0) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file for reading and yield its descriptor and status.
+
+    Args:
+        path: the file.
+        flags: of ``os.open``, beside those for reading.
+
+    Raises:
+        Malformed: if it is missing, unreadable or no regular file.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS | flags)
+    except FileNotFoundError:
+        raise Malformed("is missing") from None
+    except OSError as error:
+        raise Malformed(f"cannot be read: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Malformed("is not a regular file")
+        yield descriptor, status
+    except OSError as error:
+        raise Malformed(f"cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def read_exactly(descriptor: int, size: int) -> bytes:
+    """Read the next ``size`` bytes of an open file.
+
+    Raises:
+        Malformed: if the file ends before.
+    """
+    data = os.read(descriptor, size)
+    if len(data) == size:
+        return data
+    # One system call yields less than 2 GiB, and less still on some file systems.
+    parts = [data]
+    missing = size - len(data)
+    while missing:
+        data = os.read(descriptor, missing)
+        if not data:
+            raise Malformed(f"ends {missing} bytes early")
+        parts.append(data)
+        missing -= len(data)
+    return b"".join(parts)
