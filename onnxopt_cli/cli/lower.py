@@ -1,0 +1,105 @@
+"""``onnxopt lower``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnxopt_cli.errors import InvalidCase
+    from onnxopt_cli.readings.lower_model import Lowering
+
+
+@click.command("lower")
+@click.argument("source", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="OUT.onnx",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Where the lowered model goes; never MODEL.onnx itself.",
+)
+def command(source: Path, target: Path) -> None:
+    """Replace training operators by primitive ones, so that any backend can run the model.
+
+    Tensors that MODEL.onnx keeps in files beside it are written into OUT.onnx, which is complete
+    in itself.
+
+    \b
+    onnxopt lower train_step.onnx -o train_step_lowered.onnx
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnx import checker
+
+    from onnxopt_cli.cases.model_file import read_model
+    from onnxopt_cli.core.files import write_atomically
+    from onnxopt_cli.errors import NodeError
+    from onnxopt_cli.readings.lower_model import lower
+
+    target = _writable(source, target)
+    model = read_model(source)
+    _check(model, source)
+    try:
+        lowering = lower(model)
+    except NodeError as error:
+        raise _invalid(source, error.message, hint=error.hint) from error
+    # A failure here is a defect of ours; no file comes of it.
+    checker.check_model(lowering.model, full_check=True)
+    write_atomically(target, lowering.model.SerializeToString())
+    click.echo(_summary(lowering), err=True)
+
+
+def _writable(source: Path, target: Path) -> Path:
+    """Return where a link leads; refuse what must not be replaced by a model."""
+    from onnxopt_cli.errors import UsageError
+
+    try:
+        target = target.resolve()
+        if target.exists():
+            if source.exists() and target.samefile(source):
+                raise UsageError(f"{target} is the model itself", hint="choose another --output")
+            if not target.is_file():
+                raise UsageError(f"{target} is not a regular file", hint="choose another --output")
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"cannot write {target}: {error}") from error
+    return target
+
+
+def _check(model: onnx.ModelProto, source: Path) -> None:
+    from google.protobuf.message import EncodeError
+    from onnx import checker, shape_inference
+
+    try:
+        checker.check_model(model, full_check=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
+        raise _invalid(source, f"does not pass onnx's check: {error}") from error
+    except (EncodeError, ValueError) as error:
+        raise _invalid(source, f"is too large for onnx's check: {error}") from error
+
+
+def _invalid(source: Path, what: str, hint: str = "") -> InvalidCase:
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import InvalidCase, Problem
+
+    problem = Problem(printable(str(source)), printable(what, lines=True))
+    return InvalidCase([problem], hint=printable(hint))
+
+
+def _summary(lowering: Lowering) -> str:
+    from collections import Counter
+
+    counts = Counter(lowering.replaced)
+    if not counts:
+        return "nothing to lower: no operator with a formula occurs; written as it was"
+    opset = max(e.version for e in lowering.model.opset_import if e.domain in ("", "ai.onnx"))
+    operators = ", ".join(f"{name} {count}" for name, count in counts.items())
+    nodes = "node" if counts.total() == 1 else "nodes"
+    return (
+        f"lowered {counts.total()} {nodes} ({operators}) with {lowering.primitives} primitive "
+        f"nodes, opset {opset}"
+    )
