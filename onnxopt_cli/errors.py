@@ -8,9 +8,10 @@
      ├── BackendUnavailable   exit 4   the backend could not be started
      ├── NothingSelected      exit 5   no case matches the selection
      ├── NodeError                     a node breaks its operator's signature
-     └── Unsupported                   a backend says that it does not know something
+     ├── Unsupported                   a backend says that it does not know something
+     └── UnusableOutput                a backend returned what is no value of ONNX
 
-The last two are about one case: the run turns them into outcomes and goes on.
+The last three are about one case: the run turns them into outcomes and goes on.
 """
 
 from __future__ import annotations
@@ -93,3 +94,7 @@ class Unsupported(OnnxoptError):
     def __init__(self, message: str, *, operator: str = "") -> None:
         super().__init__(message)
         self.operator = operator
+
+
+class UnusableOutput(OnnxoptError):
+    """A backend returned something that is no tensor, sequence, optional or map."""

@@ -1,0 +1,1 @@
+"""What is under test: the protocol, and the backends that speak it."""

@@ -1,0 +1,107 @@
+"""Running a model on a backend that may not know its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from weakref import WeakKeyDictionary
+
+import onnx
+
+from onnxopt_cli.backends.outputs import normalise_outputs
+from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import NodeError, Unsupported
+from onnxopt_cli.operators.single_node import sole_call
+
+
+class Lowering(StrEnum):
+    """When a backend is given primitive operators instead of those with a formula."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a backend returned.
+
+    Attributes:
+        outputs: the graph's outputs in order.
+        lowered: True if the backend was given primitive operators.
+    """
+
+    outputs: list[Value]
+    lowered: bool
+
+
+#: What each backend has said of each operator that it does not know; it is not asked again.
+_UNKNOWN: WeakKeyDictionary[Backend, dict[str, str]] = WeakKeyDictionary()
+
+
+def run_model(
+    backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value], lowering: Lowering
+) -> Answer:
+    """Run a model on a backend, lowered if need be.
+
+    Raises:
+        Unsupported: if the backend does not know something, and lowering does not help.
+        NodeError: if the model is a node that breaks its operator's signature, and is to be
+            lowered.
+        UnusableOutput: if it returned something that is no value.
+        BaseException: whatever else the backend raises is its failure.
+    """
+    if lowering is Lowering.NEVER:
+        return _run(backend, model, inputs)
+    from onnxopt_cli.readings.lower_model import formula_operators
+
+    # All of them are replaced, whichever the backend does not know.
+    replaceable = formula_operators(model)
+    if not replaceable:
+        return _run(backend, model, inputs)
+    if lowering is Lowering.ALWAYS:
+        return _run_lowered(backend, model, inputs)
+    unknown = _UNKNOWN.setdefault(backend, {})
+    missing = [operator for operator in replaceable if operator in unknown]
+    if missing:
+        return _run_lowered(backend, model, inputs, unknown[missing[0]])
+    try:
+        return _run(backend, model, inputs)
+    except Unsupported as error:
+        if error.operator and error.operator not in replaceable:
+            raise
+        if error.operator:
+            unknown[error.operator] = error.message
+        return _run_lowered(backend, model, inputs, error.message)
+
+
+def _run(backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Answer:
+    returned = backend.prepare(model).run(inputs)
+    return Answer(normalise_outputs(returned, model.graph.output), lowered=False)
+
+
+def _run_lowered(
+    backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str = ""
+) -> Answer:
+    from onnxopt_cli.readings.lower_model import lower_model
+
+    try:
+        lowered = lower_model(model)
+    except NodeError as error:
+        # A node that breaks its signature is refused. All else that stands in lowering's way, such
+        # as an opset that is too old, says nothing about the node.
+        sole_call(model, inputs)
+        raise Unsupported(_joined(reason, f"it cannot be lowered: {error.message}")) from error
+    try:
+        return Answer(_run(backend, lowered, inputs).outputs, lowered=True)
+    except Unsupported as error:
+        if error.message == reason:
+            raise
+        message = _joined(reason, f"of the lowered model: {error.message}")
+        raise Unsupported(message, operator=error.operator) from error
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))

@@ -1,0 +1,75 @@
+"""Our own reference: operators with a formula in NumPy, all others in onnx's evaluator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.backends.protocol import Prepared
+from onnxopt_cli.backends.reference_backend import ReferenceModel, reporting_unsupported
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.operators.function_defaults import spell_out_defaults
+from onnxopt_cli.operators.single_node import sole_call, sole_operator
+from onnxopt_cli.readings.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from onnxopt_cli.operators.call import Call
+
+
+class NumpyBackend:
+    """The backend ``numpy``."""
+
+    name = "numpy"
+
+    @property
+    def version(self) -> str:
+        """The version of NumPy."""
+        return f"numpy {np.__version__}"
+
+    def prepare(self, model: onnx.ModelProto) -> Prepared:
+        """Accept a model.
+
+        Raises:
+            Unsupported: if onnx's evaluator has nothing for an operator.
+        """
+        if _is_one_formula(model):
+            return _Formula(model)
+        from onnxopt_cli.backends.formula_evaluator import FormulaEvaluator
+
+        with reporting_unsupported():
+            return _Untouching(ReferenceModel(FormulaEvaluator(spell_out_defaults(model))))
+
+
+class _Formula:
+    """A model that is one node with a formula."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+
+    def run(self, inputs: Mapping[str, Value]) -> list[Array]:
+        # Not None: only models that are one node of ours come here.
+        call = cast("Call[Array]", sole_call(self._model, inputs))
+        outputs = zip(self._model.graph.node[0].output, evaluate(call), strict=True)
+        return [value for name, value in outputs if name]
+
+
+class _Untouching:
+    """A model that gets its own copy of the inputs: some of onnx's operators write into them."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+
+    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
+        return self._prepared.run(copy.deepcopy(dict(inputs)))
+
+
+def _is_one_formula(model: onnx.ModelProto) -> bool:
+    operator = sole_operator(model)
+    return operator is not None and any(
+        (entry.domain, entry.version) == (operator.domain, operator.version)
+        for entry in model.opset_import
+    )

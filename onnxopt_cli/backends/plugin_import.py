@@ -1,0 +1,138 @@
+"""Loading a plugin's object from a module, a file or an installed entry point.
+
+A module is looked for on ``sys.path``, then in the current directory. A file is loaded under a name
+of its own, so that it is never mistaken for an installed module; its folder is put at the end of
+``sys.path`` and stays there, so that it can import its neighbours, also later.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from hashlib import sha256
+from importlib.machinery import SourceFileLoader
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+
+from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def import_attribute(backend: str, source: str, attribute: str) -> tuple[object, str]:
+    """Return an attribute of a module or file, and the version that its package states.
+
+    Args:
+        backend: the backend's specification, for messages.
+        source: a file, if it ends in ``.py`` or contains a path separator; else a module.
+        attribute: dotted path of the attribute.
+
+    Raises:
+        UsageError: if there is no such module, file or attribute.
+        BackendUnavailable: if importing it raises, or ends the interpreter.
+    """
+    if source.endswith(".py") or "/" in source or "\\" in source:
+        module = _load_file(backend, Path(source))
+    else:
+        module = _import_module(backend, source)
+    with starting(backend):
+        found: object = module
+        for part in attribute.split("."):
+            if not hasattr(found, part):
+                raise _no_attribute(backend, source, part, found)
+            found = getattr(found, part)
+        return found, _stated_version(module)
+
+
+def load_entry_point(backend: str, entry_point: EntryPoint) -> tuple[object, str]:
+    """Return an entry point's object, and its distribution with version.
+
+    Raises:
+        BackendUnavailable: if importing it raises, or ends the interpreter.
+    """
+    with starting(backend):
+        distribution = entry_point.dist
+        version = f"{distribution.name} {distribution.version}" if distribution else ""
+        return entry_point.load(), printable(version)
+
+
+@contextmanager
+def starting(backend: str) -> Iterator[None]:
+    """Turn whatever a plugin raises while it starts, SystemExit too, into BackendUnavailable."""
+    try:
+        yield
+    except (OnnxoptError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise BackendUnavailable(
+            f"backend {printable(backend)} does not start: {exception_text(error)}"
+        ) from error
+
+
+def _load_file(backend: str, path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
+        raise UsageError(f"backend {printable(backend)}: {printable(str(path))} {what}")
+    name = f"onnxopt_plugin_{sha256(str(path).encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = SourceFileLoader(name, str(path))
+    specification = importlib.util.spec_from_loader(name, loader)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    with starting(backend):
+        module = importlib.util.module_from_spec(specification)  # type: ignore[arg-type]
+        sys.modules[name] = module
+        try:
+            loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return module
+
+
+def _import_module(backend: str, name: str) -> ModuleType:
+    if not _MODULE.fullmatch(name):
+        raise UsageError(
+            f"backend {printable(backend)}: {printable(name)!r} is no module's name",
+            hint="a file's name ends in .py",
+        )
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    with starting(backend):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # A module that the plugin itself lacks is not the user's mistake.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(
+                f"backend {printable(backend)}: there is no module {printable(error.name)}",
+                hint="is it installed here? a file is written python:path/to/file.py:attribute",
+            ) from error
+
+
+def _no_attribute(backend: str, source: str, name: str, found: object) -> UsageError:
+    public = [known for known in dir(found) if not known.startswith("_")]
+    near = get_close_matches(name, public, n=3)
+    listed = near or public[:10]
+    start = "did you mean" if near else "it has"
+    return UsageError(
+        f"backend {printable(backend)}: {printable(source)} has no {printable(name)}",
+        hint=f"{start} {', '.join(map(printable, listed))}" if listed else "it has no attributes",
+    )
+
+
+def _stated_version(module: ModuleType) -> str:
+    package = sys.modules.get(module.__name__.partition(".")[0], module)
+    version = getattr(package, "__version__", None)
+    return printable(f"{package.__name__} {version}") if type(version) is str else ""

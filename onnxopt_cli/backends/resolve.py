@@ -1,0 +1,141 @@
+"""From what a user writes to a backend, and what can be written."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+
+from onnxopt_cli.backends.numpy_backend import NumpyBackend
+from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
+from onnxopt_cli.backends.plugin_import import import_attribute, load_entry_point
+from onnxopt_cli.backends.plugins import wrap_plugin
+from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.backends.reference_backend import ReferenceBackend
+from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+
+#: The group of entry points by which an installed package offers a backend under a name.
+ENTRY_POINTS = "onnxopt.backends"
+
+# ONNX Runtime's package has several builds, each under a name of its own.
+_ONNXRUNTIME_BUILDS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-training",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBackend:
+    """A backend that can be asked for by name.
+
+    Attributes:
+        name: what to write after ``-b``.
+        kind: ``built in``, or the entry point's object.
+        version: the package that implements it and its version; empty if it is not available.
+        problem: why it is not available, or empty.
+    """
+
+    name: str
+    kind: str
+    version: str
+    problem: str = ""
+
+
+def resolve_backend(text: str) -> Backend:
+    """Return the backend that a user asks for.
+
+    Args:
+        text: a built-in backend, an entry point's name or a Python attribute, with options; see
+            :mod:`onnxopt_cli.backends.specification`.
+
+    Raises:
+        UsageError: if there is no such backend, module, file, attribute or option.
+        BackendUnavailable: if it is there and does not start.
+    """
+    specification = parse_specification(text)
+    if specification.source:
+        found, stated = import_attribute(text, specification.source, specification.attribute)
+        return wrap_plugin(specification, found, stated)
+    if specification.name in _BUILT_IN:
+        return _BUILT_IN[specification.name](specification)
+    installed = _installed()
+    if specification.name in installed:
+        found, stated = load_entry_point(text, installed[specification.name])
+        return wrap_plugin(specification, found, stated)
+    known = [*_BUILT_IN, *installed]
+    near = get_close_matches(specification.name.lower(), known, n=3)
+    listed = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(
+        f"there is no backend {printable(specification.name)!r}",
+        hint=f"{listed}known are {', '.join(map(printable, known))}, and python:module:attribute",
+    )
+
+
+def known_backends() -> list[KnownBackend]:
+    """Return all backends that have a name, without importing any of them."""
+    rows = [
+        KnownBackend("numpy", "built in", f"numpy {version('numpy')}"),
+        _known_onnxruntime(),
+        KnownBackend("onnx-reference", "built in", f"onnx {version('onnx')}"),
+    ]
+    rows += [_known_plugin(entry_point) for entry_point in _installed().values()]
+    return rows
+
+
+def _numpy(specification: Specification) -> Backend:
+    specification.require_known(())
+    return NumpyBackend()
+
+
+def _onnx_reference(specification: Specification) -> Backend:
+    specification.require_known(())
+    return ReferenceBackend()
+
+
+_BUILT_IN: Mapping[str, Callable[[Specification], Backend]] = {
+    "numpy": _numpy,
+    "onnxruntime": OnnxRuntimeBackend,
+    "onnx-reference": _onnx_reference,
+}
+
+
+def _installed() -> dict[str, EntryPoint]:
+    """Return the entry points by name; of two with one name, the first on ``sys.path``."""
+    found: dict[str, EntryPoint] = {}
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        if entry_point.name not in _BUILT_IN:
+            found.setdefault(entry_point.name, entry_point)
+    return found
+
+
+def _known_onnxruntime() -> KnownBackend:
+    if importlib.util.find_spec("onnxruntime") is None:
+        problem = 'not installed: pip install "onnxopt[ort]"'
+        return KnownBackend("onnxruntime", "built in", "", problem)
+    for build in _ONNXRUNTIME_BUILDS:
+        try:
+            return KnownBackend("onnxruntime", "built in", f"{build} {version(build)}")
+        except PackageNotFoundError:
+            continue
+    return KnownBackend("onnxruntime", "built in", "onnxruntime")
+
+
+def _known_plugin(entry_point: EntryPoint) -> KnownBackend:
+    distribution = entry_point.dist
+    stated = f"{distribution.name} {distribution.version}" if distribution else ""
+    module = entry_point.module.partition(".")[0]
+    problem = "" if importlib.util.find_spec(module) else f"there is no module {module}"
+    return KnownBackend(
+        printable(entry_point.name),
+        printable(entry_point.value),
+        "" if problem else printable(stated),
+        printable(problem),
+    )

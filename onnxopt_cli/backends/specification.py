@@ -1,0 +1,101 @@
+r"""How a user writes a backend: a name or a Python attribute, then options after commas.
+
+::
+
+    onnxruntime,intra_op_num_threads=2,config.session.disable_prepacking=1
+    python:my_package.backend:Backend,device=CUDA:1
+    python:C:\vendor, inc\backend.py:Backend
+
+A module or file ends, and its attribute begins, at the first colon after which nothing but an
+attribute and options of the form ``name=value`` follows. So drive letters, and commas and colons in
+a path, need no quoting. A value contains no comma.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+
+_PLUGIN = "python:"
+_OPTION = r"[A-Za-z_][\w.-]*=[^,]*"
+_ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_PYTHON = re.compile(
+    rf"python:(?P<source>.+?):(?P<attribute>{_ATTRIBUTE})(?P<options>(?:,{_OPTION})*)", re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Specification:
+    """A backend as the user asked for it.
+
+    Attributes:
+        text: all of it, as written.
+        name: a built-in backend or an entry point; empty for a Python attribute.
+        source: the module or file of a Python attribute; empty for a name.
+        attribute: the attribute's dotted path in it.
+        options: values by name.
+    """
+
+    text: str
+    name: str = ""
+    source: str = ""
+    attribute: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def require_known(self, known: tuple[str, ...]) -> None:
+        """Refuse options other than the known ones; ``config.KEY`` stands for any key.
+
+        Raises:
+            UsageError: naming the unknown option and listing the known ones.
+        """
+        prefixes = tuple(name.removesuffix("KEY") for name in known if name.endswith(".KEY"))
+        for name in self.options:
+            keyed = any(name.startswith(prefix) and name != prefix for prefix in prefixes)
+            if name not in known and not keyed:
+                raise UsageError(
+                    f"backend {printable(self.text)} has no option {printable(name)}",
+                    hint=f"its options: {', '.join(known)}" if known else "it has no options",
+                )
+
+
+def parse_specification(text: str) -> Specification:
+    """Take a backend's specification apart.
+
+    Raises:
+        UsageError: if it has not the form above, or an option is given twice.
+    """
+    if text.startswith(_PLUGIN):
+        match = _PYTHON.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                f"backend {printable(text)} names no attribute of a module or file",
+                hint="write python:module:attribute or python:path/to/file.py:attribute, "
+                "then options as ,name=value",
+            )
+        return Specification(
+            text,
+            source=match["source"],
+            attribute=match["attribute"],
+            options=_options(text, match["options"].split(",")[1:]),
+        )
+    name, *options = text.split(",")
+    return Specification(text, name=name.strip(), options=_options(text, options))
+
+
+def _options(text: str, written: list[str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for option in written:
+        if not re.fullmatch(_OPTION, option, re.DOTALL):
+            raise UsageError(
+                f"backend {printable(text)}: {printable(option)!r} is no option",
+                hint="write options as ,name=value",
+            )
+        name, _, value = option.partition("=")
+        if name in options:
+            raise UsageError(f"backend {printable(text)}: option {name} is given twice")
+        options[name] = value
+    return options
