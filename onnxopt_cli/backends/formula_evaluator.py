@@ -1,17 +1,13 @@
-"""onnx's reference evaluator, taught the operators with a formula.
-
-Import it when a model needs it: onnx.reference takes longer to load than most cases to run.
-"""
+"""onnx's reference evaluator, taught the operators with a formula."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators import OPERATORS
@@ -19,73 +15,95 @@ from onnxopt_cli.operators.call import bind, node_attributes
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.evaluate import evaluate
 
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
 
-class FormulaEvaluator(ReferenceEvaluator):
-    """Evaluates a model, with our operators wherever they stand.
 
-    The base class makes the evaluators of subgraphs and functions from its own class, but hands new
-    operators on to subgraphs alone; so the class knows them, not the instance.
+def formula_evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
+    """Return an evaluator of a model, with our operators wherever they stand.
+
+    Raises:
+        NotImplementedError: if there is nothing for an operator, or for its version.
     """
-
-    def __init__(self, proto: Any, **settings: Any) -> None:
-        super().__init__(proto, **{**settings, "new_ops": _FORMULA_NODES})
+    return _evaluator_class()(model)
 
 
-class _FormulaNode(OpRun):
-    """A node of an operator with a formula."""
+@cache
+def _evaluator_class() -> type[ReferenceEvaluator]:
+    from onnx.reference import ReferenceEvaluator
 
-    #: Attributes are completed and checked by our signature, not by what onnx knows of the name.
-    op_schema = None
-    operator: ClassVar[Operator]
+    nodes = [_node_class(operator) for operator in OPERATORS]
 
-    def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
-        super().__init__(onnx_node, run_params)
-        version = run_params["opsets"].get(onnx_node.domain)
-        if version != self.operator.version:
-            raise NotImplementedError(
-                f"No registered implementation for operator {onnx_node.op_type!r} "
-                f"and domain {onnx_node.domain!r}, version {version!r}"
-            )
+    class FormulaEvaluator(ReferenceEvaluator):
+        """The base class makes evaluators of subgraphs and functions from its own class.
 
-    def run(
-        self,
-        *operands: Array | None,
-        linked_attributes: Mapping[str, Any] | None = None,
-        **_context: Any,
-    ) -> tuple[Array | None, ...]:
-        """Compute the node's outputs; None for those that it leaves out.
-
-        Raises:
-            NodeError: if attributes or operands break the operator's signature.
+        It hands new operators on to those of subgraphs alone, so the class has to know them.
         """
-        attributes = node_attributes(self.operator, self._resolved(linked_attributes or {}))
-        outputs = evaluate(bind(self.operator, operands, attributes, len(self.output)))
-        # A value under the empty name would be taken for every optional input that is left out.
-        return tuple(
-            value if name else None for name, value in zip(self.output, outputs, strict=True)
-        )
 
-    def _run(self, *operands: Array | None, **_attributes: Any) -> tuple[Array | None, ...]:
-        return self.run(*operands)
+        def __init__(self, proto: Any, **settings: Any) -> None:
+            super().__init__(proto, **{**settings, "new_ops": nodes})
 
-    def _resolved(self, linked: Mapping[str, Any]) -> onnx.NodeProto:
-        """Return the node with the values of the function's attributes that it refers to."""
-        if not any(attribute.ref_attr_name for attribute in self.onnx_node.attribute):
-            return self.onnx_node
-        node = onnx.NodeProto()
-        node.CopyFrom(self.onnx_node)
-        del node.attribute[:]
-        node.attribute.extend(
-            helper.make_attribute(attribute.name, linked[attribute.ref_attr_name])
-            if attribute.ref_attr_name
-            else attribute
-            for attribute in self.onnx_node.attribute
-        )
+    return FormulaEvaluator
+
+
+def _node_class(operator: Operator) -> type[OpRun]:
+    from onnx.reference.op_run import OpRun
+
+    class FormulaNode(OpRun):
+        """A node of an operator with a formula."""
+
+        op_domain = operator.domain
+        #: Attributes are completed and checked by our signature, not by what onnx knows.
+        op_schema = None
+
+        def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
+            super().__init__(onnx_node, run_params)
+            version = run_params["opsets"].get(operator.domain)
+            if version != operator.version:
+                raise NotImplementedError(
+                    f"No registered implementation for operator {operator.name!r} "
+                    f"and domain {operator.domain!r}, version {version!r}"
+                )
+
+        def run(
+            self,
+            *operands: Array | None,
+            linked_attributes: Mapping[str, Any] | None = None,
+            **_context: Any,
+        ) -> tuple[Array | None, ...]:
+            node = _resolved(self.onnx_node, linked_attributes or {})
+            return _compute(operator, node, operands)
+
+        def _run(self, *_operands: Any, **_attributes: Any) -> None:
+            """Nothing calls it; the base class asks for it."""
+
+    # The evaluator finds an operator by its class's name.
+    FormulaNode.__name__ = operator.name
+    return FormulaNode
+
+
+def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto:
+    """Return a node of a function with the values of the function's attributes it refers to."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node
+    resolved = onnx.NodeProto()
+    resolved.CopyFrom(node)
+    del resolved.attribute[:]
+    resolved.attribute.extend(
+        helper.make_attribute(attribute.name, linked[attribute.ref_attr_name])
+        if attribute.ref_attr_name
+        else attribute
+        for attribute in node.attribute
+    )
+    return resolved
 
 
-#: The base class finds an operator by its class's name.
-_FORMULA_NODES = [
-    type(operator.name, (_FormulaNode,), {"op_domain": operator.domain, "operator": operator})
-    for operator in OPERATORS
-]
+def _compute(
+    operator: Operator, node: onnx.NodeProto, operands: Sequence[Array | None]
+) -> tuple[Array | None, ...]:
+    call = bind(operator, operands, node_attributes(operator, node), len(node.output))
+    # A value under the empty name would be taken for every optional input that is left out.
+    return tuple(
+        value if name else None for name, value in zip(node.output, evaluate(call), strict=True)
+    )

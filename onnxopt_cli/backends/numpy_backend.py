@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import onnx
 
+from onnxopt_cli.backends.formula_evaluator import formula_evaluator
 from onnxopt_cli.backends.protocol import Prepared
 from onnxopt_cli.backends.reference_backend import ReferenceModel, reporting_unsupported
 from onnxopt_cli.core.values import Array, Value
@@ -38,10 +39,8 @@ class NumpyBackend:
         """
         if _is_one_formula(model):
             return _Formula(model)
-        from onnxopt_cli.backends.formula_evaluator import FormulaEvaluator
-
         with reporting_unsupported():
-            return _Untouching(ReferenceModel(FormulaEvaluator(spell_out_defaults(model))))
+            return _Untouching(ReferenceModel(formula_evaluator(spell_out_defaults(model))))
 
 
 class _Formula:
