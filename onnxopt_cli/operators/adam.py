@@ -281,6 +281,16 @@ DEVIATIONS = (
         "The result shrinks by R * norm_coefficient_post.",
         replace={"1 - norm_coefficient_post": "1 - R * norm_coefficient_post"},
     ),
+    Deviation(
+        "X_new comes back in double for T > 0",
+        "T is an integer array, whose powers make everything double.",
+        ("onnx.reference",),
+    ),
+    Deviation(
+        "several tensors come back in float32",
+        "One tensor keeps its type.",
+        ("onnx.reference",),
+    ),
     *ROOT_AND_EPSILON,
     *REGULARIZED_GRADIENT,
 )

@@ -11,8 +11,9 @@ class Deviation:
     """How a wrong implementation differs from the formula.
 
     Attributes:
-        name: what is wrong, in a few words; unique in an operator. One that is also generated for
-            every operator takes the generated one's place.
+        name: what is wrong, in a few words; unique in an operator. It takes the place of one that
+            is generated for every operator under the same name; with neither ``replace`` nor
+            ``defaults``, it says about that one where it was seen.
         about: one sentence.
         seen_in: public implementations known to do so.
         replace: expressions or statements of the formula, and what stands in their place.

@@ -1,0 +1,68 @@
+"""The formula gone wrong: every wrong implementation of an operator that has a name.
+
+Those that a person would name stand beside the formula; those that any operator can have are
+generated from its signature. What is wrong in a program's manners and not in its results, such as
+writing into its inputs, is none of them: no value shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from itertools import chain
+
+from onnxopt_cli.operators.deviation import Deviation
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.rewrite import rewrite
+from onnxopt_cli.readings.equivalence import equivalent
+from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.readings.wrong_arguments import wrong_arguments
+from onnxopt_cli.readings.wrong_node import wrong_node
+from onnxopt_cli.readings.wrong_precision import wrong_precision
+
+
+@cache
+def deviations(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the operator's wrong implementations, those of its own file first.
+
+    Generated ones that equal the formula on every input of this operator are left out.
+
+    Raises:
+        ValueError: if a deviation of the operator's file changes nothing that is there.
+    """
+    named = {deviation.name: deviation for deviation in operator.deviations}
+    generated = {
+        implementation.name: implementation
+        for implementation in chain(
+            wrong_arguments(operator), wrong_node(operator), wrong_precision(operator)
+        )
+    }
+    own = [_implementation(operator, item, generated.get(item.name)) for item in named.values()]
+    others = [
+        implementation
+        for implementation in generated.values()
+        if implementation.name not in named and not equivalent(operator, implementation)
+    ]
+    return (*own, *others)
+
+
+def _implementation(
+    operator: Operator, deviation: Deviation, generated: Implementation | None
+) -> Implementation:
+    """Return the implementation; without a change of its own it is the generated one."""
+    if deviation.replace:
+        rewrite(operator.formula, deviation.replace)
+        return Implementation(
+            deviation.name,
+            deviation.about,
+            deviation.seen_in,
+            change=lru_cache(partial(rewrite, replace=deviation.replace)),
+            defaults=deviation.defaults,
+        )
+    if deviation.defaults:
+        return Implementation(
+            deviation.name, deviation.about, deviation.seen_in, defaults=deviation.defaults
+        )
+    if generated is None:
+        raise ValueError(f"{operator.name}: deviation {deviation.name!r} changes nothing")
+    return replace(generated, about=deviation.about, seen_in=deviation.seen_in)
