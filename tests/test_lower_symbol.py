@@ -1,0 +1,185 @@
+"""Any NumPy that a formula may use becomes ONNX operators that mean the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from runtimes import runtimes
+
+from onnxopt_cli.operators.call import bind
+from onnxopt_cli.operators.operator import FLOATS, Operator, Scalar
+from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.graph_tensors import GraphTensor
+from onnxopt_cli.readings.graphs import FreshNames
+from onnxopt_cli.readings.lower_call import lower_call
+
+SPECIAL = np.array([-np.inf, -1.5, -0.0, 0.0, 0.25, 1.0, 3.0, np.inf, np.nan])
+#: Every pair of these.
+X, Y = np.array(list(itertools.product(SPECIAL, SPECIAL))).T
+
+
+def operator_of(formula, outputs):
+    """Return an operator of T, X and Y."""
+    return Operator(
+        name="Made",
+        domain="made.here",
+        version=1,
+        formula=formula,
+        scalars=(Scalar("T", ("int64",)),),
+        tensors=("X", "Y"),
+        outputs={f"X_{number}": "X" for number in range(outputs)},
+        attributes=(),
+        about="",
+        source="",
+    )
+
+
+def lowered(operator, inputs, *, known=True):
+    """Return a model made of nothing but the nodes of a lowered call."""
+    operands = [
+        GraphTensor(name, value.dtype, value.shape if known else None)
+        for name, value in zip(operator.input_names(1), inputs, strict=True)
+    ]
+    nodes = lower_call(
+        bind(operator, operands, {}), list(operator.outputs), FreshNames(onnx.ModelProto())
+    )
+
+    def declare(name, value):
+        shape = value.shape if known else [None] * value.ndim
+        return helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), shape
+        )
+
+    graph = helper.make_graph(
+        nodes,
+        "made",
+        [declare(operand.name, value) for operand, value in zip(operands, inputs, strict=True)],
+        [declare(name, inputs[1]) for name in operator.outputs],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def assert_unchanged(runtime, formula, outputs, inputs, **options):
+    """Assert that a lowered formula yields to the bit what the formula does."""
+    operator = operator_of(formula, outputs)
+    expected = evaluate(bind(operator, inputs, {}))
+    got = runtime(lowered(operator, inputs, **options), inputs)
+    for want, have in zip(expected, got, strict=True):
+        assert have.dtype == want.dtype
+        np.testing.assert_array_equal(have, want)
+
+
+def every_pair(dtype):
+    return [np.array(3), X.astype(dtype), Y.astype(dtype)]
+
+
+@runtimes
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_arithmetic_is_numpys_also_on_nan_infinity_and_zero(runtime, dtype):
+    def formula(_T, X, Y):
+        return (
+            X + Y,
+            X - Y,
+            X * Y,
+            8 * X / 4,
+            -X,
+            abs(X),
+            np.square(X),
+            np.sqrt(np.square(Y)),
+            np.power(X, 2),
+            np.maximum(X, Y),
+            np.minimum(X, Y),
+        )
+
+    assert_unchanged(runtime, formula, 11, every_pair(dtype))
+
+
+@runtimes
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_comparisons_and_logic_are_numpys_also_on_nan(runtime, dtype):
+    def formula(_T, X, Y):
+        conditions = (
+            X > Y,
+            X >= Y,
+            X < Y,
+            X <= Y,
+            X == Y,
+            X != Y,
+            (X > 0) & (Y > 0),
+            (X > 0) | (Y > 0),
+            (X > 0) ^ (Y > 0),
+            ~(X > Y),
+            np.logical_and(X > 0, np.logical_not(Y > 0)),
+            np.logical_or(X > 0, Y > 0),
+            np.logical_xor(X > 0, Y > 0),
+        )
+        return tuple(np.where(condition, X, 7) for condition in conditions)
+
+    assert_unchanged(runtime, formula, 13, every_pair(dtype))
+
+
+@runtimes
+def test_a_truth_value_counts_as_zero_or_one(runtime):
+    def formula(_T, X, Y):
+        return ((X > Y) * 2 + (X > 0) * 4,)
+
+    assert_unchanged(runtime, formula, 1, every_pair("float32"))
+
+
+@runtimes
+def test_integers_are_compared_exactly_beyond_what_a_double_holds(runtime):
+    def formula(T, X, _Y):
+        return (X + np.where(T > 2**53, 1, 2),)
+
+    assert_unchanged(runtime, formula, 1, [np.array(2**53 + 1), np.zeros(2), np.zeros(2)])
+
+
+@runtimes
+def test_one_value_is_rounded_to_two_types_where_two_types_meet_it(runtime):
+    def formula(T, X, Y):
+        # A third, in double, less a third in float32.
+        third = 1 / T
+        return ((Y * third - X * third) * 2.0**24,)
+
+    inputs = [np.array(3), np.ones(2, np.float32), np.ones(2)]
+    (got,) = runtime(lowered(operator_of(formula, 1), inputs), inputs)
+    expected = (1 / 3 - float(np.float32(1 / 3))) * 2.0**24
+    np.testing.assert_allclose(got, np.full(2, expected, np.float32), rtol=1e-6)
+
+
+@runtimes
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 0), ()])
+def test_a_result_that_depends_on_no_tensor_fills_its_output(runtime, known, shape):
+    def formula(T, _X, Y):
+        return T * 2, 5, np.sqrt(Y)
+
+    inputs = [np.array(3), np.zeros(shape, np.float32), np.array(4.0)]
+    assert_unchanged(runtime, formula, 3, inputs, known=known)
+
+
+@runtimes
+def test_inputs_and_repeated_results_may_be_handed_through(runtime):
+    def formula(_T, X, Y):
+        return X, X, X * Y, X * Y
+
+    assert_unchanged(runtime, formula, 4, every_pair("float64"))
+
+
+@pytest.mark.parametrize("function", [np.exp, np.sum, np.add.reduce])
+def test_a_function_that_no_operator_is_known_for_is_named(function):
+    operator = operator_of(lambda _T, X, _Y: (function(X),), 1)
+    with pytest.raises(TypeError, match=r"numpy\.(exp|sum|add): add it in"):
+        lowered(operator, every_pair("float32"))
+
+
+def test_a_formula_cannot_branch_on_a_value_that_is_not_known_yet():
+    operator = operator_of(lambda T, X, Y: (X if T > 0 else Y,), 1)
+    with pytest.raises(TypeError, match=r"np\.where instead of if"):
+        lowered(operator, every_pair("float32"))
