@@ -19,6 +19,7 @@ _COMMANDS = {
     "generate": "Write the specification's cases as files.",
     "list": "List cases.",
     "show": "Show an operator or a case.",
+    "audit": "Grade cases: which wrong implementations do they reject?",
     "lower": "Replace training operators by primitive ones.",
     "backends": "List the backends that can be tested.",
     "schema": "Print the JSON Schema of case files.",

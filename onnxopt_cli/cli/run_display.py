@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -44,7 +45,7 @@ class Display:
         )
         self._task = self._progress.add_task("", total=len(plan.cases))
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         for problem in self._plan.problems:
             stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
         if not self._quiet and self._plan.cases:

@@ -1,4 +1,4 @@
-"""What must come back from a case, how far off it may be, and whether the case contradicts itself."""
+"""What must come back from a case, how far off it may be, whether the case contradicts itself."""
 
 from __future__ import annotations
 

@@ -1,0 +1,110 @@
+"""``onnxopt audit``."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onnxopt_cli.run.audit import Grade
+
+
+@click.command("audit")
+@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1)
+@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator.")
+@click.option(
+    "--tolerance",
+    "rule",
+    type=click.Choice(["derived", "onnx"]),
+    help="Judge by this rule, whatever the cases say.",
+)
+@click.option(
+    "--allow",
+    "allowed",
+    multiple=True,
+    metavar="GLOB",
+    help="Let wrong implementations of this name survive.",
+)
+@click.option("-j", "--jobs", default="auto", metavar="N|auto", help="Processes.  [default: auto]")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write all of it as JSON.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also list redundant and weak cases.")
+def command(
+    targets: tuple[str, ...],
+    operators: tuple[str, ...],
+    rule: str | None,
+    allowed: tuple[str, ...],
+    jobs: str,
+    json_path: Path | None,
+    verbose: bool,
+) -> int:
+    """Grade cases: which wrong implementations do they reject?
+
+    Every case is put to named wrong implementations and to automatic mutants of the formula, which
+    it should reject, and to right implementations that round differently, which it must not.
+
+    \b
+    onnxopt audit cases/
+    onnxopt audit spec --tolerance onnx
+
+    Exits with 1 if a wrong implementation survives or a right one is rejected.
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.cli.console import stderr, stdout
+    from onnxopt_cli.core.files import write_atomically
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.report.audit_report import audit_json, audit_page
+    from onnxopt_cli.run.audit import audit, find_trials
+    from onnxopt_cli.run.expectation import Judging, Rule
+    from onnxopt_cli.run.select import Selection
+
+    processes = _processes(jobs)
+    collection = collect(targets)
+    chosen = Selection(operators=operators).choose(collection.cases)
+    trials, problems = find_trials(chosen, Judging(rule=Rule(rule) if rule else None))
+    problems = [*collection.problems, *problems]
+    for problem in problems:
+        stderr().print(f"invalid {printable(str(problem))}")
+    if not any(trials.values()):
+        raise NothingSelected(
+            f"none of {len(chosen)} cases is one node of an operator with a formula"
+        )
+    with stderr().status("putting every implementation to every case"):
+        grades = audit(trials, processes)
+    for grade in grades:
+        for renderable in audit_page(grade, verbose=verbose):
+            stdout().print(renderable)
+    if json_path is not None:
+        write_atomically(json_path, audit_json(grades).encode())
+    return 2 if problems else int(_disappoints(grades, allowed))
+
+
+def _processes(jobs: str) -> int:
+    from onnxopt_cli.run.parallel import available_jobs
+
+    if jobs == "auto":
+        return available_jobs()
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise click.BadParameter(f"{jobs!r} is neither auto nor a positive number", param_hint="-j")
+    return int(jobs)
+
+
+def _disappoints(grades: Sequence[Grade], allowed: tuple[str, ...]) -> bool:
+    return any(
+        grade.false_alarms
+        or any(
+            not any(fnmatchcase(survivor.name, pattern) for pattern in allowed)
+            for survivor in grade.survivors
+        )
+        for grade in grades
+    )

@@ -1,0 +1,140 @@
+"""The grades of a suite, for a terminal and as JSON. Nothing here prints."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.report import numbers
+from onnxopt_cli.run.audit import Grade, Verdict
+
+SCHEMA = "onnxopt.audit/1"
+_SHOWN = 12
+
+
+def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
+    """Yield an operator's grade: a table, then survivors and false alarms, then details."""
+    yield Text.assemble((grade.operator.name, "bold"), f"  {len(grade.trials)} cases")
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    table.add_row("  wrong, named", _share(grade.named), "rejected")
+    equal = sum(verdict.equivalent for verdict in grade.automatic)
+    note = f"rejected; {equal} more equal the formula on every input"
+    table.add_row("  wrong, automatic", _share(grade.automatic), note)
+    accepted = [verdict for verdict in grade.right if not verdict.rejected]
+    bad = len(accepted) < len(grade.right)
+    right = Text(f"{len(accepted)} of {len(grade.right)}", style="bold red" if bad else "green")
+    table.add_row("  right", right, f"accepted; {_most_used(grade)}")
+    yield table
+    hardest = _hardest(grade)
+    if hardest is not None:
+        share = numbers.error(hardest.largest)
+        yield Text(f"  nearest miss: {hardest.name}, {share} times its limit", style="dim")
+    for survivor in grade.survivors[: None if verbose else _SHOWN]:
+        yield Padding(_survivor(survivor), (0, 2))
+    hidden = len(grade.survivors) - _SHOWN
+    if hidden > 0 and not verbose:
+        yield Text(f"  ... and {hidden} more; -v shows them", style="dim")
+    for verdict, case in grade.false_alarms:
+        text = Text.assemble(("  false alarm  ", "bold red"), f"{verdict.name}, by ")
+        yield text.append(f"{printable(case)}: {numbers.error(verdict.largest)} times the limit")
+    if verbose:
+        yield from _details(grade)
+    yield Text()
+
+
+def audit_json(grades: Sequence[Grade]) -> str:
+    """Return all grades as JSON text."""
+    document = {"schema": SCHEMA, "operators": [_grade(grade) for grade in grades]}
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _share(verdicts: Sequence[Verdict]) -> Text:
+    counted = [verdict for verdict in verdicts if not verdict.equivalent]
+    rejected = sum(verdict.rejected for verdict in counted)
+    style = "green" if rejected == len(counted) else "bold red"
+    return Text(f"{rejected} of {len(counted)}", style=style)
+
+
+def _most_used(grade: Grade) -> str:
+    if not grade.right:
+        return "none installed"
+    most = max(grade.right, key=lambda verdict: verdict.largest)
+    return f"at most {numbers.error(most.largest)} of a limit used, by {most.name}"
+
+
+def _hardest(grade: Grade) -> Verdict | None:
+    """Return the wrong implementation that is rejected by the smallest margin."""
+    rejected = [verdict for verdict in grade.named + grade.automatic if verdict.rejected]
+    return min(rejected, key=lambda verdict: verdict.largest, default=None)
+
+
+def _survivor(verdict: Verdict) -> Text:
+    text = Text.assemble(("survives  ", "bold red"), (verdict.name, "bold"))
+    if verdict.about:
+        text.append(f"  {verdict.about}")
+    if verdict.apart is not None:
+        attributes, inputs = verdict.apart
+        pairs = [f"{name} {value}" for name, value in attributes.items()]
+        pairs += [f"{name} {_brief(value)}" for name, value in inputs.items()]
+        text.append(f"\n  would show at {', '.join(pairs)}", style="dim")
+    return text
+
+
+def _brief(array: Array) -> str:
+    if array.size == 1:
+        return str(array.reshape(-1)[0])
+    elements = ", ".join(str(item) for item in array.reshape(-1)[:3])
+    return f"{list(array.shape)} of {elements}, ..."
+
+
+def _details(grade: Grade) -> Iterable[RenderableType]:
+    if grade.redundant:
+        names = ", ".join(map(printable, grade.redundant))
+        yield Text(f"  reject nothing that others do not: {names}", style="dim")
+    for case, output, elements in grade.weak:
+        yield Text(f"  too weak to judge {elements} of {output}: {printable(case)}", style="dim")
+
+
+def _grade(grade: Grade) -> dict[str, Any]:
+    return {
+        "operator": grade.operator.name,
+        "cases": [trial.case for trial in grade.trials],
+        "named": [_verdict(verdict) for verdict in grade.named],
+        "automatic": [_verdict(verdict) for verdict in grade.automatic],
+        "right": [_verdict(verdict) for verdict in grade.right],
+        "survivors": [verdict.name for verdict in grade.survivors],
+        "false_alarms": [
+            {"variant": verdict.name, "case": case} for verdict, case in grade.false_alarms
+        ],
+        "redundant": grade.redundant,
+        "weak": [
+            {"case": case, "output": output, "elements": elements}
+            for case, output, elements in grade.weak
+        ],
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "name": verdict.name,
+        "about": verdict.about,
+        "rejected": verdict.rejected,
+        "equivalent": verdict.equivalent,
+        "largest_share_of_limit": _number(verdict.largest),
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

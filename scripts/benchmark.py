@@ -1,0 +1,120 @@
+"""Measure how long onnxopt takes, as ratios to what a user knows, and check the promised limits.
+
+Run it in an environment with onnxopt[dev]:
+
+    python scripts/benchmark.py
+
+Each row times two commands as whole processes, in turn, and gives the median of the ratios of
+neighbouring runs; so it holds on a noisy machine. Exits with 1 if a ratio is over its limit.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PYTHON = sys.executable
+ONNXOPT = [PYTHON, "-m", "onnxopt_cli"]
+
+RUNNER = """
+import sys
+sys.path.insert(0, {scripts!r})
+from onnx.backend.test.runner import Runner
+from plain_backends import OnnxRuntimeBackend
+globals().update(Runner(OnnxRuntimeBackend, __name__).test_cases)
+"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A command, what it is compared with, and how much longer it may take."""
+
+    name: str
+    command: list[str]
+    other: list[str]
+    limit: float
+    runs: int = 5
+    before: Callable[[], None] = lambda: None
+
+
+def seconds(command: list[str], environment: dict[str, str]) -> float:
+    """Return the wall time of a whole process; its exit code does not matter."""
+    started = time.perf_counter()
+    subprocess.run(
+        command, check=False, cwd=ROOT, env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return time.perf_counter() - started
+
+
+def measure(comparison: Comparison, environment: dict[str, str]) -> float:
+    """Print a row and return the median ratio."""
+    pairs = []
+    for run in range(-1, comparison.runs):
+        comparison.before()
+        pair = seconds(comparison.command, environment), seconds(comparison.other, environment)
+        if run >= 0:  # the first pair warms the disk up
+            pairs.append(pair)
+    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+    ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+    verdict = "ok" if ratio <= comparison.limit else "OVER"
+    print(
+        f"{comparison.name:<50} {ours:7.2f} s {theirs:7.2f} s {ratio:6.2f} "
+        f"(at most {comparison.limit:g}) {verdict}",
+        flush=True,
+    )
+    return ratio
+
+
+def main() -> int:
+    """Measure everything; return the exit code."""
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
+          f"Python {platform.python_version()}")  # fmt: skip
+    print(f"{'':<50} {'onnxopt':>9} {'other':>9} {'ratio':>6}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
+        tests = folder / "test_onnx.py"
+        tests.write_text(RUNNER.format(scripts=str(ROOT / "scripts")))
+        runner = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull,
+                  f"--rootdir={folder}", "-k", "Node", str(tests)]  # fmt: skip
+        nodes = folder / "nodes"
+        subprocess.run(
+            [*ONNXOPT, "generate", "onnx-node", "-o", str(nodes)],
+            check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+        def forget() -> None:
+            subprocess.run(["rm", "-rf", str(folder / "cache")], check=True)  # noqa: S607
+
+        on_runtime = ["-q", "-b", "onnxruntime"]
+        comparisons = [
+            Comparison("onnxopt --help | import click",
+                       [*ONNXOPT, "--help"], [PYTHON, "-c", "import click"], 2.5, 15),
+            Comparison("onnxopt run cases/spec | import onnx.reference",
+                       [*ONNXOPT, "run", "cases/spec"],
+                       [PYTHON, "-c", "import onnx.reference"], 2.0, 15),
+            Comparison("node cases from directories | onnx's runner",
+                       [*ONNXOPT, "run", str(nodes), *on_runtime], runner, 0.5, 3),
+            Comparison("onnx-node, first time | onnx's runner",
+                       [*ONNXOPT, "run", "onnx-node", *on_runtime], runner, 1.0, 3, forget),
+            Comparison("onnx-node, second time | from directories",
+                       [*ONNXOPT, "run", "onnx-node", *on_runtime],
+                       [*ONNXOPT, "run", str(nodes), *on_runtime], 1.1, 3),
+        ]  # fmt: skip
+        ratios = [measure(comparison, environment) for comparison in comparisons]
+    return int(any(r > it.limit for r, it in zip(ratios, comparisons, strict=True)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The command under test, in process, and places for it to work in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from onnxopt_cli.cli import main
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+@pytest.fixture
+def onnxopt(capsys):
+    """Call ``onnxopt`` with arguments and return its exit code and output."""
+
+    def call(*arguments: str | Path) -> Answer:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        answer = Answer(int(ended.value.code or 0), captured.out, captured.err)
+        assert "Traceback" not in answer.text
+        assert "internal error" not in answer.text
+        return answer
+
+    return call
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

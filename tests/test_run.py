@@ -1,0 +1,266 @@
+"""``onnxopt run``, through the command itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import REPOSITORY
+
+CASE = """\
+onnxopt: 1
+suite: demo
+operator: Momentum
+cases:
+  - name: plain
+    about: One ordinary step.
+    tags: [ordinary]
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.1, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+  - name: nesterov
+    attributes: {alpha: 0.9, beta: 1.0, mode: nesterov, norm_coefficient: 0.0}
+    inputs: {R: 0.1, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+"""
+
+BACKEND = """\
+import numpy as np
+from onnxopt_cli.backends.resolve import resolve_backend
+
+NUMPY = resolve_backend("numpy")
+
+
+class Right:
+    def run(self, model, inputs):
+        return NUMPY.prepare(model).run(inputs)
+
+
+class Off(Right):
+    def run(self, model, inputs):
+        first, *rest = super().run(model, inputs)
+        return [first + np.float32(0.25), *rest]
+
+
+class Double(Right):
+    def run(self, model, inputs):
+        return [output.astype(np.float64) for output in super().run(model, inputs)]
+
+
+class Short(Right):
+    def run(self, model, inputs):
+        return super().run(model, inputs)[:1]
+
+
+class Scribbler(Right):
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        inputs["X"] += 1
+        return outputs
+
+
+class Raises:
+    def run(self, model, inputs):
+        raise ValueError("no \\x1b[31m luck [/x]")
+
+
+class Exits:
+    def run(self, model, inputs):
+        raise SystemExit(0)
+
+
+class Unable:
+    def run(self, model, inputs):
+        raise NotImplementedError("Momentum is not known here")
+"""
+
+
+@pytest.fixture
+def demo(workplace):
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "vendor.py").write_text(BACKEND)
+    return workplace
+
+
+def test_a_right_backend_conforms(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Right")
+    assert answer.code == 0
+    assert "demo/demo/plain" in answer.out
+    assert "conforms: 2 pass" in answer.out
+    assert answer.err == ""
+
+
+def test_a_wrong_value_shows_where_and_how_far_it_is_off(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Off")
+    assert answer.code == 1
+    assert "2 of 2 off" in answer.out
+    assert "[0]" in answer.out
+    assert "does not conform: 2 fail" in answer.out
+    assert "onnxopt run demo.yaml -k demo/demo/plain -b python:vendor.py:Off" in " ".join(
+        answer.out.replace("│", " ").split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        ("Double", "is float64[2]"),
+        ("Short", "is missing"),
+        ("Scribbler", "inputs changed: X"),
+        ("Raises", r"ValueError: no \x1b[31m luck [/x]"),
+        ("Exits", "SystemExit: 0"),
+    ],
+)
+def test_what_a_backend_does_wrong_is_said(demo, onnxopt, backend, says):
+    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", f"python:vendor.py:{backend}")
+    assert answer.code == 1
+    assert says in answer.out
+
+
+def test_a_backend_that_does_not_know_the_operator_gets_primitive_ones(demo, onnxopt):
+    pytest.importorskip("onnxruntime")
+    lowered = onnxopt("run", "demo.yaml", "-b", "onnxruntime")
+    assert lowered.code == 0
+    assert "pass (lowered)" in lowered.out
+    assert "2 of them lowered" in lowered.out
+    never = onnxopt("run", "demo.yaml", "-b", "onnxruntime", "--lower", "never")
+    assert never.code == 1
+    assert "2 unsupported" in never.out
+    assert "is not a registered function/op" in never.out
+
+
+def test_a_backend_that_knows_no_primitives_either_is_unsupported(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Unable")
+    assert answer.code == 1
+    assert "2 unsupported" in answer.out
+    assert "Momentum is not known here" in answer.out
+
+
+def test_several_backends_give_a_column_each(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "numpy", "-b", "python:vendor.py:Off")
+    heading, first = answer.out.splitlines()[:2]
+    assert heading.split() == ["case", "numpy", "python:vendor.py:Off"]
+    assert first.split() == ["demo/demo/plain", "pass", "FAIL"]
+    assert answer.code == 1
+
+
+def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, onnxopt):
+    wrong = "    outputs: {X_new: [0.9, 2.0], V_new: [0.725, -0.5]}\n"
+    (demo / "wrong.yaml").write_text(CASE.split("  - name: nesterov")[0] + wrong)
+    answer = onnxopt("run", "wrong.yaml", "-b", "python:vendor.py:Right")
+    assert answer.code == 2
+    assert "the case is wrong, not" in answer.out
+    assert "1 invalid" in answer.out
+
+
+def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
+    broken = CASE.replace("name: nesterov", "nmae: nesterov")
+    (demo / "demo.yaml").write_text(broken)
+    answer = onnxopt("run", "demo.yaml")
+    assert answer.code == 2
+    assert "demo.yaml:10" in answer.err
+    assert "conforms: 1 pass" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        (["-k", "plain"], ["plain"]),
+        (["-k", "demo/*/nest*"], ["nesterov"]),
+        (["--tag", "ordinary"], ["plain"]),
+        (["--operator", "momentum"], ["plain", "nesterov"]),
+    ],
+)
+def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, chosen):
+    answer = onnxopt("run", "demo.yaml", *arguments)
+    assert answer.code == 0
+    names = [line.split()[0].split("/")[-1] for line in answer.out.splitlines()[1 : len(chosen) + 1]]
+    assert names == chosen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "demo.yaml", "-k", "nothing"], 5, "none of 2 cases"),
+        (["run", "demo.yml"], 2, "demo.yml"),
+        (["run", "onnx-nod"], 2, "did you mean onnx-node?"),
+        (["run", "demo.yaml", "--tag", "ordinal"], 2, "did you mean ordinary?"),
+        (["run", "demo.yaml", "-b", "onnxruntme"], 2, "onnxruntime"),
+        (["run", "demo.yaml", "-b", "python:nowhere.py:X"], 2, "nowhere.py"),
+        (["run", "demo.yaml", "--rtol", "-1"], 2, "not negative"),
+        (["run", "demo.yaml", "--rtol", "nan"], 2, "finite"),
+        (["run", "demo.yaml", "--ulp", "3", "--rtol", "1"], 2, "exclude each other"),
+        (["run", "demo.yaml", "--report", "pdf=x"], 2, "FORMAT is json"),
+        (["run", "demo.yaml", "--report", "json=no/such/x.json"], 2, "folder must exist"),
+        (["run", "vendor.py"], 2, "is no case file"),
+        (["rnu"], 2, "Did you mean run?"),
+        (["run", "--quite"], 2, "--quiet"),
+    ],
+)
+def test_wrong_usage_is_told_with_what_to_do(demo, onnxopt, arguments, code, says):
+    answer = onnxopt(*arguments)
+    assert (answer.code, says in answer.err) == (code, True), answer.err
+
+
+def test_the_json_report_holds_every_verdict_and_number(demo, onnxopt):
+    answer = onnxopt(
+        "run", "demo.yaml", "-b", "python:vendor.py:Off", "--report", "json=out.json", "-q"
+    )
+    report = json.loads((demo / "out.json").read_text())
+    assert report["schema"] == "onnxopt.report/1"
+    assert report["exit_code"] == answer.code == 1
+    assert report["summary"] == {"fail": 2}
+    output = report["results"][0]["outputs"][0]
+    assert (output["name"], output["mismatches"]) == ("X_new", 2)
+    assert output["tolerance"]["from"] == "derived"
+    assert output["worst"][0]["absolute"] == pytest.approx(0.25, rel=1e-6)
+
+
+def test_the_command_line_tolerance_precedes_all_others(demo, onnxopt):
+    wide = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--atol", "0.3"]
+    assert onnxopt(*wide).code == 0
+    assert onnxopt(*wide[:-1], "0.2").code == 1
+    assert "command line" in onnxopt(*wide[:-1], "0.2").out
+
+
+def test_max_fail_stops_and_says_what_was_not_run(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Off", "-x")
+    assert answer.code == 1
+    assert "1 fail, 1 not-run" in answer.out
+
+
+def test_verbose_shows_every_output(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-v")
+    assert answer.out.count("X_new") == answer.out.count("V_new") == 2
+    assert "of the budget" in answer.out
+
+
+def test_quiet_shows_only_the_summary(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-q")
+    assert "demo/demo/plain" not in answer.out
+    assert "conforms" in answer.out
+
+
+def test_the_id_of_a_case_does_not_depend_on_how_its_path_was_typed(demo, onnxopt, monkeypatch):
+    (demo / "inner").mkdir()
+    monkeypatch.chdir(demo / "inner")
+    for path in ("../demo.yaml", str(demo / "demo.yaml"), "../inner/../demo.yaml"):
+        assert onnxopt("list", path).out.split()[0] == "demo/demo/plain"
+
+
+def test_the_committed_cases_conform_on_the_reference(onnxopt, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert onnxopt("run").code == 0
+    assert onnxopt("run", "cases/", "-b", "numpy", "-q").code == 0
+
+
+def test_the_committed_cases_conform_on_onnx_runtime(onnxopt, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(REPOSITORY)
+    assert onnxopt("run", "cases/", "-b", "onnxruntime", "-q").code == 0
+
+
+def test_the_committed_cases_show_the_defects_of_onnx_s_reference(onnxopt, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    answer = onnxopt("run", "cases/", "-b", "onnx-reference")
+    assert answer.code == 1
+    assert "is float64[" in answer.out  # float32 X comes back as double for T > 0
+    assert "is float32[" in answer.out  # several double tensors come back as float32
