@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -40,6 +41,9 @@ def corpus(name: str) -> tuple[list[Case], list[Problem]]:
     if name == _NODE:
         from onnxopt_cli.cases.node_cache import node_cases
 
-        return node_cases()
-    data = Path(onnx.__file__).parent / "backend" / "test" / "data"
-    return find_directories(data / name.removeprefix(_PREFIX))
+        cases, problems = node_cases()
+    else:
+        data = Path(onnx.__file__).parent / "backend" / "test" / "data"
+        cases, problems = find_directories(data / name.removeprefix(_PREFIX))
+    source = f"onnx {onnx.__version__}"
+    return [replace(case, source=source) for case in cases], problems

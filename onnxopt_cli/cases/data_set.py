@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
-from onnx import TypeProto, ValueInfoProto
+from onnx import ValueInfoProto
 
 from onnxopt_cli.cases.directory_tolerance import FILE_NAME, read_directory_data
 from onnxopt_cli.cases.malformed import Malformed
@@ -116,11 +115,18 @@ def read_values(
         The values by name, in the graph's order; without those that have problems.
     """
     types = {value.name: value.type for value in declared}
+    try:
+        classes = {name: message_class(declared_type) for name, declared_type in types.items()}
+    except Malformed as error:
+        problems.append(Problem(str(folder), f"one of the graph's {kind}s {error}"))
+        return {}
     owners: dict[str, Path] = {}
     found: dict[str, Value] = {}
     for position, path in enumerate(files):
         try:
-            name, message = _named_message(read_regular_file(path), types, position, kind)
+            if position >= len(types):
+                raise Malformed(f"is more than the graph's {len(types)} {kind}s")  # noqa: TRY301
+            name, message = _named_message(read_regular_file(path), classes, position, kind)
             if name in owners:
                 what = f"holds the {kind} {name!r}, as does {owners[name].name}"
                 raise Malformed(what)  # noqa: TRY301 - joins the others of this file
@@ -136,42 +142,28 @@ def read_values(
 
 
 def _named_message(
-    data: bytes, types: Mapping[str, TypeProto], position: int, kind: str
+    data: bytes, classes: Mapping[str, type[Message]], position: int, kind: str
 ) -> tuple[str, Message]:
     """Return the input or output that a file belongs to, and the message in the file."""
-    if position >= len(types):
-        raise Malformed(f"is more than the graph's {len(types)} {kind}s")
-    here, here_type = list(types.items())[position]
-    expected = message_class(here_type)
-    try:
-        message = parse_message(data, expected)
-    except Malformed:
-        # Only its name can say that a file is for another position, whose type is another.
-        named = _message_for_name(data, types, expected)
-        if named is None:
-            raise
-        return named
-    name = name_of(message) or here
-    if name not in types:
-        names = ", ".join(map(repr, types))
-        raise Malformed(f"names itself {name!r}; the graph's {kind}s are {names}")
-    if message_class(types[name]) is not expected:
-        message = parse_message(data, message_class(types[name]))
-    return name, message
-
-
-def _message_for_name(
-    data: bytes, types: Mapping[str, TypeProto], tried: type[Any]
-) -> tuple[str, Message] | None:
-    for candidate in {message_class(declared) for declared in types.values()} - {tried}:
+    here = list(classes)[position]
+    parsed: dict[type[Message], Message] = {}
+    # A name precedes the position, whose type may be another: some data are several messages.
+    for candidate in dict.fromkeys([classes[here], *classes.values()]):
         try:
-            message = parse_message(data, candidate)
+            message = parsed[candidate] = parse_message(data, candidate)
             name = name_of(message)
         except Malformed:
             continue
-        if name in types and message_class(types[name]) is candidate:
+        if classes.get(name) is candidate:
             return name, message
-    return None
+    message = parsed.get(classes[here]) or parse_message(data, classes[here])
+    name = name_of(message)
+    if not name:
+        return here, message
+    if name in classes:
+        return name, parse_message(data, classes[name])
+    names = ", ".join(map(repr, classes))
+    raise Malformed(f"names itself {name!r}; the graph's {kind}s are {names}")
 
 
 def _tolerance(path: Path, problems: list[Problem]) -> Relative | None:

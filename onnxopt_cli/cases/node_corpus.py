@@ -19,24 +19,21 @@ from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 from onnxopt_cli.core.values import Value
 
 
-def node_contents() -> Iterator[tuple[str, int, Content]]:
+def node_contents() -> Iterator[tuple[str, Content]]:
     """Collect onnx's node cases, which takes seconds, without the warnings that onnx gives.
 
     Yields:
-        The name of a test (``test_abs``), the number of a data set of it, and its content.
+        The name of a test (``test_abs``) and its content.
     """
     for case in _collected():
         graph = case.model.graph
         tolerance = None
         if (case.rtol, case.atol) != (ONNX_DEFAULT.rtol, ONNX_DEFAULT.atol):
             tolerance = Relative(case.rtol, case.atol, Provenance.DIRECTORY)
-        for number, (inputs, outputs) in enumerate(case.data_sets):
-            named_inputs = _named(graph.input, inputs)
-            yield (
-                case.name,
-                number,
-                Content(case.model, named_inputs, _named(graph.output, outputs), tolerance),
-            )
+        # What onnx declares as many data sets is exactly one for a node.
+        ((inputs, outputs),) = case.data_sets
+        named_inputs, named_outputs = _named(graph.input, inputs), _named(graph.output, outputs)
+        yield case.name, Content(case.model, named_inputs, named_outputs, tolerance)
 
 
 def write_node_corpus(folder: Path) -> int:
@@ -49,7 +46,7 @@ def write_node_corpus(folder: Path) -> int:
         UsageError: if a directory exists already or cannot be written.
     """
     count = 0
-    for name, _, content in node_contents():
+    for name, content in node_contents():
         write_directory(folder / "node" / name, content)
         count += 1
     return count

@@ -165,7 +165,8 @@ class _Search:
                 return True
         if not path.name.startswith("test_"):
             return False
-        if names and FILE_NAME not in names and not any(n.endswith(".pb") for n in names):
+        values = any(name.startswith(("input_", "output_")) for name in names)
+        if names and FILE_NAME not in names and not values:
             return False
         self._problem(path, f"has no {_MODEL}")
         return True

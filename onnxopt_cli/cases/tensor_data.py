@@ -137,7 +137,8 @@ def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
     """Return an array as a tensor, its elements in raw_data unless they are strings.
 
     Raises:
-        ValueError: if the dtype has no ONNX element type, or a string array holds something else.
+        ValueError: if the dtype has no ONNX element type (one of foreign byte order has none), or a
+            string array holds something else.
     """
     if array.dtype.kind in "OUT":
         tensor = TensorProto(data_type=TensorProto.STRING, dims=array.shape, name=name)
@@ -147,8 +148,7 @@ def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
                 raise ValueError(what)  # noqa: TRY004 - a wrong value, in an array of objects
             tensor.string_data.append(text.encode())
         return tensor
-    native = array.dtype if array.dtype.kind == "V" else array.dtype.newbyteorder("=")
-    storage = _STORAGE_OF.get(native)
+    storage = _STORAGE_OF.get(array.dtype)
     if storage is None:
         raise ValueError(f"ONNX has no element type {array.dtype}")
     return TensorProto(
@@ -234,7 +234,7 @@ def _from_raw(data: bytes, storage: _Storage, shape: tuple[int, ...]) -> Array:
 
 
 def _to_raw(array: Array, storage: _Storage) -> bytes:
-    native = np.ascontiguousarray(array, storage.dtype).reshape(-1)
+    native = np.ascontiguousarray(array).reshape(-1)
     if storage.bits < _BYTE:
         return _pack(native.view(np.uint8), storage.bits)
     return native.view(storage.word.newbyteorder("=")).astype(storage.word).tobytes()

@@ -1,0 +1,231 @@
+"""The cases that come with the installed onnx package, by name."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx.backend.test.case import node
+from onnx.backend.test.case.test_case import TestCase
+from onnx_directories import same
+
+from onnxopt_cli.cases import node_cache
+from onnxopt_cli.cases.corpora import CORPORA, corpus
+from onnxopt_cli.cases.node_cache import CACHE_VARIABLE
+from onnxopt_cli.cases.node_corpus import node_contents, write_node_corpus
+from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.tolerance import Provenance, Relative
+from onnxopt_cli.errors import UsageError
+
+
+def read_all(name):
+    cases, problems = corpus(name)
+    assert problems == []
+    return {case.id: case.read() for case in cases}
+
+
+@pytest.mark.parametrize("name", [name for name in CORPORA if name != "onnx-node"])
+def test_every_case_of_the_installed_corpora_is_read_without_a_problem(name):
+    contents = read_all(name)
+    assert contents
+    assert all(case_id.startswith(f"{name}/") for case_id in contents)
+    assert all(content.inputs is not None and content.expected for content in contents.values())
+
+
+def test_the_light_corpus_has_the_tolerances_of_onnx_s_own_runner():
+    contents = read_all("onnx-light")
+    densenet = contents["onnx-light/light_densenet121/0"]
+    assert densenet.tolerance == Relative(2e-3, 1e-7, Provenance.DIRECTORY)
+    (image,) = densenet.inputs.values()
+    assert image.shape == (1, 3, 224, 224)
+    assert image.ravel()[1] == np.float32(1 / image.size)
+
+
+def test_cases_say_which_onnx_they_are_from():
+    assert corpus("onnx-simple")[0][0].source == f"onnx {onnx.__version__}"
+
+
+def test_every_corpus_is_described_in_a_line():
+    assert all(0 < len(text) < 80 and "\n" not in text for text in CORPORA.values())
+
+
+def test_an_unknown_corpus_is_an_error_that_names_the_known():
+    with pytest.raises(UsageError) as caught:
+        corpus("onnx-nodes")
+    assert "onnx-node, onnx-simple" in caught.value.hint
+
+
+def stand_in(*cases):
+    """A replacement for onnx's slow collection that makes a few cases of one node."""
+    collected = []
+
+    def collect():
+        collected.append(threading.get_ident())
+        return [
+            TestCase(
+                name=name,
+                model_name=name,
+                url=None,
+                model_dir=None,
+                model=model,
+                data_sets=[(inputs, outputs)],
+                kind="node",
+                rtol=rtol,
+                atol=1e-7,
+            )
+            for name, model, inputs, outputs, rtol in cases
+        ]
+
+    return collect, collected
+
+
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    """Two node cases instead of all, and a cache of their own; yields the log of collections."""
+
+    kind = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    text = helper.make_tensor_type_proto(onnx.TensorProto.STRING, [1])
+
+    def model(declared):
+        return helper.make_model(
+            helper.make_graph(
+                [helper.make_node("Identity", ["x"], ["y"])],
+                "g",
+                [helper.make_value_info("x", declared)],
+                [helper.make_value_info("y", declared)],
+            )
+        )
+
+    scalar, words = np.float32(2), np.array(["a"])
+    message = onnx.numpy_helper.from_array(np.array(2, np.float32))
+    collect, log = stand_in(
+        ("test_a", model(kind), (scalar,), [message], 1e-3),
+        ("test_b", model(text), [words], [words.astype(object)], 0.5),
+    )
+    monkeypatch.setattr(node, "collect_testcases", collect)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return log
+
+
+@pytest.mark.usefixtures("few")
+def test_values_in_memory_become_arrays_whatever_they_are():
+    (_, a), (_, b) = node_contents()
+    assert same(dict(a.inputs), {"x": np.array(2, np.float32)})
+    assert same(dict(a.expected), {"y": np.array(2, np.float32)})
+    assert same(dict(b.inputs), {"x": np.array(["a"], object)})
+
+
+@pytest.mark.usefixtures("few")
+def test_a_node_case_has_a_tolerance_only_where_it_is_not_onnx_s_default():
+    (_, a), (_, b) = node_contents()
+    assert a.tolerance is None
+    assert b.tolerance == Relative(0.5, 1e-7, Provenance.DIRECTORY)
+
+
+def test_node_cases_are_collected_once_and_then_found_in_the_cache(few, tmp_path):
+    first, second = corpus("onnx-node"), corpus("onnx-node")
+    assert len(few) == 1
+    assert [case.id for case in first[0]] == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
+    assert [case.id for case in second[0]] == [case.id for case in first[0]]
+    assert second[0][0].location.path.is_relative_to(tmp_path / "cache")
+    assert second[0][1].read().tolerance.rtol == 0.5
+
+
+@pytest.mark.usefixtures("few")
+def test_nothing_else_is_left_in_the_cache(tmp_path):
+    corpus("onnx-node")
+    (only,) = (tmp_path / "cache").iterdir()
+    assert only.name.startswith(f"onnx-node-{onnx.__version__}-")
+
+
+@pytest.mark.parametrize("lost", ["node/test_b", "node/test_b/model.onnx", "count"])
+def test_a_damaged_cache_is_made_anew(few, tmp_path, lost):
+    corpus("onnx-node")
+    (cache,) = (tmp_path / "cache").iterdir()
+    path = cache / lost
+    if path.is_dir():
+        path.rename(tmp_path / "away")
+    else:
+        path.unlink()
+    assert len(corpus("onnx-node")[0]) == 2
+    assert len(few) == 2
+    assert len(corpus("onnx-node")[0]) == 2
+    assert len(few) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("few")
+def test_a_cache_that_cannot_be_written_leaves_the_cases_in_memory(tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    cases, problems = corpus("onnx-node")
+    assert problems == []
+    assert [case.id for case in cases] == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
+    assert isinstance(cases[0].read(), Content)
+    assert cases[1].read().tolerance.rtol == 0.5
+
+
+@pytest.mark.usefixtures("few")
+def test_concurrent_runs_share_one_cache(tmp_path, monkeypatch):
+    # All begin to write before any has finished.
+    barrier = threading.Barrier(4)
+    write = node_cache.write_node_corpus
+
+    def write_together(folder):
+        barrier.wait(10)
+        return write(folder)
+
+    monkeypatch.setattr(node_cache, "write_node_corpus", write_together)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: corpus("onnx-node"), range(4)))
+    assert {tuple(case.id for case in cases) for cases, _ in results} == {
+        ("onnx-node/test_a/0", "onnx-node/test_b/0")
+    }
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("few")
+def test_what_onnx_prints_while_it_collects_is_not_seen(monkeypatch, capfd):
+
+    def noisy():
+        warnings.warn("overflow", RuntimeWarning, stacklevel=1)
+        return []
+
+    monkeypatch.setattr(node, "collect_testcases", noisy)
+    assert list(node_contents()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory):
+    """All node cases, through a cache of this test run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield corpus("onnx-node")
+
+
+@pytest.mark.slow
+def test_all_node_cases_come_back_from_directories_as_they_are_in_memory(cached):
+    cases, problems = cached
+    assert problems == []
+    in_memory = dict(node_contents())
+    assert len(cases) == len(in_memory) > 1000
+    for case in cases:
+        expected, found = in_memory[case.id.split("/")[1]], case.read()
+        assert found.model == expected.model
+        assert same(dict(found.inputs), dict(expected.inputs)), case.id
+        assert same(dict(found.expected), dict(expected.expected)), case.id
+        assert found.tolerance == expected.tolerance
+
+
+@pytest.mark.slow
+def test_the_written_corpus_is_found_as_the_named_one(cached, tmp_path):
+    assert write_node_corpus(tmp_path) == len(cached[0])
+    cases, problems = find_directories(tmp_path)
+    assert problems == []
+    assert [case.id for case in cases] == [case.id for case in cached[0]]

@@ -1,0 +1,389 @@
+"""Reading the cases of ONNX test directories, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from onnx import SequenceProto, TensorProto, helper, numpy_helper
+from onnx_directories import (
+    FLOAT,
+    ONE_TWO,
+    identity,
+    make_directory,
+    make_plain,
+    same,
+    tensor,
+    tensor_type,
+)
+
+from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.core.tolerance import Provenance, Relative
+from onnxopt_cli.errors import InvalidCase
+
+SEQUENCE = helper.make_sequence_type_proto(tensor_type())
+
+
+def read(root):
+    (case,), problems = find_directories(root)
+    assert problems == []
+    return case.read()
+
+
+def complaints(root):
+    """Return what is wrong, as 'file: what' with the file relative to the root."""
+    with pytest.raises(InvalidCase) as caught:
+        read(root)
+    return [str(problem).removeprefix(f"{root}{os.sep}") for problem in caught.value.problems]
+
+
+def complaint(tmp_path, inputs, types=None):
+    """Return what is wrong with a directory whose inputs are these messages."""
+    types = {"x": FLOAT} if types is None else types
+    value = tensor(ONE_TWO)
+    make_directory(tmp_path / "test_x", identity(types), inputs, [value] * len(types))
+    (only,) = complaints(tmp_path / "test_x")
+    return only.removeprefix(f"test_data_set_0{os.sep}")
+
+
+def test_values_come_in_the_graph_s_order_under_its_names(tmp_path):
+    types = {"b": FLOAT, "a": FLOAT}
+    three_four = tensor(np.array([3, 4], np.float32))
+    pair = [tensor(ONE_TWO), three_four]
+    content = read(make_directory(tmp_path / "test_x", identity(types), pair, pair))
+    assert {name: list(value) for name, value in content.inputs.items()} == {
+        "b": [1, 2],
+        "a": [3, 4],
+    }
+    assert list(content.expected) == ["out_b", "out_a"]
+    assert content.tolerance is None
+    assert [node.op_type for node in content.model.graph.node] == ["Identity", "Identity"]
+
+
+def test_eleven_inputs_are_sorted_as_numbers(tmp_path):
+    types = {f"x{index}": tensor_type(TensorProto.INT64, []) for index in range(11)}
+    values = [tensor(np.int64(index)) for index in range(11)]
+    content = read(make_directory(tmp_path / "test_x", identity(types), values, values))
+    assert [int(value) for value in content.inputs.values()] == list(range(11))
+
+
+def test_names_in_the_files_precede_their_positions(tmp_path):
+    types = {"a": FLOAT, "s": SEQUENCE}
+    model = identity(types)
+    swapped = [numpy_helper.from_list([ONE_TWO], "s"), tensor(ONE_TWO, "a")]
+    outputs = [numpy_helper.from_list([], "out_s"), tensor(ONE_TWO, "out_a")]
+    content = read(make_directory(tmp_path / "test_x", model, swapped, outputs))
+    assert same(content.inputs["a"], ONE_TWO)
+    assert same(content.inputs["s"], [ONE_TWO])
+    assert list(content.inputs) == ["a", "s"]
+    assert content.expected["out_s"] == []
+
+
+def test_an_initializer_among_the_inputs_is_not_fed(tmp_path):
+    model = identity({"w": FLOAT, "x": FLOAT}, [tensor(ONE_TWO, "w")])
+    value = tensor(ONE_TWO)
+    content = read(make_directory(tmp_path / "test_x", model, [value], [value]))
+    assert list(content.inputs) == ["x"]
+
+
+def test_an_input_may_be_without_a_declared_shape_or_have_named_dimensions(tmp_path):
+    types = {"x": tensor_type(), "y": tensor_type(shape=["N"]), "z": tensor_type(shape=[None])}
+    values = [tensor(ONE_TWO)] * 3
+    content = read(make_directory(tmp_path / "test_x", identity(types), values, values))
+    assert len(content.inputs) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "rtol", "atol"),
+    [
+        ('{"rtol": 0.5, "atol": 0.25}', 0.5, 0.25),
+        ('{"rtol": 0}', 0, 1e-7),
+        ('{"atol": 1, "unknown": []}', 1e-3, 1),
+    ],
+)
+def test_data_json_gives_the_tolerance(tmp_path, text, rtol, atol):
+    make_plain(tmp_path / "test_x")
+    (tmp_path / "test_x" / "data.json").write_text(text)
+    assert read(tmp_path).tolerance == Relative(rtol, atol, Provenance.DIRECTORY)
+
+
+def test_data_json_without_a_tolerance_gives_none(tmp_path):
+    make_plain(tmp_path / "test_x")
+    (tmp_path / "test_x" / "data.json").write_text('{"model_name": "x"}')
+    assert read(tmp_path).tolerance is None
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"[]", "is not a JSON object"),
+        (b"{", "is not JSON: "),
+        (b"\xff\xfe{", "is not JSON: "),
+        (b"[" * 100_000, "is not JSON: "),
+        (b'{"rtol": "1e-3"}', "has the rtol '1e-3'; a number was expected"),
+        (b'{"rtol": true}', "has the rtol True; a number was expected"),
+        (b'{"atol": NaN}', "has the atol nan; a finite number of at least 0 was expected"),
+        (b'{"atol": Infinity}', "has the atol inf; a finite number of at least 0 was expected"),
+        (b'{"atol": -1}', "has the atol -1.0; a finite number of at least 0 was expected"),
+        (b'{"atol": 1' + b"0" * 400 + b"}", "has the atol inf; a finite number"),
+        (b" " * 2_000_000, "has 2000000 bytes, more than the 1000000 that are read"),
+    ],
+)
+def test_a_wrong_data_json_is_a_problem(tmp_path, data, what):
+    make_plain(tmp_path / "test_x")
+    (tmp_path / "test_x" / "data.json").write_bytes(data)
+    (only,) = complaints(tmp_path / "test_x")
+    assert only.startswith(f"data.json: {what}")
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"not a model", "is not a model: the data is damaged or cut off"),
+        (b"", "is not a model: it has no graph, or one without outputs"),
+        (
+            tensor(ONE_TWO).SerializeToString(),
+            "is not a model: it has no graph, or one without outputs",
+        ),
+        (
+            identity({"x": FLOAT}).SerializeToString()[:-1],
+            "is not a model: the data is damaged or cut off",
+        ),
+        (b"\x3a\x80\x01" * 200, "is not a model: the data is damaged or cut off"),
+    ],
+)
+def test_a_file_that_is_no_model_is_a_problem(tmp_path, data, what):
+    make_plain(tmp_path / "test_x")
+    (tmp_path / "test_x" / "model.onnx").write_bytes(data)
+    assert complaints(tmp_path / "test_x") == [f"model.onnx: {what}"]
+
+
+def test_a_model_with_two_outputs_of_one_name_is_a_problem(tmp_path):
+    model = identity({"x": FLOAT})
+    model.graph.output.append(model.graph.output[0])
+    make_directory(tmp_path / "test_x", model)
+    assert complaints(tmp_path / "test_x") == ["model.onnx: has several outputs of one name"]
+
+
+def test_a_model_whose_names_are_not_utf_8_is_a_problem(tmp_path):
+    model = identity({"x": FLOAT}).SerializeToString().replace(b"Identity", b"Identi\xff\xff")
+    make_directory(tmp_path / "test_x", model)
+    assert complaints(tmp_path / "test_x") == [
+        r"model.onnx: has a name that is not UTF-8: b'Identi\xff\xff'"
+    ]
+
+
+def test_a_model_that_is_a_named_pipe_is_a_problem_and_does_not_block(tmp_path):
+    make_plain(tmp_path / "test_x")
+    (tmp_path / "test_x" / "model.onnx").unlink()
+    os.mkfifo(tmp_path / "test_x" / "model.onnx")
+    assert complaints(tmp_path / "test_x") == ["model.onnx: is not a regular file"]
+
+
+def test_a_file_beyond_the_cap_is_a_problem_and_not_read(tmp_path):
+    make_plain(tmp_path / "test_x")
+    with (tmp_path / "test_x" / "test_data_set_0" / "input_0.pb").open("wb") as file:
+        file.truncate(2**31)
+    (only,) = complaints(tmp_path / "test_x")
+    assert only.endswith("has 2147483648 bytes, more than the 2147483647 that are read")
+
+
+def test_all_that_is_wrong_with_a_data_set_is_said_at_once(tmp_path):
+    types = {"x": FLOAT, "y": FLOAT}
+    wrong = tensor(np.zeros(3, np.float32))
+    make_directory(tmp_path / "test_x", identity(types), [wrong, b"\xff"], [wrong])
+    (tmp_path / "test_x" / "data.json").write_text("[]")
+    folder = "test_data_set_0"
+    assert complaints(tmp_path / "test_x") == [
+        "data.json: is not a JSON object",
+        f"{folder}/input_0.pb: is float32[3], but declared as float32[2]",
+        f"{folder}/input_1.pb: is not a TensorProto: the data is damaged or cut off",
+        f"{folder}/output_0.pb: is float32[3], but declared as float32[2]",
+        f"{folder}: has 1 output files for the graph's 2 outputs: 'out_y' missing",
+    ]
+
+
+def test_a_gap_in_the_files_is_a_problem(tmp_path):
+    folder = make_plain(tmp_path / "test_x") / "test_data_set_0"
+    (folder / "input_0.pb").rename(folder / "input_1.pb")
+    assert complaints(tmp_path / "test_x") == ["test_data_set_0: has input_1.pb, but no input_0.pb"]
+
+
+@pytest.mark.parametrize("name", ["output_x.pb", "output_01.pb", "output_.pb", "output_\n.pb"])
+def test_a_file_without_a_plain_number_is_a_problem(tmp_path, name):
+    folder = make_plain(tmp_path / "test_x") / "test_data_set_0"
+    (folder / name).write_bytes(b"")
+    assert complaints(tmp_path / "test_x") == [
+        f"test_data_set_0: has a file {name!r}; output_<number>.pb was expected"
+    ]
+
+
+def test_a_missing_input_is_a_problem(tmp_path):
+    assert complaint(tmp_path, []) == (
+        "test_data_set_0: has 0 input files for the graph's 1 inputs: 'x' missing"
+    )
+
+
+def test_an_input_too_many_is_a_problem(tmp_path):
+    value = tensor(ONE_TWO)
+    assert complaint(tmp_path, [value, value]) == "input_1.pb: is more than the graph's 1 inputs"
+
+
+def test_an_empty_data_set_is_a_problem(tmp_path):
+    make_directory(tmp_path / "test_x", identity({"x": FLOAT}))
+    assert complaints(tmp_path / "test_x") == [
+        "test_data_set_0: has 0 input files for the graph's 1 inputs: 'x' missing",
+        "test_data_set_0: has 0 output files for the graph's 1 outputs: 'out_x' missing",
+    ]
+
+
+def test_a_name_that_the_graph_lacks_is_a_conflict(tmp_path):
+    assert complaint(tmp_path, [tensor(ONE_TWO, "y")]) == (
+        "input_0.pb: names itself 'y'; the graph's inputs are 'x'"
+    )
+
+
+def test_two_files_for_one_input_are_a_conflict(tmp_path):
+    values = [tensor(ONE_TWO, "b"), tensor(ONE_TWO)]
+    assert complaint(tmp_path, values, {"a": FLOAT, "b": FLOAT}) == (
+        "input_1.pb: holds the input 'b', as does input_0.pb"
+    )
+
+
+def test_the_name_of_another_input_of_another_type_is_a_problem(tmp_path):
+    values = [tensor(ONE_TWO, "s"), numpy_helper.from_list([])]
+    types = {"a": FLOAT, "s": SEQUENCE}
+    make_directory(tmp_path / "test_x", identity(types), values, [tensor(ONE_TWO), values[1]])
+    assert complaints(tmp_path / "test_x") == [
+        (
+            "test_data_set_0/input_0.pb: is not a SequenceProto: its field 1 is no "
+            "SequenceProto.name; it holds float32[2], as TensorProto"
+        )
+    ]
+
+
+def test_a_name_that_is_not_utf_8_is_a_problem(tmp_path):
+    message = tensor(ONE_TWO).SerializeToString() + b"\x42\x01\xff"
+    assert complaint(tmp_path, [message]) == r"input_0.pb: has a name that is not UTF-8: b'\xff'"
+
+
+def test_an_input_without_a_type_is_a_problem(tmp_path):
+    model = identity({"x": FLOAT})
+    model.graph.input[0].ClearField("type")
+    value = tensor(ONE_TWO)
+    make_directory(tmp_path / "test_x", model, [value], [value])
+    assert complaints(tmp_path / "test_x") == [
+        "test_data_set_0: one of the graph's inputs is declared as nothing, which is not supported"
+    ]
+
+
+def test_a_sparse_input_is_a_problem(tmp_path):
+    sparse = helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [2])
+    make_directory(tmp_path / "test_x", identity({"x": sparse}), [b""], [b""])
+    assert complaints(tmp_path / "test_x")[0] == (
+        "test_data_set_0: one of the graph's inputs is declared as sparse tensor, "
+        "which is not supported"
+    )
+
+
+@pytest.mark.parametrize(
+    ("array", "declared", "what"),
+    [
+        (np.zeros(2), FLOAT, "is float64[2], but declared as float32[2]"),
+        (np.zeros(3, np.float32), FLOAT, "is float32[3], but declared as float32[2]"),
+        (np.float32(0), FLOAT, "is float32[], but declared as float32[2]"),
+        (np.zeros((2, 1), np.float32), FLOAT, "is float32[2,1], but declared as float32[2]"),
+        (
+            np.zeros(2, np.float32),
+            tensor_type(TensorProto.INT8, ["N", 3]),
+            "is float32[2], but declared as int8[N,3]",
+        ),
+    ],
+)
+def test_a_tensor_of_another_type_or_shape_than_declared_is_a_problem(
+    tmp_path, array, declared, what
+):
+    value = tensor(array)
+    make_directory(tmp_path / "test_x", identity({"x": declared}), [value], [value])
+    assert complaints(tmp_path / "test_x")[0] == f"test_data_set_0/input_0.pb: {what}"
+
+
+def test_a_tensor_where_a_sequence_is_declared_is_no_empty_sequence(tmp_path):
+    message = tensor(ONE_TWO)
+    assert len(SequenceProto.FromString(message.SerializeToString()).tensor_values) == 0
+    make_directory(tmp_path / "test_x", identity({"x": SEQUENCE}), [message], [message])
+    assert complaints(tmp_path / "test_x")[0] == (
+        "test_data_set_0/input_0.pb: is not a SequenceProto: its field 1 is no SequenceProto.name; "
+        "it holds float32[2], as TensorProto"
+    )
+
+
+def test_a_tensor_in_the_model_that_contradicts_itself_is_a_problem(tmp_path):
+    bad = TensorProto(name="w", data_type=1, dims=[-1], raw_data=b"")
+    short = TensorProto(data_type=1, dims=[2], float_data=[1])
+    inner = helper.make_graph(
+        [helper.make_node("Constant", [], ["c"], value=short)], "inner", [], []
+    )
+    model = identity({"x": FLOAT}, [bad])
+    model.graph.node.append(helper.make_node("If", ["x"], ["y"], then_branch=inner))
+    value = tensor(ONE_TWO)
+    make_directory(tmp_path / "test_x", model, [value], [value])
+    assert complaints(tmp_path / "test_x") == [
+        "model.onnx: the initializer 'w' has a negative dimension: [-1]",
+        (
+            "model.onnx: the tensor of the attribute 'value', '' has 1 entries in float_data; "
+            "float32[2] needs 2"
+        ),
+    ]
+
+
+def light(folder, model, outputs):
+    folder.mkdir(parents=True)
+    (folder / "light_a.onnx").write_bytes(model.SerializeToString())
+    for index, message in enumerate(outputs):
+        (folder / f"light_a_output_{index}.pb").write_bytes(message.SerializeToString())
+    return folder
+
+
+def test_the_inputs_of_a_light_model_are_ramps(tmp_path):
+    types = {"x": tensor_type(shape=[2, 2]), "w": FLOAT, "y": tensor_type(shape=["N", 3])}
+    model = identity(types, [tensor(ONE_TWO, "w")])
+    square = tensor(np.ones((2, 2), np.float32))
+    content = read(light(tmp_path / "light", model, [square, tensor(np.ones((1, 3), np.float32))]))
+    assert list(content.inputs) == ["x", "y"]
+    assert same(content.inputs["x"], np.array([[0, 0.25], [0.5, 0.75]], np.float32))
+    assert same(content.inputs["y"], (np.arange(3).reshape(1, 3) / 3).astype(np.float32))
+    assert same(content.expected["out_x"], np.ones((2, 2), np.float32))
+    assert content.tolerance is None
+
+
+def test_a_light_model_has_the_tolerance_of_the_real_directory_that_names_it(tmp_path):
+    folder = light(tmp_path / "light", identity({"x": FLOAT}), [tensor(ONE_TWO)])
+    real = tmp_path / "real" / "test_a"
+    real.mkdir(parents=True)
+    (real / "data.json").write_text('{"url": "onnx/light/light_a.onnx", "rtol": 0.5}')
+    assert read(folder).tolerance == Relative(0.5, 1e-7, Provenance.DIRECTORY)
+    (real / "data.json").write_text('{"url": "https://example.org/other.onnx", "rtol": 0.5}')
+    assert read(folder).tolerance is None
+
+
+def test_a_light_model_without_its_output_is_a_problem(tmp_path):
+    folder = light(tmp_path / "light", identity({"x": FLOAT}), [])
+    with pytest.raises(InvalidCase, match="has 0 output files for the graph's 1 outputs: 'out_x'"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("declared", "what"),
+    [
+        (tensor_type(TensorProto.INT64, [2]), "is no float32 tensor, and no other kind"),
+        (SEQUENCE, "is no float32 tensor, and no other kind can be made"),
+        (tensor_type(shape=[2**40]), r"has the shape \[1099511627776\], which is negative or too"),
+        (tensor_type(shape=[-1, -1]), r"has the shape \[-1, -1\], which is negative or too large"),
+    ],
+)
+def test_a_light_input_that_cannot_be_made_is_a_problem(tmp_path, declared, what):
+    folder = light(tmp_path / "light", identity({"x": declared}), [tensor(ONE_TWO)])
+    with pytest.raises(InvalidCase, match=f"the input 'x' {what}"):
+        read(folder)
