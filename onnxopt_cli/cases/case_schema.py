@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, unexpected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import jsonschema_rs
 
@@ -105,13 +105,19 @@ def _expected(kind: str, details: dict[str, Any]) -> str:
 
 def unknown_name(mapping: Node, name: str, known: list[str], what: str) -> FormatError:
     """Return the error that a mapping has a key it should not have, with the nearest known one."""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
     expected = f"one of {', '.join(known)}" if known else "none"
     node = mapping.field(name) or mapping
-    return FormatError(node, f"found an unknown {what}, expected {abbreviated(expected)}{hint}")
+    return FormatError(
+        node, f"found an unknown {what}, expected {abbreviated(expected)}{nearest(name, known)}"
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message that suggests the known name most like one, empty if none is."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _at(root: Node, path: list[str | int]) -> Node:

@@ -65,3 +65,14 @@ def too_large(shape: tuple[int, ...]) -> str | None:
     if math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS:
         return None
     return f"shape {list(shape)}, expected at most {MAX_ELEMENTS} elements"
+
+
+def outline(value: Declared) -> Value:
+    """Return a value of the same structure, types and shapes that takes no memory: all zeros."""
+    match value:
+        case DeclaredTensor():
+            return np.broadcast_to(np.zeros((), value.dtype), value.shape)
+        case DeclaredSequence():
+            return [outline(item) for item in value.items]
+        case DeclaredOptional():
+            return None if value.item is None else outline(value.item)

@@ -25,7 +25,7 @@ from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.tensor_elements import element_array, element_kind
 from onnxopt_cli.cases.tensor_file import declare_file
 from onnxopt_cli.cases.tensor_random import RandomTensor
-from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, unexpected
+from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, number, unexpected
 from onnxopt_cli.core.values import DTYPES, Array, dtype_name, dtype_named
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ def has_dtype(node: Node) -> bool:
 def natural_dtype(kinds: frozenset[str]) -> np.dtype[Any]:
     """Return the element type that bare values have by themselves, float32 if there are none."""
     return DTYPES["float32" if "float32" in kinds else max(kinds, default="float32")]
+
+
+def always(dtype: np.dtype[Any]) -> ChooseDtype:
+    """Return the choice that is made already."""
+    return lambda _kinds: dtype
 
 
 def _kinds(node: Node) -> frozenset[str]:
@@ -194,7 +199,7 @@ def _random(node: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
             seed=_integer((random.fields or {})["seed"]),
             shape=shape,
             dtype=dtype,
-            parameters={name: _number(value) for name, value in parameters.items()},
+            parameters={name: number(value) for name, value in parameters.items()},
         )
     except ValueError as error:
         raise FormatError(random, f"found {error}") from None
@@ -253,10 +258,4 @@ def _shape(node: Node) -> tuple[int, ...]:
 
 def _integer(node: Node) -> int:
     # To JSON Schema, 2.0 is an integer.
-    return int(_number(node))
-
-
-def _number(node: Node) -> float:
-    if isinstance(node.scalar, (int, float)):
-        return node.scalar
-    raise unexpected(node, "a number")
+    return int(number(node))

@@ -94,6 +94,17 @@ def unexpected(node: Node, expected: str) -> FormatError:
     return FormatError(node, f"found {abbreviated(str(node))}, expected {expected}")
 
 
+def number(node: Node) -> float:
+    """Return the number at a node, an integer as an exact int.
+
+    Raises:
+        FormatError: if something else stands there.
+    """
+    if isinstance(node.scalar, (int, float)):
+        return node.scalar
+    raise unexpected(node, "a number")
+
+
 def abbreviated(text: str) -> str:
     """Return text from a file as it can be quoted in a message: printable and short."""
     longest = 80

@@ -1,0 +1,220 @@
+"""A YAML case file to cases, with everything that is wrong with it reported at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from onnxopt_cli.cases.case_schema import case_schema, structure_errors, unknown_name
+from onnxopt_cli.cases.find_subject import find_subject
+from onnxopt_cli.cases.malformed import Malformed
+from onnxopt_cli.cases.regular_file import read_regular_file
+from onnxopt_cli.cases.subject import CaseFields, Incomplete, Subject
+from onnxopt_cli.cases.tolerance_text import output_nodes, read_tolerance
+from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, parse_yaml
+from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.errors import InvalidCase, Problem
+
+#: Larger files are not read.
+MAX_BYTES = 16 * 2**20
+
+# A case is an item of the list under the key "cases".
+_CASE_DEPTH = 2
+
+
+def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
+    """Read a case file.
+
+    Literal data are checked whole; random data and files only by type and shape, and made when a
+    case is read.
+
+    Args:
+        path: the file, as messages shall name it.
+
+    Returns:
+        The cases with nothing wrong, and every problem of the file in the order of its lines.
+    """
+    try:
+        text = _text(path)
+    except Malformed as error:
+        return [], [Problem(str(path), f"the file {error}")]
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return [], [Problem(f"{path}:{line}", "found bytes that are no UTF-8, expected UTF-8 text")]
+    root, errors = parse_yaml(text)
+    cases: list[Case] = []
+    if root is not None:
+        file = _File(path, root, errors)
+        cases = file.cases()
+        errors = file.errors
+    problems = [_problem(path, error) for error in sorted(errors, key=lambda error: error.line)]
+    return cases, list(dict.fromkeys(problems))
+
+
+def _text(path: Path) -> str:
+    return read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
+
+
+class _File:
+    """A parsed file on its way to cases."""
+
+    def __init__(self, path: Path, root: Node, errors: list[FormatError]) -> None:
+        seen = {id(error.node) for error in errors}
+        structure = [error for error in structure_errors(root) if id(error.node) not in seen]
+        self.path = path
+        self.root = root
+        self.errors = errors + structure
+        self.judged_outputs: set[str] = set()
+
+    def cases(self) -> list[Case]:
+        """Return the cases that are right; collects what is wrong with the others."""
+        version = self.root.field("onnxopt")
+        if version is None or any(error.node is version for error in self.errors):
+            # The rules of another version are not known here.
+            self.errors = [
+                error
+                for error in self.errors
+                if error.node is version or (version is None and len(error.node.path) <= 1)
+            ]
+            return []
+        nodes = self.root.field("cases")
+        items = [item for item in (nodes.items if nodes else None) or [] if item.fields]
+        self._refuse_repeated_names(items)
+        prefix = self._prefix()
+        broken = frozenset(id(node) for error in self.errors for node in error.node.lineage())
+        cases = [self._case(item, prefix, broken) for item in items]
+        found = [case for case in cases if case is not None]
+        if len(found) == len(cases):
+            self._refuse_unused_tolerances()
+        return found if prefix else []
+
+    def _prefix(self) -> str:
+        """Return suite and stem as they begin the ids, empty if one of them is no name."""
+        suite = self.root.field("suite")
+        name = str(suite.scalar) if suite else self.path.resolve().parent.name
+        right = re.compile(case_schema()["$defs"]["name"]["pattern"])
+        for part, place, remedy in (
+            (name, "folder", "the file to say its suite"),
+            (self.path.stem, "file", "another name of the file"),
+        ):
+            if not right.search(part) or part.endswith("\n"):
+                if part is not name or suite is None:
+                    what = f"found the {place} {abbreviated(part)}, which no id can have, "
+                    self.errors.append(FormatError(Node(1), f"{what}expected {remedy}"))
+                return ""
+        return f"{name}/{self.path.stem}/"
+
+    def _refuse_repeated_names(self, items: Iterable[Node]) -> None:
+        first: dict[str, Node] = {}
+        for item in items:
+            name = item.field("name")
+            if name is not None and isinstance(name.scalar, str):
+                other = first.setdefault(name.scalar, name)
+                if other is not name:
+                    self.errors.append(
+                        FormatError(
+                            name, f"found {name} again, expected another name (line {other.line})"
+                        )
+                    )
+
+    def _case(self, node: Node, prefix: str, broken: frozenset[int]) -> Case | None:
+        fields = CaseFields(node, self.path.parent, broken)
+        tolerance = node.field("tolerance") or self.root.field("tolerance")
+        try:
+            subject = find_subject(fields, self.root)
+            if tolerance is not None and id(tolerance) in broken:
+                return None
+            self._check_tolerance(tolerance, subject, fields)
+            fields.finish()
+        except Incomplete:
+            return None
+        finally:
+            self.errors += fields.errors
+        return Case(
+            id=f"{prefix}{fields.name}",
+            location=Location(self.path, node.line),
+            read=self._reader(subject, tolerance, fields.rejects),
+            operators=subject.operators,
+            about=_words(node, "about"),
+            source=_words(node, "source"),
+            tags=tuple(
+                str(tag.scalar) for tag in (node.fields or {}).get("tags", node).items or ()
+            ),
+        )
+
+    def _check_tolerance(
+        self, tolerance: Node | None, subject: Subject, fields: CaseFields
+    ) -> None:
+        self.judged_outputs.update(subject.output_names)
+        if tolerance is not None and tolerance.parent is fields.node:
+            fields.errors += [
+                unknown_name(tolerance, name, list(subject.output_names), "output")
+                for name in output_nodes(tolerance)
+                if name not in subject.output_names
+            ]
+
+    def _refuse_unused_tolerances(self) -> None:
+        """Refuse the file's tolerance of an output that none of its cases has."""
+        tolerance = self.root.field("tolerance")
+        if tolerance is not None:
+            self.errors += [
+                unknown_name(tolerance, name, sorted(self.judged_outputs), "output")
+                for name in output_nodes(tolerance)
+                if name not in self.judged_outputs
+            ]
+
+    def _reader(
+        self, subject: Subject, tolerance: Node | None, rejects: bool
+    ) -> Callable[[], Content]:
+        general, by_output = read_tolerance(tolerance) if tolerance else (None, {})
+        path = self.path
+
+        def read() -> Content:
+            try:
+                return Content(
+                    model=subject.model(),
+                    inputs={name: value.make() for name, value in subject.inputs.items()},
+                    expected=None
+                    if subject.outputs is None
+                    else {name: value.make() for name, value in subject.outputs.items()},
+                    tolerance=general,
+                    output_tolerances={
+                        name: limit
+                        for name, limit in by_output.items()
+                        if name in subject.output_names
+                    },
+                    rejects=rejects,
+                )
+            except FormatError as error:
+                raise InvalidCase([_problem(path, error)]) from None
+
+        return read
+
+
+def _problem(path: Path, error: FormatError) -> Problem:
+    place = _place(error.node)
+    return Problem(f"{path}:{error.line}", f"{place}: {error.what}" if place else error.what)
+
+
+def _place(node: Node) -> str:
+    """Return case and field of a node: ``case adam: inputs.X[1]``."""
+    path = node.path
+    if len(path) < _CASE_DEPTH or path[0] != "cases":
+        return _field(path)
+    case = next(parent for parent in node.lineage() if len(parent.path) == _CASE_DEPTH)
+    name = case.field("name")
+    known = name is not None and isinstance(name.scalar, str) and name.scalar
+    title = abbreviated(str(name.scalar)) if known and name else f"#{int(path[1]) + 1}"
+    field = _field(path[_CASE_DEPTH:])
+    return f"case {title}: {field}" if field else f"case {title}"
+
+
+def _field(path: tuple[str | int, ...]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{abbreviated(part)}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+def _words(node: Node, name: str) -> str:
+    field = node.field(name)
+    return str(field.scalar).strip() if field else ""
