@@ -10,7 +10,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxopt_cli.backends.onnxruntime_errors import unsupported_by_onnxruntime
-from onnxopt_cli.backends.onnxruntime_values import array_of, as_ort_values, feed, needs_ort_value
+from onnxopt_cli.backends.onnxruntime_values import (
+    array_of,
+    as_ort_values,
+    feed,
+    foreign_dtype,
+    restored,
+)
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Value
@@ -108,7 +114,7 @@ class _Session:
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
-        self._foreign_outputs = any(needs_ort_value(o.type) for o in session.get_outputs())
+        self._foreign = [foreign_dtype(output.type) for output in session.get_outputs()]
         self._only_tensors = all(o.type.startswith("tensor(") for o in session.get_outputs())
 
     def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
@@ -116,12 +122,12 @@ class _Session:
             arguments = feed(inputs)
             # Both ways are needed: OrtValues carry every element type but no strings, sequences and
             # maps, arrays the other way round.
-            if self._foreign_outputs and self._only_tensors:
+            if self._only_tensors and any(dtype is not None for dtype in self._foreign):
                 values = as_ort_values(arguments)
                 if values is not None:
                     return list(map(array_of, self._session.run_with_ort_values(None, values)))
-            returned: Sequence[object] = self._session.run(None, arguments)
-            return returned
+            returned = self._session.run(None, arguments)
+            return list(map(restored, returned, self._foreign))
 
 
 @contextmanager

@@ -25,10 +25,10 @@ def feed(inputs: Mapping[str, Value]) -> dict[str, object]:
     return {name: _argument(value) for name, value in inputs.items()}
 
 
-def needs_ort_value(declared: str) -> bool:
-    """Tell whether ONNX Runtime returns no array for a type of its, such as tensor(bfloat16)."""
+def foreign_dtype(declared: str) -> np.dtype[Any] | None:
+    """Return the dtype of a session's type, ``tensor(bfloat16)``, if NumPy lacks it; else None."""
     dtype = dtype_named(declared.removeprefix("tensor(").removesuffix(")"))
-    return dtype is not None and _is_foreign(dtype)
+    return dtype if dtype is not None and _is_foreign(dtype) else None
 
 
 def as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
@@ -44,6 +44,13 @@ def as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
         else:
             return None
     return values
+
+
+def restored(returned: object, dtype: np.dtype[Any] | None) -> object:
+    """Return an output as the float8 that it is, where ONNX Runtime returned its bytes as uint8."""
+    if dtype is None or not isinstance(returned, np.ndarray) or returned.dtype != np.uint8:
+        return returned
+    return returned.view(dtype)
 
 
 def array_of(value: Any) -> Array:
