@@ -38,13 +38,13 @@ runtimes = pytest.mark.parametrize("runtime", RUNTIMES.values(), ids=RUNTIMES.ke
 @cache
 def newest_opset(runtime):
     """Return the newest opset that a runtime loads; ONNX Runtime follows ONNX at a distance."""
-    for opset in range(NEWEST, 13, -1):
-        model = onnx.parser.parse_model(
-            f'<ir_version: 8, opset_import: ["": {opset}]> g (float X) => (float Y) {{ Y = Abs (X) }}'
-        )
+    text = '<ir_version: 8, opset_import: ["": 13]> one (float X) => (float Y) { Y = Abs (X) }'
+    model = onnx.parser.parse_model(text)
+    for opset in range(NEWEST, 18, -1):
+        model.opset_import[0].version = opset
         try:
-            runtime(model, [np.float32(1)])
+            runtime(model, [np.zeros((), np.float32)])
         except Exception:  # noqa: BLE001, S112 - its refusal is the answer
             continue
         return opset
-    return 13
+    raise AssertionError("not even a model of opset 19 runs")
