@@ -1,0 +1,49 @@
+"""Models with Momentum nodes, and what must hold of every model that is lowered."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import checker, parser
+
+from onnxopt_cli.operators import operator_named
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.lower_model import formula_operators, lower_model
+
+DOMAIN = "ai.onnx.preview.training"
+HEADER = f'<ir_version: 8, opset_import: ["": 15, "{DOMAIN}": 1]>'
+MOMENTUM = (
+    f'{DOMAIN}.Momentum <alpha = 0.5, beta = 0.25, mode = "standard", norm_coefficient = 0.125>'
+)
+INPUTS = "float R, int64 T, float[2] X, float[2] G, float[2] V"
+VALUES = [
+    np.array(0.5, np.float32),
+    np.array(3),
+    *np.array([[1, -2], [0.5, 4], [3, -0.25]], np.float32),
+]
+
+
+def momentum(*operands, **attributes):
+    """Return what the formula says; exact in float32 for the numbers of these tests."""
+    operator = operator_named("Momentum")
+    given = {"alpha": 0.5, "beta": 0.25, "mode": "standard", "norm_coefficient": 0.125}
+    operands = [np.asarray(operand) for operand in operands]
+    return evaluate(bind(operator, operands, complete_attributes(operator, given | attributes)))
+
+
+def parsed(text):
+    model = parser.parse_model(text.replace("MOMENTUM", MOMENTUM).replace("INPUTS", INPUTS))
+    checker.check_model(model, full_check=True)
+    return model
+
+
+def checked(model):
+    """Lower a model and check what must hold of every result."""
+    before = model.SerializeToString()
+    lowered = lower_model(model)
+    assert model.SerializeToString() == before
+    checker.check_model(lowered, full_check=True)
+    assert not formula_operators(lowered)
+    holders = [lowered, *lowered.functions]
+    assert DOMAIN not in {entry.domain for holder in holders for entry in holder.opset_import}
+    return lowered
