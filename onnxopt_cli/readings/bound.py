@@ -1,0 +1,114 @@
+"""The formula on (value, error) pairs: how far any honest evaluation can be off, by element.
+
+An honest evaluation computes the formula, in any order that brings no cancellation of its own,
+and rounds as the tensors' types do, or less. What comes from R and T alone it computes in R's type
+or the tensors', whichever is coarser; so ``1 - beta**T`` may be the difference of 1 and a rounded
+power. Where beta**T is close to 1, that difference has few right bits: with R in float32 and
+beta = 0.9999, T = 3 it is off by 1e-4 of itself, and so is what an implementation that rounds the
+power to float32 returns. No bound can reject the one and accept the other: the case that tells
+them apart has R and the tensors in double.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.tolerance import Budget
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators.call import Call
+from onnxopt_cli.readings.bounded import Level, given, number, output
+from onnxopt_cli.readings.evaluate import WIDE, rounded
+from onnxopt_cli.readings.precision import Precision, coarsest, precision_of
+
+#: The multiple of the error bound that a derived tolerance allows.
+FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judgement:
+    """What an output must be, and how far off it may be, by element.
+
+    Attributes:
+        expected: the formula's value in the output's dtype and shape.
+        value: the formula's value in the wide type, before it was rounded.
+        error: bound on an honest evaluation's distance from the value, rounding to the output's
+            dtype included, float64. Zero where NaN or Inf must be met; infinite where honest
+            evaluations may yield anything.
+        factor: multiple of the error that is allowed.
+    """
+
+    expected: Array
+    value: Array
+    error: Array
+    factor: float
+
+    @property
+    def limit(self) -> Array:
+        """The largest allowed distance, float64."""
+        return self.factor * self.error
+
+    @property
+    def budget(self) -> Budget:
+        """The limit as a tolerance."""
+        return Budget(self.limit, self.factor)
+
+    @property
+    def weak_elements(self) -> Array:
+        """Where the case cannot judge: the limit is infinite, or reaches a value from zero.
+
+        A value that is zero is judged by what it was computed from, and is never weak for itself.
+        """
+        limit = self.limit
+        size = np.abs(self.value)
+        return np.isinf(limit) | (np.isfinite(size) & (size > 0) & (limit >= size))
+
+    @property
+    def weak(self) -> int:
+        """Number of elements that the case cannot judge."""
+        return int(np.count_nonzero(self.weak_elements))
+
+
+def bound(call: Call[Array], factor: float = FACTOR) -> list[Judgement]:
+    """Return the expected outputs of a node in its order, and the derived tolerance of each.
+
+    Values and errors come from one pass over the formula; the values are those of the evaluate
+    reading.
+
+    Args:
+        call: the operator, attributes and inputs.
+        factor: multiple of the error that is allowed; twice as much where the wide type has no
+            more digits than the output's, so that the expected value itself is off.
+    """
+    with np.errstate(all="ignore"):
+        groups = [_bound_group(replace(call, groups=(group,)), factor) for group in call.groups]
+    return [judgement for output in zip(*groups, strict=True) for judgement in output]
+
+
+def _bound_group(call: Call[Array], factor: float) -> list[Judgement]:
+    scalar_precision = _scalar_precision(call)
+    results = call.apply(
+        lambda scalar: given(scalar.reshape(()), scalar_precision, Level.SCALAR),
+        lambda tensor: given(tensor, precision_of(tensor.dtype), Level.TENSOR),
+        number,
+    )
+    return [_judgement(result, like, first, factor) for result, like, first in results]
+
+
+def _scalar_precision(call: Call[Array]) -> Precision:
+    """Return the coarsest type in which what comes from R and T may be computed."""
+    operands = (*call.scalars, *(tensor for group in call.groups for tensor in group))
+    return coarsest(precision_of(each.dtype) for each in operands if each.dtype.kind == "f")
+
+
+def _judgement(result: Any, like: Array, first: Array, factor: float) -> Judgement:
+    precision = precision_of(like.dtype)
+    bounded = output(result, precision)
+    value = np.broadcast_to(np.asarray(bounded.value, WIDE), first.shape)
+    error = np.broadcast_to(bounded.error, first.shape)
+    if precision.unit_roundoff <= np.finfo(WIDE).eps / 2:
+        factor *= 2
+    expected = rounded(bounded.value, like.dtype, first.shape)
+    return Judgement(expected, value, error, factor)
