@@ -8,7 +8,6 @@ from onnx import TensorProto, helper
 TRAINING = "ai.onnx.preview.training"
 FLOAT = TensorProto.FLOAT
 
-#: R, T, X, G, V, H, and what Adam makes of X with epsilon 0.1: R/(1-0.9)·sqrt(1-0.999)·V/(sqrt(H)+0.1)
 ADAM_INPUTS = {
     "R": np.array(0.1, np.float32),
     "T": np.array(1, np.int64),
@@ -26,7 +25,9 @@ def value(name, dtype=FLOAT, shape=("n",)):
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def model(nodes, inputs, outputs, *, opset=18, domains=(), functions=(), ir_version=8, constants=()):
+def model(
+    nodes, inputs, outputs, *, opset=18, domains=(), functions=(), ir_version=8, constants=()
+):
     """A model; domains are imported in version 1."""
     imports = [helper.make_opsetid("", opset)]
     imports += [helper.make_opsetid(domain, 1) for domain in domains]
@@ -36,7 +37,9 @@ def model(nodes, inputs, outputs, *, opset=18, domains=(), functions=(), ir_vers
     )
 
 
-def one_node(op_type, dtype=FLOAT, *, outputs_as=None, opset=18, ir_version=8, domain="", **attributes):
+def one_node(
+    op_type, dtype=FLOAT, *, outputs_as=None, opset=18, ir_version=8, domain="", **attributes
+):
     """A model that is one node from x to y, both with three elements."""
     node = helper.make_node(op_type, ["x"], ["y"], domain=domain, **attributes)
     return model(
@@ -113,7 +116,9 @@ def adam_in_function(call=None, *, attributes=(), defaults=None):
 
 def adam_in_branch():
     """Adam in the branch of an If that is taken, on tensors of the outer graph."""
-    branch = helper.make_graph([adam_node(("inner", "v", "h"))], "b", [], [value("inner", shape=[2])])
+    branch = helper.make_graph(
+        [adam_node(("inner", "v", "h"))], "b", [], [value("inner", shape=[2])]
+    )
     other = helper.make_graph(
         [helper.make_node("Identity", ["X"], ["kept"])], "o", [], [value("kept", shape=[2])]
     )

@@ -57,7 +57,9 @@ def raised(proto, inputs=ONES):
 
 def bfloat16_sequence():
     proto = node("Relu")
-    proto.graph.input.append(helper.make_tensor_sequence_value_info("s", TensorProto.BFLOAT16, None))
+    proto.graph.input.append(
+        helper.make_tensor_sequence_value_info("s", TensorProto.BFLOAT16, None)
+    )
     return proto
 
 
@@ -125,8 +127,7 @@ def invalid_graph():
 
 
 def mixed_types():
-    proto = with_constant("Add", helper.make_tensor("c", TensorProto.DOUBLE, [1], [1.0]))
-    return proto
+    return with_constant("Add", helper.make_tensor("c", TensorProto.DOUBLE, [1], [1.0]))
 
 
 def two_steps(dtype):
@@ -373,11 +374,15 @@ def test_a_provider_that_is_not_there_is_not_replaced_by_another():
 def test_a_provider_that_does_not_load_is_not_replaced_by_another(monkeypatch):
     # What onnxruntime-gpu does without CUDA's libraries: it lists the provider, then drops it.
     monkeypatch.setattr(
-        onnxruntime, "get_available_providers", lambda: ["XExecutionProvider", "CPUExecutionProvider"]
+        onnxruntime,
+        "get_available_providers",
+        lambda: ["XExecutionProvider", "CPUExecutionProvider"],
     )
     monkeypatch.setattr(
         "onnxruntime.InferenceSession",
-        lambda *_, **__: type("Session", (), {"get_providers": lambda _: ["CPUExecutionProvider"]})(),
+        lambda *_, **__: type(
+            "Session", (), {"get_providers": lambda _: ["CPUExecutionProvider"]}
+        )(),
     )
     with pytest.raises(BackendUnavailable, match="cannot load XExecutionProvider"):
         resolve_backend("onnxruntime,provider=XExecutionProvider")

@@ -40,15 +40,19 @@ def import_attribute(backend: str, source: str, attribute: str) -> tuple[object,
     """
     if source.endswith(".py") or "/" in source or "\\" in source:
         module = _load_file(backend, Path(source))
+        package, name = module, Path(source).stem
     else:
         module = _import_module(backend, source)
+        name = source.partition(".")[0]
+        package = sys.modules.get(name, module)
     with starting(backend):
         found: object = module
         for part in attribute.split("."):
             if not hasattr(found, part):
                 raise _no_attribute(backend, source, part, found)
             found = getattr(found, part)
-        return found, _stated_version(module)
+        version = getattr(package, "__version__", None)
+        return found, printable(f"{name} {version}") if type(version) is str else ""
 
 
 def load_entry_point(backend: str, entry_point: EntryPoint) -> tuple[object, str]:
@@ -130,9 +134,3 @@ def _no_attribute(backend: str, source: str, name: str, found: object) -> UsageE
         f"backend {printable(backend)}: {printable(source)} has no {printable(name)}",
         hint=f"{start} {', '.join(map(printable, listed))}" if listed else "it has no attributes",
     )
-
-
-def _stated_version(module: ModuleType) -> str:
-    package = sys.modules.get(module.__name__.partition(".")[0], module)
-    version = getattr(package, "__version__", None)
-    return printable(f"{package.__name__} {version}") if type(version) is str else ""

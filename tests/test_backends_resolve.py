@@ -1,0 +1,139 @@
+"""What a user writes for a backend."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+
+import pytest
+
+from onnxopt_cli.backends.resolve import known_backends, resolve_backend
+from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.errors import BackendUnavailable, UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "attribute", "options"),
+    [
+        ("python:a.b:C", "a.b", "C", {}),
+        ("python:a.b:C.d", "a.b", "C.d", {}),
+        ("python:dir/x.py:C,device=CUDA:1", "dir/x.py", "C", {"device": "CUDA:1"}),
+        ("python:x.py:C,device=CUDA:one", "x.py", "C", {"device": "CUDA:one"}),
+        ("python:C:\\d,e\\x.py:C,a=1,b=", "C:\\d,e\\x.py", "C", {"a": "1", "b": ""}),
+        ("python:a,b=c.py:C,d=e", "a,b=c.py", "C", {"d": "e"}),
+        ("python:x:y,z.py:C", "x:y,z.py", "C", {}),
+        ("python:a:C,url=b=c", "a", "C", {"url": "b=c"}),
+    ],
+)
+def test_a_python_attribute_is_taken_apart(text, source, attribute, options):
+    specification = parse_specification(text)
+    assert (specification.source, specification.attribute) == (source, attribute)
+    assert specification.options == options
+    assert specification.text == text
+
+
+def test_a_name_is_taken_apart():
+    specification = parse_specification("onnxruntime,provider=A+B,config.a.b=c=d")
+    assert specification.name == "onnxruntime"
+    assert specification.options == {"provider": "A+B", "config.a.b": "c=d"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python:",
+        "python:x.py",
+        "python:x.py:",
+        "python:x.py:not-a-name",
+        "python::C",
+        "python:a:C,b",
+    ],
+)
+def test_a_python_attribute_that_is_incomplete_is_explained(text):
+    with pytest.raises(UsageError, match="names no attribute") as caught:
+        parse_specification(text)
+    assert "python:module:attribute" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["numpy,fast", "numpy,", "numpy,=1", "numpy,a b=1"])
+def test_what_is_no_option_is_explained(text):
+    with pytest.raises(UsageError, match="is no option"):
+        parse_specification(text)
+
+
+def test_an_option_given_twice_is_refused():
+    with pytest.raises(UsageError, match="device is given twice"):
+        parse_specification("python:a:B,device=CPU,device=CUDA")
+
+
+@pytest.mark.parametrize("name", ["numpy", "onnx-reference"])
+def test_a_backend_without_options_says_so(name):
+    with pytest.raises(UsageError, match=f"{name},speed=1 has no option speed") as caught:
+        resolve_backend(f"{name},speed=1")
+    assert caught.value.hint == "it has no options"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("onnx-runtime", "onnxruntime"), ("Numpy", "numpy"), ("reference", "onnx-reference")],
+)
+def test_an_unknown_backend_is_met_with_near_names_and_all_known(name, near):
+    with pytest.raises(UsageError, match=f"there is no backend '{name}'") as caught:
+        resolve_backend(name)
+    assert near in caught.value.hint.partition("?")[0]
+    assert "known are numpy, onnxruntime, onnx-reference" in caught.value.hint
+
+
+def test_escape_sequences_in_a_name_are_shown_not_sent():
+    with pytest.raises(UsageError) as caught:
+        resolve_backend("\x1b[31mred")
+    assert "\x1b" not in caught.value.message
+
+
+def test_onnxruntime_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(builtins, "__import__", without("onnxruntime"))
+    with pytest.raises(BackendUnavailable, match="is not installed") as caught:
+        resolve_backend("onnxruntime")
+    assert caught.value.hint == 'pip install "onnxopt[ort]"'
+
+
+def without(package):
+    real = builtins.__import__
+
+    def importing(name, *arguments):
+        if name == package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *arguments)
+
+    return importing
+
+
+def test_an_onnxruntime_that_does_not_load_is_unavailable(monkeypatch, tmp_path):
+    broken = tmp_path / "onnxruntime"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.12: \\x1b cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    with pytest.raises(BackendUnavailable, match=r"ImportError: libcudart\.so\.12: \\x1b cannot"):
+        resolve_backend("onnxruntime")
+
+
+def test_the_built_in_backends_are_known_with_versions():
+    rows = {row.name: row for row in known_backends()}
+    assert list(rows)[:3] == ["numpy", "onnxruntime", "onnx-reference"]
+    assert rows["numpy"].version.startswith("numpy ")
+    assert rows["onnx-reference"].version.startswith("onnx ")
+    assert {rows[name].kind for name in list(rows)[:3]} == {"built in"}
+
+
+def test_every_backend_without_a_problem_resolves_under_its_name():
+    for row in known_backends():
+        if not row.problem:
+            assert resolve_backend(row.name).name == row.name
+
+
+def test_onnxruntime_that_is_not_installed_is_listed_as_such(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    row = next(row for row in known_backends() if row.name == "onnxruntime")
+    assert (row.version, row.problem) == ("", 'not installed: pip install "onnxopt[ort]"')
