@@ -85,10 +85,8 @@ def _value(returned: object, declared: TypeProto, place: str) -> Value:
     except Exception as error:
         raise UnusableOutput(f"{place} is no tensor: {exception_text(error)}") from error
     if array.dtype == object and any(type(item) not in _TEXT for item in array.flat):
-        found = type(returned).__name__
-        raise UnusableOutput(
-            f"{place} is no tensor: a {printable(found)} of neither numbers nor strings"
-        )
+        found = printable(type(returned).__name__)
+        raise UnusableOutput(f"{place} is a {found}, which is no tensor of numbers or strings")
     return array
 
 
@@ -117,8 +115,11 @@ def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
         return array
     with np.errstate(all="ignore"):
         typed = array.astype(dtype)
-    exact = wanted is not Kind.INTEGER or np.array_equal(typed.astype(array.dtype), array)
-    return typed if exact else array
+    if wanted is not Kind.INTEGER:
+        return typed
+    # A negative number wraps around to an unsigned one and back, so the signs count too.
+    same = np.array_equal(typed.astype(array.dtype), array)
+    return typed if same and np.array_equal(typed < 0, array < 0) else array
 
 
 def _leaves(nested: object) -> Iterator[object]:

@@ -1,0 +1,208 @@
+"""Running a model on a backend that may not know its operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from backend_models import (
+    ADAM_INPUTS,
+    ADAM_X_NEW,
+    TRAINING,
+    adam,
+    adam_in_branch,
+    adam_in_function,
+    doubled_adam,
+    one_node,
+)
+from numpy.testing import assert_allclose
+from onnx.reference import ReferenceEvaluator
+
+from onnxopt_cli.backends.lowering import Lowering, run_model
+from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.errors import NodeError, Unsupported, UnusableOutput
+
+ADAM = f"{TRAINING}:Adam"
+
+
+class Fake:
+    """A backend that knows no training operator, and counts what it is asked."""
+
+    name = "fake"
+    version = ""
+
+    def __init__(self, *, names=True, late=False):
+        self.names = names
+        self.late = late
+        self.asked = []
+
+    def prepare(self, model):
+        operators = [node.op_type for node in model.graph.node]
+        self.asked.append(operators)
+        self.model = model
+        self.refuses = "Adam" in operators
+        if not self.late:
+            self.refuse()
+        return self
+
+    def run(self, inputs):
+        self.refuse()
+        return ReferenceEvaluator(self.model).run(None, dict(inputs))
+
+    def refuse(self):
+        if self.refuses:
+            raise Unsupported("no Adam here", operator=ADAM if self.names else "")
+
+    @property
+    def unlowered(self):
+        return sum("Adam" in operators for operators in self.asked)
+
+
+class Raising(Fake):
+    """A backend that raises the same for every model."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def prepare(self, model):
+        self.asked.append(model)
+        raise self.error
+
+
+def run(backend, model=None, lowering=Lowering.AUTO, inputs=ADAM_INPUTS):
+    return run_model(backend, model or adam(), inputs, lowering)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in prepare", "in run"])
+def test_a_backend_that_does_not_know_the_operator_gets_the_lowered_model(late):
+    answer = run(Fake(late=late))
+    assert answer.lowered
+    assert_allclose(answer.outputs[0], ADAM_X_NEW, rtol=1e-6)
+
+
+def test_a_backend_is_not_asked_again_for_an_operator_that_it_named():
+    backend = Fake()
+    assert run(backend).lowered
+    assert run(backend).lowered
+    assert backend.unlowered == 1
+    run(Fake())
+    assert Fake().unlowered == 0
+
+
+def test_a_backend_that_names_no_operator_is_asked_each_time():
+    backend = Fake(names=False)
+    assert run(backend).lowered
+    assert run(backend).lowered
+    assert backend.unlowered == 2
+
+
+def test_what_one_backend_does_not_know_another_is_asked():
+    run(Fake())
+    other = Fake()
+    run(other)
+    assert other.unlowered == 1
+
+
+def test_never_passes_the_refusal_on():
+    with pytest.raises(Unsupported, match=r"^no Adam here$"):
+        run(Fake(), lowering=Lowering.NEVER)
+
+
+def test_always_lowers_first():
+    backend = Fake()
+    assert run(backend, lowering=Lowering.ALWAYS).lowered
+    assert backend.unlowered == 0
+
+
+@pytest.mark.parametrize("lowering", list(Lowering))
+def test_a_model_without_our_operators_is_never_lowered(lowering):
+    answer = run(Fake(), one_node("Neg"), lowering, {"x": np.ones(3, np.float32)})
+    assert not answer.lowered
+
+
+@pytest.mark.parametrize("lowering", [Lowering.AUTO, Lowering.NEVER])
+def test_numpy_is_not_lowered_unless_asked_to(lowering):
+    assert not run(resolve_backend("numpy"), doubled_adam(), lowering).lowered
+
+
+def test_lowering_does_not_help_where_another_operator_is_missing():
+    backend = Raising(Unsupported("no Foo", operator="ai.onnx:Foo"))
+    with pytest.raises(Unsupported, match=r"^no Foo$"):
+        run(backend)
+    assert len(backend.asked) == 1
+
+
+def test_what_lowering_does_not_help_is_said_once():
+    with pytest.raises(Unsupported, match=r"^IR version 99$"):
+        run(Raising(Unsupported("IR version 99")))
+
+
+def test_both_refusals_are_told():
+    class Poor(Fake):
+        def prepare(self, model):
+            super().prepare(model)
+            raise Unsupported("no Sqrt", operator="ai.onnx:Sqrt")
+
+    with pytest.raises(Unsupported) as caught:
+        run(Poor())
+    assert caught.value.message == "no Adam here; of the lowered model: no Sqrt"
+    assert caught.value.operator == "ai.onnx:Sqrt"
+
+
+@pytest.mark.parametrize("lowering", list(Lowering))
+def test_a_failure_is_no_reason_to_lower(lowering):
+    backend = Raising(ZeroDivisionError("broken"))
+    with pytest.raises(ZeroDivisionError):
+        run(backend, lowering=lowering)
+    assert len(backend.asked) == 1
+
+
+@pytest.mark.parametrize("lowering", [Lowering.AUTO, Lowering.ALWAYS])
+def test_a_node_that_breaks_its_signature_is_refused(lowering):
+    wide = {**ADAM_INPUTS, "G": np.ones((3, 2), np.float32)}
+    model = adam()
+    model.graph.input[3].type.tensor_type.shape.dim.add().dim_value = 3
+    with pytest.raises(NodeError, match="does not broadcast"):
+        run(Fake(), model, lowering, wide)
+
+
+def test_a_model_that_cannot_be_lowered_is_unsupported_with_both_reasons():
+    model = adam()
+    model.opset_import[0].version = 9
+    with pytest.raises(Unsupported, match=r"^no Adam here; it cannot be lowered: .*version 9"):
+        run(Fake(), model)
+
+
+def test_what_is_no_output_is_said():
+    class Talker(Fake):
+        def run(self, _inputs):
+            return "done"
+
+    with pytest.raises(UnusableOutput, match="returned a str"):
+        run(Talker(), one_node("Neg"))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        adam(),
+        doubled_adam(),
+        adam_in_branch(),
+        adam_in_function({"rate": 0.9}, attributes=["rate"]),
+    ],
+    ids=["alone", "between others", "in a branch", "in a function"],
+)
+def test_onnxruntime_gets_the_lowered_model_and_agrees_with_numpy(model):
+    pytest.importorskip("onnxruntime")
+    mine = run(resolve_backend("numpy"), model)
+    theirs = run(resolve_backend("onnxruntime"), model)
+    assert theirs.lowered
+    assert_allclose(theirs.outputs[0], mine.outputs[0], rtol=1e-5, atol=1e-6)
+    assert theirs.outputs[0].dtype == np.float32
+
+
+def test_onnxruntime_under_never_names_the_operator():
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(Unsupported) as caught:
+        run(resolve_backend("onnxruntime"), lowering=Lowering.NEVER)
+    assert caught.value.operator == ADAM
