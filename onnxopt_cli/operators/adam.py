@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.operators.deviation import Deviation
+from onnxopt_cli.operators.forms import ADAM_FORMS
 from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
 from onnxopt_cli.operators.regularized_gradient import REGULARIZED_GRADIENT
 from onnxopt_cli.operators.root_and_epsilon import ROOT_AND_EPSILON
@@ -313,4 +314,5 @@ ADAM = Operator(
     about="One step of Adam: momentum scaled by the root of the averaged squared gradient.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Adam.html",
     deviations=DEVIATIONS,
+    forms=ADAM_FORMS,
 )

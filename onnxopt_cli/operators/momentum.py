@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.operators.deviation import Deviation
+from onnxopt_cli.operators.forms import MOMENTUM_FORMS
 from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
 from onnxopt_cli.operators.regularized_gradient import REGULARIZED_GRADIENT
 
@@ -74,6 +75,12 @@ DEVIATIONS = (
         "The gradient is always taken whole.",
         ("optax", "TensorFlow"),
         replace={_BETA: "1"},
+    ),
+    Deviation(
+        "beta taken as 1 for Nesterov",
+        "Nesterov momentum knows no dampening.",
+        ("PyTorch SGD",),
+        replace={_BETA: "np.where(T > 0, 1 if mode == 'nesterov' else beta, 1)"},
     ),
     Deviation("beta at every T", "The first step, too, is weighted.", replace={_BETA: "beta"}),
     Deviation(
@@ -225,4 +232,5 @@ MOMENTUM = Operator(
     about="One step of gradient descent with standard or Nesterov momentum.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Momentum.html",
     deviations=DEVIATIONS,
+    forms=MOMENTUM_FORMS,
 )

@@ -72,8 +72,11 @@ def _parse_function(formula: Formula) -> ast.FunctionDef:
         tree = ast.parse(source).body[0]
     except SyntaxError as error:
         raise ValueError(f"{formula!r} is not a function written with def") from error
-    if not isinstance(tree, ast.FunctionDef) or inspect.getclosurevars(formula).nonlocals:
-        raise ValueError(f"{formula!r} is not a plain function")
+    # For a lambda, the source may be that of the function whose decorator it stands in.
+    if not isinstance(tree, ast.FunctionDef) or tree.name != formula.__name__:
+        raise ValueError(f"{formula!r} is not a function written with def")
+    if inspect.getclosurevars(formula).nonlocals:
+        raise ValueError(f"{formula!r} takes names from the function around it")
     # Whatever decorated the original was applied to it alone.
     tree.decorator_list = []
     return tree

@@ -85,7 +85,7 @@ class _Draw:
         self._random = np.random.RandomState(1)
         self._numeric = [item.name for item in operator.attributes if not item.choices]
         self._choices = {item.name: item.choices for item in operator.attributes if item.choices}
-        self._magnitudes = [name for name in operator.tensors if self._needs_magnitude(name)]
+        self._magnitudes = [name for name in operator.tensors if self._undefined(**{name: -1.0})]
 
     def dense(self) -> Iterator[Call[Array]]:
         layout: Layout = (((_ELEMENTS,), (_ELEMENTS,)),)
@@ -154,7 +154,8 @@ class _Draw:
         powers = 10.0 ** self._random.randint(-5, 1, shape)
         values = self._random.randint(-999, 1000, shape) * powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
-        return np.asarray(np.abs(values) if name in self._magnitudes else values, dtype)
+        # The sum turns negative zeros, which would only distract, into positive ones.
+        return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[Numbers]:
         """Draw attributes: all given, the optional ones left out, each zero and above one."""
@@ -165,8 +166,10 @@ class _Draw:
                 yield self._attributes() | fixed
             drawn = self._attributes() | fixed
             yield {name: drawn[name] for name in drawn if name in required}
-            for name, value in product(self._numeric, (0.0, 1.5)):
-                yield self._attributes() | fixed | {name: value}
+            for name in self._numeric:
+                yield self._attributes() | fixed | {name: 0.0}
+                if not self._undefined(**{name: 1.5}):
+                    yield self._attributes() | fixed | {name: 1.5}
 
     def _attributes(self) -> Numbers:
         chosen: Numbers = {
@@ -178,11 +181,11 @@ class _Draw:
     def _fraction(self) -> float:
         return float(self._random.randint(5, 95) / 100)
 
-    def _needs_magnitude(self, name: str) -> bool:
-        """Tell whether the formula has no value where the tensor is negative and all else zero."""
-        operands = {item.name: np.float64(1) for item in self._operator.scalars}
-        operands |= {item: np.float64(item == name and -1) for item in self._operator.tensors}
-        attributes = self._attributes()
+    def _undefined(self, **values: float) -> bool:
+        """Tell whether the formula has no value where some operands are so and all others plain."""
+        operands = dict.fromkeys((item.name for item in self._operator.scalars), np.float64(1))
+        operands |= dict.fromkeys(self._operator.tensors, np.float64(0))
+        operands |= {name: np.float64(value) for name, value in values.items()}
         with np.errstate(all="ignore"):
-            results = self._operator.formula(**operands, **attributes)
+            results = self._operator.formula(**(self._attributes() | operands))
         return any(np.isnan(result) for result in results)
