@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -193,6 +194,8 @@ def test_concurrent_runs_share_one_cache(tmp_path, monkeypatch):
 def test_what_onnx_prints_while_it_collects_is_not_seen(monkeypatch, capfd):
 
     def noisy():
+        sys.stdout.write("out")
+        sys.stderr.write("err")
         warnings.warn("overflow", RuntimeWarning, stacklevel=1)
         return []
 

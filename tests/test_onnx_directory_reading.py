@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from onnx import SequenceProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, SequenceProto, SparseTensorProto, TensorProto, helper, numpy_helper
 from onnx_directories import (
     FLOAT,
     ONE_TWO,
@@ -82,6 +82,16 @@ def test_names_in_the_files_precede_their_positions(tmp_path):
 
 def test_an_initializer_among_the_inputs_is_not_fed(tmp_path):
     model = identity({"w": FLOAT, "x": FLOAT}, [tensor(ONE_TWO, "w")])
+    value = tensor(ONE_TWO)
+    content = read(make_directory(tmp_path / "test_x", model, [value], [value]))
+    assert list(content.inputs) == ["x"]
+
+
+def test_a_sparse_initializer_among_the_inputs_is_not_fed(tmp_path):
+    model = identity({"w": FLOAT, "x": FLOAT}, [tensor(ONE_TWO, "w")])
+    model.graph.ClearField("initializer")
+    values, indices = tensor(ONE_TWO, "w"), tensor(np.array([0, 1]))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2]))
     value = tensor(ONE_TWO)
     content = read(make_directory(tmp_path / "test_x", model, [value], [value]))
     assert list(content.inputs) == ["x"]
@@ -336,6 +346,44 @@ def test_a_tensor_in_the_model_that_contradicts_itself_is_a_problem(tmp_path):
             "float32[2] needs 2"
         ),
     ]
+
+
+NEGATIVE = TensorProto(name="n", data_type=1, dims=[-1], raw_data=b"")
+SPARSE = SparseTensorProto(values=NEGATIVE, indices=tensor(np.array([0])), dims=[1])
+
+
+def constant(**attributes):
+    return helper.make_node("Constant", [], ["c"], **attributes)
+
+
+def subgraph(*nodes):
+    return helper.make_graph(nodes, "sub", [], [], [NEGATIVE] * (not nodes))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"graph": {"initializer": [NEGATIVE]}},
+        {"graph": {"sparse_initializer": [SPARSE]}},
+        {"graph": {"node": [constant(value=NEGATIVE)]}},
+        {"graph": {"node": [constant(values=[NEGATIVE])]}},
+        {"graph": {"node": [constant(sparse_value=SPARSE)]}},
+        {"graph": {"node": [constant(sparse_values=[SPARSE])]}},
+        {"graph": {"node": [constant(body=subgraph())]}},
+        {"graph": {"node": [constant(bodies=[subgraph()])]}},
+        {"graph": {"node": [constant(body=subgraph(constant(value=NEGATIVE)))]}},
+        {"functions": [{"node": [constant(value=NEGATIVE)]}]},
+        {"functions": [{"attribute_proto": [helper.make_attribute("a", NEGATIVE)]}]},
+        {"training_info": [{"initialization": subgraph()}]},
+        {"training_info": [{"algorithm": subgraph()}]},
+    ],
+)
+def test_a_tensor_is_checked_wherever_it_stands_in_a_model(tmp_path, part):
+    model = identity({"x": FLOAT})
+    model.MergeFrom(ModelProto(**part))
+    make_directory(tmp_path / "test_x", model, [tensor(ONE_TWO)], [tensor(ONE_TWO)])
+    (only,) = complaints(tmp_path / "test_x")
+    assert only.endswith("'n' has a negative dimension: [-1]")
 
 
 def light(folder, model, outputs):

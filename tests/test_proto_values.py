@@ -355,6 +355,18 @@ def test_structures_come_back(value, declared):
 
 
 @pytest.mark.parametrize(
+    ("value", "declared"), [(None, OPTIONAL), ([ONE_TWO], OPTIONAL_SEQUENCE), (ONE_TWO, OPTIONAL)]
+)
+def test_onnx_reads_optionals_that_are_written(value, declared):
+    assert same(numpy_helper.to_optional(message_of("x", value, declared)), value)
+
+
+@pytest.mark.parametrize(("value", "declared"), [([], TENSORS), ([[ONE_TWO], []], NESTED)])
+def test_onnx_reads_sequences_that_are_written(value, declared):
+    assert same(numpy_helper.to_list(message_of("x", value, declared)), value)
+
+
+@pytest.mark.parametrize(
     ("message", "declared", "expected"),
     [
         (numpy_helper.from_list([ONE_TWO]), TENSORS, [ONE_TWO]),
