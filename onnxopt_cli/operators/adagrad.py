@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.operators.deviation import Deviation
+from onnxopt_cli.operators.forms import ADAGRAD_FORMS
 from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
 from onnxopt_cli.operators.regularized_gradient import REGULARIZED_GRADIENT
 from onnxopt_cli.operators.root_and_epsilon import ROOT_AND_EPSILON
@@ -198,4 +199,5 @@ ADAGRAD = Operator(
     about="One step of Adagrad: the gradient scaled by the root of its accumulated square.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Adagrad.html",
     deviations=DEVIATIONS,
+    forms=ADAGRAD_FORMS,
 )

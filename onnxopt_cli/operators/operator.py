@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.operators.deviation import Deviation
+from onnxopt_cli.operators.forms import Form
 
 #: Element types that the training operators take for R and the tensors.
 FLOATS = ("float32", "float64")
@@ -72,6 +73,7 @@ class Operator:
         attributes: the node's attributes.
         dtypes: allowed element types of the tensors, each tensor on its own.
         deviations: wrong formulas that a person would name.
+        forms: right formulas that round differently.
         about: one sentence.
         source: where the specification stands.
     """
@@ -88,6 +90,7 @@ class Operator:
     source: str
     dtypes: tuple[str, ...] = FLOATS
     deviations: tuple[Deviation, ...] = ()
+    forms: tuple[Form, ...] = ()
 
     @property
     def qualified_name(self) -> str:
