@@ -224,6 +224,18 @@ def test_an_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime,
         runtime(lowered, inputs)
 
 
+@runtimes
+def test_an_operand_of_unknown_shape_that_enlarges_a_known_one_is_an_error(runtime):
+    X, G = np.ones((1, 2), F), np.ones((3, 2), F)
+    model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
+    for value in (model.graph.input[2], *model.graph.output):
+        for dimension, size in zip(value.type.tensor_type.shape.dim, X.shape, strict=True):
+            dimension.dim_value = size
+    lowered = lower_model(model)
+    with pytest.raises(Exception, match=r"(?i)reshape"):
+        runtime(lowered, inputs)
+
+
 def test_an_operand_that_enlarges_a_tensor_of_known_shape_is_refused():
     X, G = np.ones((1, 2), F), np.ones((3, 2), F)
     model, _ = one_node("Momentum", [F(0.1), 3, X, G, X])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import pytest
@@ -96,7 +98,7 @@ def test_a_node_that_cannot_be_lowered_leaves_no_file(onnxopt, source, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("make", ["itself", "link", "hard link", "folder", "no folder"])
+@pytest.mark.parametrize("make", ["itself", "link", "hard link", "pipe", "folder", "no folder"])
 def test_an_output_that_must_not_be_replaced_is_refused(onnxopt, source, tmp_path, make):
     target = tmp_path / "lowered.onnx"
     if make == "itself":
@@ -105,14 +107,19 @@ def test_an_output_that_must_not_be_replaced_is_refused(onnxopt, source, tmp_pat
         target.symlink_to(source)
     elif make == "hard link":
         target.hardlink_to(source)
+    elif make == "pipe":
+        os.mkfifo(target)
     elif make == "folder":
         target.mkdir()
     else:
         target = tmp_path / "missing" / "lowered.onnx"
     before = source.read_bytes()
+    names = sorted(tmp_path.iterdir())
     answer = onnxopt("lower", source, "-o", target)
     assert answer.code == 2
     assert source.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == names
+    assert make != "pipe" or target.is_fifo()
 
 
 def test_an_earlier_output_is_replaced_through_a_link(onnxopt, source, tmp_path):
