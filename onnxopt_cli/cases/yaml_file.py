@@ -42,6 +42,19 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         return [], [Problem(f"{path}:{line}", "found bytes that are no UTF-8, expected UTF-8 text")]
+    return read_yaml_text(text, path)
+
+
+def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
+    """Read the text of a case file that stands, or would stand, at a path.
+
+    Args:
+        text: the file's content.
+        path: gives the cases their ids and locations, and is where their files are looked for.
+
+    Returns:
+        As :func:`read_yaml_file`.
+    """
     root, errors = parse_yaml(text)
     cases: list[Case] = []
     if root is not None:

@@ -1,0 +1,248 @@
+"""The suite ``conformance``: for any operator, the questions that a wrong implementation fails.
+
+The questions follow from an operator's signature and formula alone: what it takes, in which types
+and shapes, which attributes it has, and where its formula's values are delicate. They are chosen
+to cover the space of inputs, not to match the list of known wrong implementations, which
+``onnxopt audit`` then puts to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from onnxopt_cli.cases.author import COUNT, WIDE, Attributes, Author, Shapes, judgements
+from onnxopt_cli.cases.question import Given, Question
+from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.operators.operator import Operator
+
+_COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
+_LARGE = 100_003
+
+
+def conformance(operator: Operator) -> list[Question]:
+    """Return the questions for an operator; their names are unique."""
+    author = _Questions(operator)
+    sections = (
+        author.counts,
+        author.attributes,
+        author.types,
+        author.structures,
+        author.zeros,
+        author.magnitudes,
+        author.cancellation,
+        author.not_finite,
+        author.wide_doubles,
+        author.large,
+        author.refusals,
+    )
+    return [question for section in sections for question in section()]
+
+
+class _Questions(Author):
+    """The questions about one operator, section by section."""
+
+    def counts(self) -> Iterator[Question]:
+        """Ask for every regime of T; for the two sides of its comparison in every mode."""
+        for count in _COUNTS:
+            settings = self.settings if count in (0, 1) else [next(self.turn)]
+            for setting in settings:
+                words = "".join(f"_{word}" for word in setting.values())
+                name = f"T_{count}".replace("-", "minus_") + words
+                about = f"T = {count}: catches a wrong comparison, shift or power of T."
+                yield self.ask(name, about, count=count, setting=setting)
+        near_one = dict.fromkeys(self.numeric, float(np.nextafter(np.float32(1), np.float32(0))))
+        for count in (2**24 + 1, 2**31 + 5):
+            about = (
+                f"T = {count} with attributes just below 1, in double: catches a T that passes "
+                "through float32 or int32, and powers that lose digits."
+            )
+            name = f"T_{count}_near_one"
+            yield self.ask(name, about, count=count, given=near_one, types=self.double, rate=WIDE)
+
+    def attributes(self) -> Iterator[Question]:
+        """Ask for every attribute: left out, alone, zero, and beyond its usual range."""
+        optional = [item.name for item in self.operator.attributes if not item.required]
+        if len(optional) == len(self.operator.attributes):
+            about = "Every attribute left out: catches wrong defaults together."
+            yield self.ask("defaults", about, given={})
+        for name in optional:
+            others = {key: value for key, value in self.ordinary.items() if key != name}
+            about = f"{name} left out: catches another default of it."
+            yield self.ask(f"{name}_left_out", about, given=others)
+            alone = self.required() | {name: self.ordinary[name]}
+            about = f"Only {name} given: catches one that takes effect only beside others."
+            yield self.ask(f"{name}_alone", about, given=alone)
+        for name, (word, value) in product(self.numeric, (("zero", 0.0), ("large", 25.0))):
+            about = f"{name} = {value:g}: catches one that is clipped, replaced or ignored."
+            given = self.ordinary | {name: value}
+            yield self.judgeable(
+                self.ask(f"{name}_{word}", about, count=count, given=given) for count in (COUNT, 0)
+            )
+        about = "Every attribute negative: catches values that are clipped or made positive."
+        yield self.ask("all_negative", about, given=dict.fromkeys(self.numeric, -0.5))
+
+    def types(self) -> Iterator[Question]:
+        """Ask for every mixture of element types."""
+        about = "Everything in double: catches arithmetic or results in float32."
+        yield self.ask("double", about, types=self.double, rate=WIDE)
+        about = "R in double, the tensors in float: catches outputs that take R's type."
+        yield self.ask("R_double", about, rate=WIDE)
+        about = "R in float, the tensors in double: catches a step rounded to R's type."
+        yield self.ask("R_float", about, types=self.double)
+        about = "Another tensor in double in each group: catches outputs of another's type."
+        names = self.operator.tensors
+        apart = {(name, group): WIDE for group, name in enumerate(names)}
+        yield self.ask("one_double_each", about, shapes=[(3,)] * len(names), types=apart)
+        about = "A double tensor between two floats: catches one type for the whole node."
+        middle = {(name, 1): WIDE for name in names}
+        yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
+
+    def structures(self) -> Iterator[Question]:
+        """Ask for every number and shape of tensors."""
+        layouts: tuple[tuple[str, str, Shapes], ...] = (
+            ("empty", "Tensors without elements: catches outputs left out.", [(0,)]),
+            ("rank_5", "Rank 5: catches a limit on ranks.", [(2, 1, 3, 1, 2)]),
+            ("two_tensors", "Two tensors of one shape: catches a wrong grouping.", [(3,), (3,)]),
+            (
+                "three_tensors",
+                "Three tensors of unlike shapes, one empty: catches a wrong grouping.",
+                [(2, 2), (0, 3), ()],
+            ),
+            (
+                "eight_tensors",
+                (
+                    "Eight tensors, a scalar and one element among them: catches a limit on their "
+                    "number, a wrong order, and dimensions lost or gained."
+                ),
+                [(2,), (), (1, 3), (4,), (2, 2), (1,), (3, 1), (5,)],
+            ),
+        )
+        for name, about, shapes in layouts:
+            yield self.ask(name, about, shapes=shapes)
+        about = "R and T of rank 1: catches outputs that gain their dimension."
+        yield self.ask("scalars_of_rank_1", about, rank=1, shapes=[(2, 2), ()])
+        about = "Another tensor broadcast in each group, all in the last: catches outputs of its "
+        narrow = {(name, group): (2, 1) for group, name in enumerate(self.stepped)}
+        narrow |= {(name, len(self.stepped)): (1, 1) for name in self.stepped}
+        shapes = [(2, 3)] * (len(self.stepped) + 1)
+        yield self.ask("broadcast", f"{about}shape, not of X's.", shapes=shapes, narrow=narrow)
+
+    def zeros(self) -> Iterator[Question]:
+        """Ask for what happens where operands vanish."""
+        about = "Each operand zero or not, in every combination: catches divisions by zero and "
+        yield self.ask("zeros", f"{about}steps that need one.", tensors=self.combined((0, 1)))
+        zero = np.zeros(4)
+        small = np.array([1e-3, -1e-3, 1e-6, -1e-9])
+        about = "X = 0, zero state and a small gradient: catches what a step of order 1 hides."
+        tensors = dict.fromkeys(self.operator.tensors, zero) | {self.stepped[0]: small}
+        for count, setting in product((0, 1), self.settings):
+            words = "_".join(("small_step", f"T_{count}", *map(str, setting.values())))
+            yield self.ask(words, about, count=count, setting=setting, tensors=tensors)
+            yield self.ask(
+                f"{words}_defaults", about, count=count, setting=setting,
+                given=self.required(), tensors=tensors,
+            )  # fmt: skip
+        yield self.ask("zero_R", "R = 0: the step vanishes, the state must not.", rate_value=0.0)
+        yield self.ask("negative_R", "R < 0: catches a rate that is clipped.", rate_value=-0.4)
+
+    def magnitudes(self) -> Iterator[Question]:
+        """Ask for values from subnormal to near overflow, together and apart."""
+        scales = 10.0 ** np.array([-44, -40, -30, -20, -12, -8, -4, 4, 8, 12, 15, 18])
+        tensors = {
+            name: np.concatenate([self.tensor(name, 0, (3,)) * scale for scale in scales])
+            for name in self.operator.tensors
+        }
+        about = "Tensors from subnormal to near overflow: catches a narrower range of the type."
+        yield self.ask("orders", about, tensors=self.judged(tensors))
+        about = "Each operand small, ordinary or large beside the others: catches absorption."
+        tensors = self.combined((1e-10, 1, 1e10))
+        yield self.ask("orders_apart", about, tensors=self.judged(tensors))
+
+    def cancellation(self) -> Iterator[Question]:
+        """Ask for a new X that is nearly zero, the difference of equal numbers."""
+        about = "X nearly equals the step: catches what the usual relative tolerance cannot see."
+        for dtype in self.operator.dtypes:
+            ask = partial(
+                self.ask,
+                f"cancellation_{dtype}",
+                about,
+                types=dict.fromkeys(self.operator.tensors, dtype),
+                rate=dtype,
+                setting=self.settings[0],
+            )
+            x = np.zeros(4)
+            for _ in range(60):
+                new = judgements(ask(tensors={self.first: x}))[0].value
+                x = x - new.astype(float) / 2
+            # At exact cancellation nothing but rounding would be left to judge.
+            yield ask(tensors={self.first: x * (1 + 1e-3)})
+
+    def not_finite(self) -> Iterator[Question]:
+        """Ask for NaN and infinity in every input."""
+        columns: dict[str, list[float]] = {name: [] for name in self.operator.tensors}
+        for special in self.operator.tensors:
+            for value in (np.nan, np.inf, -np.inf):
+                if value > 0 or np.isnan(value) or special not in self.nonnegative:
+                    for name, column in columns.items():
+                        column.append(value if name == special else self.tensor(name, 0, (1,))[0])
+        about = "NaN and infinity in each tensor: catches results that hide or spread them."
+        tensors = {name: np.array(column) for name, column in columns.items()}
+        yield self.ask("not_finite", about, tensors=tensors)
+        for value in (np.nan, np.inf):
+            about = f"R = {value}: catches a rate that is replaced."
+            yield self.ask(f"{value}_R", about, rate_value=value)
+
+    def wide_doubles(self) -> Iterator[Question]:
+        """Ask for doubles that float32 cannot hold."""
+        about = "Doubles that float32 cannot hold, R among them: catches a detour through it."
+        tensors = self.combined((16777217.0, 1 + 2**-40, 1e-60))
+        tensors = self.judged(tensors, types=self.double)
+        yield self.ask(
+            "wide_doubles", about,
+            types=self.double, rate=WIDE, rate_value=1 / 3, tensors=tensors,
+        )  # fmt: skip
+
+    def large(self) -> Iterator[Question]:
+        """Ask for tensors that are computed in blocks and vectors, with a rest."""
+        for dtype, size in (("float32", _LARGE), ("float64", 1009)):
+            drawn: dict[str, Given] = {}
+            for seed, name in enumerate(self.operator.tensors, start=1):
+                uniform = name in self.nonnegative
+                drawn[name] = RandomTensor(
+                    "uniform" if uniform else "normal",
+                    seed,
+                    (size,),
+                    np.dtype(dtype),
+                    {"low": 0.01, "high": 4.0} if uniform else {},
+                )
+            about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
+            yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)
+
+    def refusals(self) -> Iterator[Question]:
+        """Ask for what must be refused."""
+        ordinary = self.ask("refused", "", shapes=[(3,)])
+        inputs = dict(ordinary.inputs)
+        last = self.operator.tensors[-1]
+        short = {name: value for name, value in inputs.items() if name != last}
+        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
+        cases: list[tuple[str, str, Mapping[str, Given], Attributes]] = [
+            ("short", f"{last} is missing: it must not be made up.", short, {}),
+            ("enlarging", f"{last} would enlarge X: X's shape must not change.", wide, {}),
+        ]
+        for name in self.choices:
+            about = f"{name} has a value that is not allowed: it must not pass for another."
+            cases.append((f"unknown_{name}", about, inputs, {name: "bogus"}))
+        for name, about, given, attributes in cases:
+            yield Question(
+                f"refuses_{name}",
+                about,
+                self.operator,
+                given,
+                dict(ordinary.attributes) | attributes,
+                tags=("conformance", "refusal"),
+                rejects=True,
+            )

@@ -1,0 +1,135 @@
+"""The suites that come with onnxopt: generated from declarations, in memory or as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from onnxopt_cli.cases.conformance import conformance
+from onnxopt_cli.cases.node_model import formula_model
+from onnxopt_cli.cases.onnx_writer import directory_files
+from onnxopt_cli.cases.published import published
+from onnxopt_cli.cases.question import Question
+from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.cases.yaml_file import read_yaml_text
+from onnxopt_cli.cases.yaml_writer import WrittenCase, yaml_text
+from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.readings.evaluate import evaluate
+
+#: Expected outputs with more elements are left to the formula, to keep the files small.
+_WRITTEN_ELEMENTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite of ours: what it is, and what it asks."""
+
+    about: str
+    questions: Callable[[], list[Question]]
+
+
+SUITES: Mapping[str, Suite] = {
+    "spec": Suite("the cases that the operators' documentation publishes", published),
+    "conformance": Suite(
+        "what a wrong implementation fails, over the whole space of inputs",
+        lambda: [question for operator in OPERATORS for question in conformance(operator)],
+    ),
+}
+
+
+def suite_cases(name: str) -> list[Case]:
+    """Return the cases of a suite, the same as from its files."""
+    cases: list[Case] = []
+    for path, text in yaml_files(name):
+        found, problems = read_yaml_text(text, Path(path))
+        assert not problems, problems  # noqa: S101 - what we write, we read
+        cases += found
+    return cases
+
+
+def yaml_files(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its text."""
+    suite = SUITES[name]
+    for operator, questions in _by_operator(suite.questions()):
+        text = yaml_text(
+            [_written(question) for question in questions],
+            suite=name,
+            operator=operator,
+            about=f"{operator.name}: {suite.about}.",
+            notes=f"Written by `onnxopt generate {name}`.",
+        )
+        yield f"{name}/{operator.name.lower()}.yaml", text
+
+
+def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a suite as ONNX test directories: path and content.
+
+    Questions whose answer is a refusal are left out: the layout cannot say so.
+    """
+    for question in SUITES[name].questions():
+        if not question.rejects:
+            for path, data in directory_files(_content(question)).items():
+                yield f"{name}/test_{question.name}/{path}", data
+
+
+def _by_operator(questions: list[Question]) -> Iterator[tuple[Operator, Iterator[Question]]]:
+    for _, group in groupby(questions, key=lambda question: question.operator.name):
+        first, *rest = group
+        yield first.operator, iter([first, *rest])
+
+
+def _written(question: Question) -> WrittenCase:
+    return WrittenCase(
+        name=question.name,
+        inputs=question.inputs,
+        attributes=question.attributes,
+        outputs=_answer(question),
+        about=question.about,
+        source=question.source,
+        tags=tuple(question.tags),
+        rejects=question.rejects,
+        notes=question.notes,
+    )
+
+
+def _answer(question: Question) -> dict[str, Array] | None:
+    """Return the outputs to be written; None if there are none or they are too large."""
+    inputs = list(question.inputs.values())
+    arrays = [value for value in inputs if not isinstance(value, RandomTensor)]
+    elements = sum(array.size for array in arrays)
+    if question.rejects or len(arrays) < len(inputs) or elements > _WRITTEN_ELEMENTS:
+        return None
+    return _outputs(question, arrays)
+
+
+def _outputs(question: Question, inputs: list[Array]) -> dict[str, Array]:
+    operator = question.operator
+    call = bind(operator, inputs, complete_attributes(operator, question.attributes))
+    names = operator.output_names(len(call.groups))
+    return dict(zip(names, evaluate(call), strict=True))
+
+
+def _content(question: Question) -> Content:
+    inputs = [
+        value.make() if isinstance(value, RandomTensor) else value
+        for value in question.inputs.values()
+    ]
+    model = formula_model(
+        question.operator,
+        question.attributes,
+        inputs,
+        graph_name=f"test_{question.name}",
+        producer_name="backend-test",
+    )
+    names = list(question.onnx_names or question.inputs)
+    for index, name in enumerate(names):
+        model.graph.node[0].input[index] = name
+        model.graph.input[index].name = name
+    outputs = _outputs(question, inputs)
+    return Content(model, dict(zip(names, inputs, strict=True)), outputs)

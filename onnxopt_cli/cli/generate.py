@@ -1,0 +1,84 @@
+"""``onnxopt generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+_NODE = "onnx-node"
+
+
+@click.command("generate")
+@click.argument("suites", metavar="[SUITE]...", nargs=-1)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("cases"),
+    show_default=True,
+    help="The folder to write to.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["yaml", "onnx"]),
+    help="Case files or ONNX test directories.  [default: yaml]",
+)
+@click.option("--check", is_flag=True, help="Compare instead of writing; exit with 1 on drift.")
+@click.option("--force", is_flag=True, help="Overwrite files that differ.")
+def command(
+    suites: tuple[str, ...], output: Path, form: str | None, check: bool, force: bool
+) -> int:
+    """Write suites as files: spec (the default), conformance, or onnx-node.
+
+    \b
+    onnxopt generate spec conformance --check
+    onnxopt generate onnx-node -o node-cases
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cases.tree import find_drift, write_tree
+    from onnxopt_cli.cli.console import stderr
+
+    code = 0
+    for suite in suites or ("spec",):
+        with stderr().status(f"generating {suite}"):
+            files = dict(_files(suite, form))
+            drift = (
+                find_drift(output, files.items())
+                if check
+                else write_tree(output, files.items(), force=force)
+            )
+        if not check:
+            changed = len(drift.missing) + len(drift.different)
+            click.echo(f"{suite}: wrote {changed} files, {drift.same} were there already")
+            continue
+        click.echo(f"{suite}: {drift.same} files as generated")
+        for word, paths in (("missing", drift.missing), ("different", drift.different)):
+            for path in paths:
+                click.echo(f"  {word}: {path}")
+        code |= bool(drift)
+    return code
+
+
+def _files(suite: str, form: str | None) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a suite: relative path and content."""
+    from onnxopt_cli.cases.node_corpus import node_contents
+    from onnxopt_cli.cases.onnx_writer import directory_files
+    from onnxopt_cli.cases.suites import SUITES, onnx_files, yaml_files
+    from onnxopt_cli.errors import UsageError
+
+    if suite == _NODE and form != "yaml":
+        for name, content in node_contents():
+            for path, data in directory_files(content).items():
+                yield f"node/{name}/{path}", data
+    elif suite in SUITES and form == "onnx":
+        yield from onnx_files(suite)
+    elif suite in SUITES:
+        for path, text in yaml_files(suite):
+            yield path, text.encode()
+    elif suite == _NODE:
+        raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
+    else:
+        known = ", ".join([*SUITES, _NODE])
+        raise UsageError(f"there is no suite {suite!r} to generate", hint=f"there are {known}")
