@@ -231,7 +231,7 @@ def test_types_of_less_than_a_byte_are_packed_and_unpacked(name, size):
     "x",
     [
         np.array(["a", "é", ""], object),
-        np.array(["a", "é", ""]),
+        np.array(["a", "é", "\0b"]),
         np.array(["\0a", "b\0", "c"], object),
     ],
     ids=["objects", "of fixed width", "with zeros"],
@@ -253,6 +253,15 @@ def test_strings_pass_through(x):
 def test_arrays_of_any_layout_are_read_as_what_they_are(x):
     (y,) = run(node("Neg"), {"x": x})
     assert_array_equal(y, -x.astype("=f4"))
+
+
+@pytest.mark.parametrize("of", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_a_strided_array_is_read_as_what_it_is_on_the_way_of_other_types(of):
+    element_type = helper.np_dtype_to_tensor_dtype(np.dtype(of))
+    proto = node("Cast", element_type, outputs_as=TensorProto.BFLOAT16, to=TensorProto.BFLOAT16)
+    x = np.array([[1, 9], [2, 9], [3, 9]]).astype(of)[:, 0]
+    (y,) = run(proto, {"x": x})
+    assert_array_equal(y, np.array([1, 2, 3], ml_dtypes.bfloat16), strict=True)
 
 
 def test_a_read_only_input_is_taken():
@@ -301,8 +310,9 @@ def test_a_map_goes_in():
         "DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"]
     )
     proto = io_model(vectorizer, map_type(TensorProto.STRING, FLOAT), TENSOR, "ai.onnx.ml")
-    (y,) = run(proto, {"x": {"b": np.array(2, np.float32)}})
-    assert_array_equal(y, np.array([[0, 2]], np.float32), strict=True)
+    for two in (np.array(2, np.float32), np.array([2], np.float32)):
+        (y,) = run(proto, {"x": {"b": two}})
+        assert_array_equal(y, np.array([[0, 2]], np.float32), strict=True)
 
 
 FLOAT = TensorProto.FLOAT

@@ -200,6 +200,13 @@ def test_a_module_that_does_not_exist_is_a_usage_error(module):
         resolve_backend(f"python:{module}:Backend")
 
 
+def test_a_module_that_lacks_another_is_unavailable(tmp_path, monkeypatch):
+    write(tmp_path, "import a_module_that_the_vendor_has", "vendor_lacking.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BackendUnavailable, match="a_module_that_the_vendor_has"):
+        resolve_backend("python:vendor_lacking:B")
+
+
 def test_what_is_no_modules_name_is_a_usage_error():
     with pytest.raises(UsageError, match=r"is no module's name"):
         resolve_backend("python:..os:Backend")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -40,7 +39,7 @@ class NumpyBackend:
         if _is_one_formula(model):
             return _Formula(model)
         with reporting_unsupported():
-            return _Untouching(ReferenceModel(formula_evaluator(spell_out_defaults(model))))
+            return ReferenceModel(formula_evaluator(spell_out_defaults(model)))
 
 
 class _Formula:
@@ -54,16 +53,6 @@ class _Formula:
         call = cast("Call[Array]", sole_call(self._model, inputs))
         outputs = zip(self._model.graph.node[0].output, evaluate(call), strict=True)
         return [value for name, value in outputs if name]
-
-
-class _Untouching:
-    """A model that gets its own copy of the inputs: some of onnx's operators write into them."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
-
-    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
-        return self._prepared.run(copy.deepcopy(dict(inputs)))
 
 
 def _is_one_formula(model: onnx.ModelProto) -> bool:

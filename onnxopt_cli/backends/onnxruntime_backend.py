@@ -173,7 +173,6 @@ def _providers(runtime: Any, written: str) -> list[str]:
 
 def _session_options(runtime: Any, written: Mapping[str, str]) -> Any:
     options = runtime.SessionOptions()
-    options.log_severity_level = _FATAL
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = _optimization_level(
         runtime, written.get("graph_optimization_level", "enable_all")

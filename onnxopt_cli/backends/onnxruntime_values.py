@@ -58,12 +58,11 @@ def array_of(value: Any) -> Array:
     element_type = value.element_type()
     if not _is_foreign(helper.tensor_dtype_to_np_dtype(element_type)):
         return np.asarray(value.numpy())
-    size = value.tensor_size_in_bytes()
     return numpy_helper.to_array(
         onnx.TensorProto(
             data_type=element_type,
             dims=value.shape(),
-            raw_data=ctypes.string_at(value.data_ptr(), size) if size else b"",
+            raw_data=ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()),
         )
     )
 
@@ -82,7 +81,7 @@ def _argument(value: Value) -> object:
 def _plain(array: Array) -> Array:
     """Return an array without what ONNX Runtime misreads: other byte orders, ``U`` strings."""
     dtype = np.dtype(object) if is_string(array.dtype) else array.dtype.newbyteorder("=")
-    return np.asarray(array, dtype=dtype, order="C")
+    return np.asarray(array, dtype=dtype)
 
 
 def _ort_value(array: Array) -> Any:
