@@ -55,26 +55,30 @@ def run_model(
     """
     if lowering is Lowering.NEVER:
         return _run(backend, model, inputs)
-    from onnxopt_cli.readings.lower_model import formula_operators
-
-    # All of them are replaced, whichever the backend does not know.
-    replaceable = formula_operators(model)
-    if not replaceable:
-        return _run(backend, model, inputs)
-    if lowering is Lowering.ALWAYS:
-        return _run_lowered(backend, model, inputs)
     unknown = _UNKNOWN.setdefault(backend, {})
-    missing = [operator for operator in replaceable if operator in unknown]
-    if missing:
-        return _run_lowered(backend, model, inputs, unknown[missing[0]])
+    if lowering is Lowering.ALWAYS or unknown:
+        replaceable = _replaceable(model)
+        missing = [operator for operator in replaceable if operator in unknown]
+        if missing:
+            return _run_lowered(backend, model, inputs, unknown[missing[0]])
+        if lowering is Lowering.ALWAYS and replaceable:
+            return _run_lowered(backend, model, inputs)
     try:
         return _run(backend, model, inputs)
     except Unsupported as error:
-        if error.operator and error.operator not in replaceable:
+        replaceable = _replaceable(model)
+        if not replaceable or (error.operator and error.operator not in replaceable):
             raise
         if error.operator:
             unknown[error.operator] = error.message
         return _run_lowered(backend, model, inputs, error.message)
+
+
+def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
+    # Not worth importing for a backend that knows everything.
+    from onnxopt_cli.readings.lower_model import formula_operators
+
+    return formula_operators(model)
 
 
 def _run(backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Answer:

@@ -68,6 +68,11 @@ ROWS = (
         r"\[ONNXRuntimeError\] : 9 : NOT_IMPLEMENTED : (?P<words>.*)",
     ),
     _row(
+        "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1",
+        _FAIL + r"(?P<words>This session contains graph nodes that are assigned to the default CPU "
+        r"EP, but fallback to CPU EP has been explicitly disabled by the user\.)",
+    ),
+    _row(
         "an element type in a model",
         _FAIL + r"Exception during loading: "
         r"(?P<words>MLDataType for: \S+ is not currently registered or supported)",

@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from typing import TYPE_CHECKING
 
 from onnxopt_cli.backends.numpy_backend import NumpyBackend
 from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -17,6 +17,10 @@ from onnxopt_cli.backends.reference_backend import ReferenceBackend
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
+
+# importlib.metadata is imported where it is used: a built-in backend starts faster without.
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 #: The group of entry points by which an installed package offers a backend under a name.
 ENTRY_POINTS = "onnxopt.backends"
@@ -81,6 +85,8 @@ def resolve_backend(text: str) -> Backend:
 
 def known_backends() -> list[KnownBackend]:
     """Return all backends that have a name, without importing any of them."""
+    from importlib.metadata import version
+
     rows = [
         KnownBackend("numpy", "built in", f"numpy {version('numpy')}"),
         _known_onnxruntime(),
@@ -109,6 +115,8 @@ _BUILT_IN: Mapping[str, Callable[[Specification], Backend]] = {
 
 def _installed() -> dict[str, EntryPoint]:
     """Return the entry points by name; of two with one name, the first on ``sys.path``."""
+    from importlib.metadata import entry_points
+
     found: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=ENTRY_POINTS):
         if entry_point.name not in _BUILT_IN:
@@ -117,6 +125,8 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _known_onnxruntime() -> KnownBackend:
+    from importlib.metadata import PackageNotFoundError, version
+
     if importlib.util.find_spec("onnxruntime") is None:
         problem = 'not installed: pip install "onnxopt[ort]"'
         return KnownBackend("onnxruntime", "built in", "", problem)

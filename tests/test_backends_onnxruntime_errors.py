@@ -1,0 +1,216 @@
+"""What ONNX Runtime says when it does not support something, and when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from backend_models import (
+    ADAM_INPUTS,
+    TRAINING,
+    adam,
+    adam_in_branch,
+    adam_in_function,
+    adam_in_function_in_branch,
+    model,
+    one_node,
+    value,
+)
+from onnx import TensorProto, helper
+
+from onnxopt_cli.backends.onnxruntime_errors import ROWS, unsupported_by_onnxruntime
+from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.errors import Unsupported
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+ONES = {"x": np.array([1, 2, 3], np.float32)}
+
+
+def node(*arguments, **options):
+    """A model that ONNX Runtime 1.22, the oldest allowed, accepts as to opset and IR version."""
+    return one_node(*arguments, **{"opset": 21, "ir_version": 10} | options)
+
+
+def run(proto, inputs):
+    return resolve_backend("onnxruntime").prepare(proto).run(inputs)
+
+
+def raised(proto, inputs=ONES, provider="CPUExecutionProvider", **config):
+    """What ONNX Runtime itself raises, with nothing of ours in between."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for key, entry in config.items():
+        options.add_session_config_entry(f"session.{key}", entry)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
+        onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=[provider], enable_fallback=0
+        ).run(None, inputs)
+    return caught.value
+
+
+def bfloat16_sequence():
+    proto = node("Relu")
+    proto.graph.input.append(
+        helper.make_tensor_sequence_value_info("s", TensorProto.BFLOAT16, None)
+    )
+    return proto
+
+
+#: For each row of the table: a model that makes ONNX Runtime say it, what it is fed, and the
+#: operator that is unknown.
+SAID = {
+    "an operator, or a domain": [
+        (adam(), ADAM_INPUTS, f"{TRAINING}:Adam"),
+        (adam_in_branch(), ADAM_INPUTS, f"{TRAINING}:Adam"),
+        (adam_in_function({"rate": 0.9}, attributes=["rate"]), ADAM_INPUTS, f"{TRAINING}:Adam"),
+        (adam_in_function_in_branch(), ADAM_INPUTS, f"{TRAINING}:Adam"),
+        (node("Nonsense", domain="my.own"), ONES, "my.own:Nonsense"),
+        (node("Nonsense", domain="my:own"), ONES, "my:own:Nonsense"),
+    ],
+    "an operator in a version of a domain that it knows": [
+        (node("Nonsense"), ONES, "ai.onnx:Nonsense"),
+        (node("Nonsense", domain="ai.onnx.ml"), ONES, "ai.onnx.ml:Nonsense"),
+    ],
+    "an IR version": [(node("Relu", ir_version=99), ONES, "")],
+    "an opset": [(node("Relu", opset=99), ONES, "")],
+    "a kernel for an operator's version or element types, or a mode of it": [
+        (node("Max", TensorProto.INT16), {"x": np.ones(3, np.int16)}, ""),
+        (node("Relu", opset=1), ONES, ""),
+    ],
+    "an element type in a model": [(node("Identity", TensorProto.COMPLEX64), ONES, "")],
+    "an element type among what a session is given": [
+        (bfloat16_sequence(), {**ONES, "s": [np.ones(2, ml_dtypes.bfloat16)]}, "")
+    ],
+    "an element type among what a session returns": [
+        (
+            node("Cast", TensorProto.STRING, outputs_as=TensorProto.BFLOAT16, to=16),
+            {"x": np.array(["1", "2", "3"], object)},
+            "",
+        )
+    ],
+}
+
+
+NO_FALLBACK = "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1"
+
+
+def test_the_table_is_tested_row_by_row():
+    assert {row.about for row in ROWS} == {*SAID, NO_FALLBACK}
+
+
+@pytest.mark.skipif(
+    "AzureExecutionProvider" not in onnxruntime.get_available_providers(),
+    reason="this build has no second provider",
+)
+def test_what_a_provider_leaves_to_the_cpu_is_unsupported_where_that_is_disabled():
+    error = raised(node("Relu"), ONES, "AzureExecutionProvider", disable_cpu_ep_fallback="1")
+    (row,) = [row for row in ROWS if row.pattern.fullmatch(str(error))]
+    assert row.about == NO_FALLBACK
+    disabled = (
+        "onnxruntime,provider=AzureExecutionProvider,config.session.disable_cpu_ep_fallback=1"
+    )
+    with pytest.raises(Unsupported, match="assigned to the default CPU EP"):
+        resolve_backend(disabled).prepare(node("Relu"))
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.about in SAID], ids=lambda row: row.about
+)
+def test_each_message_of_the_table_is_said_by_onnxruntime(row):
+    for proto, inputs, operator in SAID[row.about]:
+        error = raised(proto, inputs)
+        assert row.pattern.fullmatch(str(error)), str(error)
+        assert [other.about for other in ROWS if other.pattern.fullmatch(str(error))] == [row.about]
+        unsupported = unsupported_by_onnxruntime(error)
+        assert unsupported.operator == operator
+        assert "/onnxruntime_src/" not in unsupported.message
+        with pytest.raises(Unsupported) as caught:
+            run(proto, inputs)
+        assert caught.value.message == unsupported.message
+        assert caught.value.operator == operator
+
+
+def with_constant(op_type, constant, **attributes):
+    proto = node(op_type, **attributes)
+    proto.graph.node[0].input.append("c")
+    proto.graph.initializer.append(constant)
+    return proto
+
+
+def invalid_graph():
+    proto = node("Relu")
+    proto.graph.node[0].input[0] = "nowhere"
+    return proto
+
+
+def mixed_types():
+    return with_constant("Add", helper.make_tensor("c", TensorProto.DOUBLE, [1], [1.0]))
+
+
+def two_steps(dtype):
+    return helper.make_tensor("c", TensorProto.INT64, [1], [dtype])
+
+
+FAILURES = {
+    "a Reshape to another size": with_constant("Reshape", two_steps(2)),
+    "a Gather out of range": with_constant("Gather", two_steps(9)),
+    "an unconnected node": invalid_graph(),
+    "types that do not agree": mixed_types(),
+    "an element type that the operator does not have": node("Relu", TensorProto.STRING),
+    "an unknown attribute": node("Relu", nonsense=1),
+    "a deprecated operator": node("Upsample"),
+    "a domain that is not imported": model(
+        [helper.make_node("Nonsense", ["x"], ["y"], domain="my.own")],
+        [value("x")],
+        [value("y")],
+    ),
+    "a batchwise GRU": model(
+        [helper.make_node("GRU", ["x", "w", "w"], ["y"], layout=1, hidden_size=1)],
+        [value("x", shape=[1, 1, 1]), value("w", shape=[1, 3, 1])],
+        [value("y", shape=[1, 1, 1, 1])],
+    ),
+}
+
+
+@pytest.mark.parametrize("proto", FAILURES.values(), ids=FAILURES)
+def test_a_failure_is_never_called_unsupported(proto):
+    inputs = {"x": np.ones(3, np.float32)}
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
+        run(proto, inputs)
+    assert not isinstance(caught.value, Unsupported)
+    assert "[ONNXRuntimeError]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{}, {"x": np.ones(3)}, {"x": np.ones((3, 1), np.float32)}, {**ONES, "z": ONES["x"]}],
+    ids=["missing", "of another type", "of another rank", "unknown"],
+)
+def test_inputs_that_do_not_fit_are_a_failure(inputs):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
+        run(node("Relu"), inputs)
+    assert not isinstance(caught.value, Unsupported)
+
+
+def test_a_message_that_quotes_a_supported_one_is_no_lack_of_support():
+    said = "[ONNXRuntimeError] : 1 : FAIL : Fatal error: a:B(-1) is not a registered function/op"
+    assert unsupported_by_onnxruntime(RuntimeError(said))
+    assert unsupported_by_onnxruntime(RuntimeError(f"while falling back: {said}")) is None
+    assert unsupported_by_onnxruntime(RuntimeError(f"{said}, but kernel X crashed")) is None
+
+
+def test_nothing_is_printed_when_a_model_fails():
+    script = (
+        "from test_backends_onnxruntime_errors import FAILURES, run, ONES\n"
+        "for proto in FAILURES.values():\n"
+        "    try: run(proto, ONES)\n"
+        "    except Exception: pass\n"
+    )
+    path = [entry for entry in sys.path if entry]
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{script}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout + ended.stderr == ""
