@@ -23,6 +23,7 @@ _TYPES = {
     "object": "a mapping",
     "string": "text",
 }
+_AMBIGUOUS = "\0+0123456789"
 
 
 @cache
@@ -53,7 +54,7 @@ def structure_errors(root: Node) -> list[FormatError]:
 def _instance(node: Node) -> object:
     """Return what stands at a node as JSON has it."""
     if node.fields is not None:
-        return {key: _instance(value) for key, value in node.fields.items()}
+        return {_marked(key): _instance(value) for key, value in node.fields.items()}
     if node.items is not None:
         return [_instance(item) for item in node.items]
     if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
@@ -77,7 +78,7 @@ def _ours(
     details = theirs.kind.as_dict()
     match theirs.kind.name:
         case "additionalProperties":
-            for name in details["unexpected"]:
+            for name in map(_unmarked, details["unexpected"]):
                 yield unknown_name(node, name, list(part["properties"]), "field")
         case "required":
             yield FormatError(node, f"found no {details['property']}, expected this field")
@@ -105,11 +106,14 @@ def _expected(kind: str, details: dict[str, Any]) -> str:
 
 def unknown_name(mapping: Node, name: str, known: list[str], what: str) -> FormatError:
     """Return the error that a mapping has a key it should not have, with the nearest known one."""
-    expected = f"one of {', '.join(known)}" if known else "none"
+    expected = f"one of {listed(known)}" if known else "none"
     node = mapping.field(name) or mapping
-    return FormatError(
-        node, f"found an unknown {what}, expected {abbreviated(expected)}{nearest(name, known)}"
-    )
+    return FormatError(node, f"found an unknown {what}, expected {expected}{nearest(name, known)}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a message lists them."""
+    return abbreviated(", ".join(names), longest=200)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -123,5 +127,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _at(root: Node, path: list[str | int]) -> Node:
     node = root
     for step in path:
-        node = (node.items or [])[step] if isinstance(step, int) else (node.fields or {})[step]
+        if isinstance(step, int):
+            node = (node.items or [])[step]
+        else:
+            node = (node.fields or {})[_unmarked(step)]
     return node
+
+
+def _marked(key: str) -> str:
+    # The validator's paths turn keys such as "0" and "+7" into indices and leave out an empty one.
+    return key if key.strip(_AMBIGUOUS) else f"\0{key}"
+
+
+def _unmarked(key: str) -> str:
+    return key if key.strip(_AMBIGUOUS) else key[1:]

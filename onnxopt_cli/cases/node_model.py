@@ -76,6 +76,7 @@ def formula_model(
     *,
     graph_name: str,
     producer_name: str = PRODUCER,
+    input_names: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
     """Build the model of one node of an operator with a formula.
 
@@ -85,6 +86,7 @@ def formula_model(
         inputs: tensors in the operator's order that satisfy its signature.
         graph_name: the graph's name.
         producer_name: who the model says made it.
+        input_names: of the graph; those of the operator if left out.
     """
     count = len(operator.scalars)
     size = (len(inputs) - count) // len(operator.tensors)
@@ -104,7 +106,7 @@ def formula_model(
         version=operator.version,
         inputs=[
             tensor_info(name, tensor.dtype, tensor.shape)
-            for name, tensor in zip(operator.input_names(size), inputs, strict=True)
+            for name, tensor in zip(input_names or operator.input_names(size), inputs, strict=True)
         ],
         outputs=[
             tensor_info(name, like.dtype, _output_shape(like.shape, base.shape))

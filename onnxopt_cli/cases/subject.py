@@ -8,10 +8,10 @@ from pathlib import Path
 
 import onnx
 
-from onnxopt_cli.cases.case_schema import unknown_name
+from onnxopt_cli.cases.case_schema import listed, unknown_name
 from onnxopt_cli.cases.declared import Declared
 from onnxopt_cli.cases.tensor_text import ChooseDtype, declare_value
-from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated
+from onnxopt_cli.cases.yaml_syntax import FormatError, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,11 @@ class CaseFields:
             for name in given
             if name not in known
         ]
-        missing = ", ".join(name for name in required if name not in given)
+        missing = listed(name for name in required if name not in given)
         if missing and (place is self.node or place.fields is not None):
-            expected = abbreviated(", ".join(known))
             self.errors.append(
                 FormatError(
-                    place, f"found no {what.removesuffix('s')} {missing}, expected {expected}"
+                    place, f"found no {what.removesuffix('s')} {missing}, expected {listed(known)}"
                 )
             )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import lzma
 import math
 import os
+import tokenize
+import warnings
 import zipfile
 import zlib
 from contextlib import contextmanager
@@ -41,6 +43,16 @@ _ZIP_ERRORS = (
     NotImplementedError,
     RuntimeError,
     ValueError,
+)
+# What NumPy raises on a header that is no Python literal, or another than it should be.
+_HEADER_ERRORS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+    tokenize.TokenError,
 )
 
 
@@ -124,8 +136,11 @@ def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...
     }
     try:
         reader = readers[np.lib.format.read_magic(stream)]
-        shape, fortran, dtype = reader(stream, max_header_size=_LONGEST_HEADER)
-    except (KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+        with warnings.catch_warnings():
+            # That Python 2 wrote the file is no concern of a user's.
+            warnings.simplefilter("ignore", UserWarning)
+            shape, fortran, dtype = reader(stream, max_header_size=_LONGEST_HEADER)
+    except _HEADER_ERRORS:
         raise Malformed("is no .npy data of version 1 or 2") from None
     if any(dimension < 0 for dimension in shape):
         raise Malformed(f"has a negative dimension: {list(shape)}")

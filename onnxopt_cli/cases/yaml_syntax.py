@@ -105,9 +105,8 @@ def number(node: Node) -> float:
     raise unexpected(node, "a number")
 
 
-def abbreviated(text: str) -> str:
+def abbreviated(text: str, longest: int = 80) -> str:
     """Return text from a file as it can be quoted in a message: printable and short."""
-    longest = 80
     return printable(text if len(text) <= longest else f"{text[:longest]}...")
 
 
@@ -266,8 +265,8 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
         line, words = 1, str(error)
     content = text.split("\n")[line - 1] if text else ""
     if content.lstrip(" ").startswith("\t"):
-        words = f"{words} (the line is indented with a tab, expected spaces)"
-    return FormatError(Node(line), f"found no valid YAML: {abbreviated(words)}")
+        return FormatError(Node(line), "found a line indented with a tab, expected spaces")
+    return FormatError(Node(line), f"found no valid YAML: {printable(words)}")
 
 
 def _scalar_text(scalar: Scalar) -> str:

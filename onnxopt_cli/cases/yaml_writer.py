@@ -1,0 +1,189 @@
+"""Cases as the text of a YAML case file, for suites that are generated."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.cases.formula_case import default_dtype, group_count, paired_inputs
+from onnxopt_cli.cases.tensor_notation import (
+    list_tokens,
+    mapping_tokens,
+    number_text,
+    tensor_tokens,
+    text_token,
+)
+from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.core.tolerance import Relative, Ulps
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators.operator import Operator
+
+_WIDTH = 100
+_FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCase:
+    """A case of an operator with a formula, to be written.
+
+    Attributes:
+        name: unique in its file.
+        inputs: by the operator's names; random data stay a notation.
+        attributes: those that the node has; floats are written as the float32 they become.
+        outputs: what is expected; None leaves it to the formula.
+        about: what the case asks, one sentence.
+        source: where the numbers come from.
+        tags: words to select by.
+        tolerance: for all outputs; None leaves it to be derived.
+        rejects: True if a right backend must refuse the case.
+        notes: a comment above the case.
+    """
+
+    name: str
+    inputs: Mapping[str, Array | RandomTensor]
+    attributes: Mapping[str, float | str] = field(default_factory=dict)
+    outputs: Mapping[str, Array] | None = None
+    about: str = ""
+    source: str = ""
+    tags: tuple[str, ...] = ()
+    tolerance: Relative | Ulps | None = None
+    rejects: bool = False
+    notes: str = ""
+
+
+def yaml_text(
+    cases: Sequence[WrittenCase],
+    *,
+    suite: str,
+    operator: Operator,
+    about: str = "",
+    notes: str = "",
+) -> str:
+    """Write a case file; reading it gives the same cases, every array to the last bit.
+
+    Args:
+        cases: in the order of the file, at least one.
+        suite: first part of their ids.
+        operator: of all of them.
+        about: what the file is for.
+        notes: a comment at the top.
+    """
+    lines = [
+        *_comment(notes, ""),
+        "onnxopt: 1",
+        f"suite: {suite}",
+        f"operator: {operator.name}",
+        *_words("", "about", about),
+        "cases:",
+    ]
+    for number, case in enumerate(cases):
+        lines += [""] * (number > 0)
+        lines += _case_lines(case, operator)
+    return "\n".join(lines) + "\n"
+
+
+def _case_lines(case: WrittenCase, operator: Operator) -> list[str]:
+    indent = " " * 4
+    lines = [
+        *_comment(case.notes, "  "),
+        f"  - name: {case.name}",
+        *_words(indent, "about", case.about),
+        *_words(indent, "source", case.source),
+    ]
+    if case.tags:
+        lines += _wrapped(f"{indent}tags: ", list_tokens([[tag] for tag in case.tags]))
+    if case.rejects:
+        lines.append(f"{indent}rejects: true")
+    if case.attributes:
+        fields = {name: [_attribute_text(value)] for name, value in case.attributes.items()}
+        lines += _wrapped(f"{indent}attributes: ", mapping_tokens(fields))
+    lines += _tensor_lines(
+        "inputs", case.inputs, {name: default_dtype(operator, name) for name in case.inputs}
+    )
+    if case.outputs is not None:
+        lines += _tensor_lines("outputs", case.outputs, _output_dtypes(case, operator))
+    if case.tolerance is not None:
+        lines += _wrapped(f"{indent}tolerance: ", _tolerance_tokens(case.tolerance))
+    return lines
+
+
+def _tensor_lines(
+    title: str,
+    tensors: Mapping[str, Array | RandomTensor],
+    defaults: Mapping[str, np.dtype[Any]],
+) -> list[str]:
+    lines = [f"    {title}:"]
+    for name, tensor in tensors.items():
+        lines += _wrapped(f"      {name}: ", tensor_tokens(tensor, defaults[name]))
+    return lines
+
+
+def _output_dtypes(case: WrittenCase, operator: Operator) -> dict[str, np.dtype[Any]]:
+    groups = group_count(operator, case.inputs)
+    names = operator.input_names(groups)
+    return {
+        name: case.inputs[names[like]].dtype
+        for name, (like, _) in zip(
+            operator.output_names(groups), paired_inputs(operator, groups), strict=True
+        )
+    }
+
+
+def _attribute_text(value: float | str) -> str:
+    if isinstance(value, str):
+        return text_token(value)
+    return number_text(value if isinstance(value, int) else float(_FLOAT32.type(value)), _FLOAT32)
+
+
+def _tolerance_tokens(tolerance: Relative | Ulps) -> list[str]:
+    if isinstance(tolerance, Ulps):
+        return mapping_tokens({"ulp": [str(tolerance.ulp)]})
+    return mapping_tokens(
+        {"rtol": [number_text(tolerance.rtol)], "atol": [number_text(tolerance.atol)]}
+    )
+
+
+def _words(indent: str, name: str, text: str) -> list[str]:
+    if not text:
+        return []
+    line = f"{indent}{name}: {text_token(text, in_block=True)}"
+    # Folding gives back single spaces between words only.
+    if len(line) < _WIDTH or text != " ".join(text.split()) or not text.isprintable():
+        return [line]
+    return [f"{indent}{name}: >-", *_filled(text, f"{indent}  ")]
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    return [
+        line
+        for part in text.splitlines()
+        for line in _filled(part, f"{indent}# ") or [f"{indent}#"]
+    ]
+
+
+def _filled(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH - 1,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
+    """Join tokens to lines, those after the first indented below it."""
+    indent = " " * (len(start) - len(start.lstrip()) + 2)
+    lines, line = [], start.rstrip()
+    for token in tokens:
+        if len(line) + 1 + len(token) < _WIDTH or line == start.rstrip():
+            line = f"{line} {token}"
+        else:
+            lines.append(line)
+            line = indent + token
+    return [*lines, line]

@@ -1,0 +1,146 @@
+"""YAML that attacks: refused from the event stream, before anything is built from it."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxopt_cli.cases import yaml_syntax
+from onnxopt_cli.cases.yaml_scalars import plain_scalar
+from onnxopt_cli.cases.yaml_syntax import MAX_DEPTH, parse_yaml
+
+
+@pytest.fixture(params=["CSafeLoader", "SafeLoader"])
+def loader(request, monkeypatch):
+    """Both parsers that PyYAML may have."""
+    monkeypatch.setattr(yaml_syntax, "_Loader", getattr(yaml, request.param))
+
+
+def first_error(text):
+    _, errors = parse_yaml(text)
+    return f"{errors[0].line}: {errors[0].what}"
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: &x 1", "2: found the anchor &x, expected plain values"),
+        ("a: &x [1]\nb: *x", "1: found the anchor &x, expected plain values"),
+        ("a: *x", "1: found the alias *x, expected plain values"),
+        ("*x : 1", "1: found the alias *x, expected plain values"),
+        ("a: 1\nb: !!python/object:os.system 1", "2: found the tag tag:yaml.org,2002:python/obj"),
+        ("a: !!str 1", "1: found the tag tag:yaml.org,2002:str"),
+        ("a: !mine {b: 1}", "1: found the tag !mine"),
+        ("a: 1\nb: 2\na: 3", "3: found this key again, expected it once (line 1)"),
+        ("a: {b: 1, b: 1}", "1: found this key again"),
+        ("a: 1\n---\nb: 1", "2: found a second YAML document"),
+        ("? [a]\n: 1", "1: found a list of 1 as a key, expected a name"),
+        ("? {a: 1}\n: 1", "1: found a mapping with a as a key, expected a name"),
+        ("a: 1e400", "1: found 1e400, expected a number in the range of a double, or .inf"),
+        ("a: 0x1p9999", "1: found 0x1p9999, expected a number in the range of a double"),
+        ("a: 1e-400", "1: found 1e-400, expected a number that a double can tell from zero"),
+        ("a: 0x1p-9999", "1: found 0x1p-9999, expected a number that a double can tell"),
+        ("a: " + "9" * 5000, "1: found an integer of 5000 digits, expected at most 300"),
+        ("a: [1, 2", "1: found no valid YAML"),
+        ("a: 1\nb: é\nc: \x01", "3: found no valid YAML"),
+        ("a:\n\t- 1", "2: found a line indented with a tab, expected spaces"),
+        ('a: "\\q"', "1: found no valid YAML"),
+        ("a: 1\n...\nb", "3: found no valid YAML"),
+        ("a:\n  - 1\n b: 2", "3: found no valid YAML"),
+    ],
+)
+def test_what_is_refused_is_named_with_its_line(text, message):
+    assert first_error(text).startswith(message)
+
+
+def test_the_bomb_of_aliases_is_refused_without_being_expanded():
+    levels = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    for name, other in zip("bcdefghi", "abcdefgh", strict=True):
+        levels.append(f"{name}: &{name} [{', '.join([f'*{other}'] * 10)}]")
+    _, errors = parse_yaml("\n".join(levels))
+    assert len(errors) == 9 + 80
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize("unit", ["[", "{a: ", "- ", "? ", "[{a: "])
+def test_nesting_is_refused_at_its_depth_and_not_at_its_end(unit):
+    # In a process of its own: a parser that reads on to the end crashes.
+    program = (
+        "from onnxopt_cli.cases.yaml_syntax import parse_yaml;"
+        f"root, errors = parse_yaml({unit!r} * 1_000_000);"
+        "print(root, errors[0].line, errors[0].what)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"None 1 found nesting deeper than {MAX_DEPTH}, expected less\n"
+
+
+@pytest.mark.usefixtures("loader")
+def test_nesting_up_to_the_limit_is_read():
+    assert parse_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH)[1] == []
+    assert parse_yaml("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))[1] != []
+
+
+def test_more_values_than_the_limit_are_refused(monkeypatch):
+    monkeypatch.setattr(yaml_syntax, "MAX_NODES", 100)
+    assert parse_yaml("[" + "1," * 90 + "]")[1] == []
+    assert first_error("[" + "1," * 100 + "]").startswith("1: found over 100 values")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-7", 1e-7),
+        ("1E5", 1e5),
+        ("-1.5e+3", -1500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("0x1.8p-3", 0.1875),
+        ("-0X1P+2", -4.0),
+        ("0x.8p1", 1.0),
+        ("0x1F", 31),
+        ("-0x10", -16),
+        ("0o17", 15),
+        ("010", 10),
+        ("18446744073709551615", 18446744073709551615),
+        (".inf", math.inf),
+        ("-.INF", -math.inf),
+        ("true", True),
+        ("no", "no"),
+        ("1_000", "1_000"),
+        ("1:30", "1:30"),
+        ("2020-01-01", "2020-01-01"),
+        ("1e", "1e"),
+        ("0e0", 0.0),
+        ("null", None),
+        ("~", None),
+        ("", None),
+    ],
+)
+def test_plain_scalars_are_read_as_yaml_1_2_has_them(text, value):
+    found = plain_scalar(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_negative_zero_keeps_its_sign():
+    assert math.copysign(1, plain_scalar("-0.0")) == -1
+
+
+def test_a_quoted_number_stays_text():
+    root, _ = parse_yaml('a: "1"')
+    assert root.field("a").scalar == "1"
+
+
+@given(st.text(alphabet="[]{}:,-?*&!|>'\"% \n\tab1.#~\0é"))
+def test_no_text_raises(text):
+    root, errors = parse_yaml(text)
+    assert root is not None or errors
