@@ -7,6 +7,7 @@ Left out are, for what they lose:
 - ``V + (1 - alpha) * (G - V)`` for a moving average: an infinite V becomes NaN.
 - ``X_new - norm_coefficient_post * X_new``: cancels where norm_coefficient_post is near 1.
 - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.
+- ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: rounds twice where X and G cancel.
 - powers by repeated multiplication: the error grows with T, to a tenth at a million in float32.
 """
 
@@ -31,6 +32,7 @@ class Form:
 
 _RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
 _ADAM_STEP = "R_adjusted * V_new / H_sqrt"
+_ROOT = "np.sqrt(H_new) + epsilon"
 _CORRECTED = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
 
 ADAM_FORMS = (
@@ -44,11 +46,13 @@ ADAM_FORMS = (
             " / (H_sqrt / np.where(T > 0, np.sqrt(1 - beta**T), 1))",
         },
     ),
+    # Without a value where the correction of the root is zero.
     Form(
         "root and epsilon corrected one by one",
         {
-            _CORRECTED: "R / np.where(T > 0, 1 - alpha**T, 1)",
-            "np.sqrt(H_new) + epsilon": "np.sqrt(H_new) / np.where(T > 0, np.sqrt(1 - beta**T), 1)"
+            _CORRECTED: f"{_CORRECTED} if beta == 1 else R / np.where(T > 0, 1 - alpha**T, 1)",
+            _ROOT: f"{_ROOT} if beta == 1"
+            " else np.sqrt(H_new) / np.where(T > 0, np.sqrt(1 - beta**T), 1)"
             " + epsilon / np.where(T > 0, np.sqrt(1 - beta**T), 1)",
         },
     ),
@@ -75,12 +79,6 @@ ADAM_FORMS = (
         {
             "(1 - beta) * (G_regularized * G_regularized)": "((1 - beta) * G_regularized)"
             " * G_regularized"
-        },
-    ),
-    Form(
-        "gradient distributed over the average",
-        {
-            "(1 - alpha) * G_regularized": "((1 - alpha) * norm_coefficient * X + (1 - alpha) * G)",
         },
     ),
     Form(
@@ -132,11 +130,4 @@ MOMENTUM_FORMS = (
         {"X - R * V_new": "X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)"},
     ),
     Form("step negated and added", {"X - R * V_new": "-R * V_new + X"}),
-    Form(
-        "gradient distributed over the average",
-        {
-            "beta_adjusted * G_regularized": "(beta_adjusted * norm_coefficient * X"
-            " + beta_adjusted * G)",
-        },
-    ),
 )

@@ -200,7 +200,7 @@ def _propagate(
     magnitude = result.magnitude
     error = rule.inherited(magnitude, *operands)
     if rule.roundings:
-        own = (rule.roundings * precision.unit_roundoff) * magnitude
+        own = (rule.roundings * _unit_roundoff(rule, operands, precision)) * magnitude
         error = error + (own if rule.exact is None else np.where(rule.exact(*operands), 0.0, own))
     if not (magnitude + error < np.inf).all():
         error = _not_finite(rule, value, error, operands)
@@ -210,6 +210,17 @@ def _propagate(
     result = _within_range(replace(result, error=error, factors=factors))
     crosses = rule.crosses(magnitude, result.error, *operands)
     return result if crosses is False else replace(result, may_cross=crosses)
+
+
+def _unit_roundoff(rule: Rule, operands: list[Bounded], precision: Precision) -> float:
+    """Return the relative error of one rounding.
+
+    In a product it is the coarsest operand's: a scalar may have met another factor in its own type.
+    """
+    if not rule.exponents:
+        return precision.unit_roundoff
+    typed = [operand.precision for operand in operands if operand.precision is not UNTYPED]
+    return coarsest((precision, *typed)).unit_roundoff
 
 
 def _not_finite(rule: Rule, value: Any, error: Any, operands: Sequence[Bounded]) -> Any:

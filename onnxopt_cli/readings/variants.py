@@ -1,0 +1,192 @@
+"""Right implementations of an operator that round differently: no tolerance may reject one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.forms import Form
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.rewrite import Formula, rewrite
+from onnxopt_cli.readings.arithmetic import (
+    Arithmetic,
+    computed,
+    flushed,
+    power_rounded_once,
+    reciprocal_quotient,
+    root_by_newton,
+    root_by_reciprocal,
+)
+from onnxopt_cli.readings.evaluate import evaluate, rounded
+from onnxopt_cli.readings.foreign_arithmetic import computed_by_onnxruntime, computed_by_torch
+from onnxopt_cli.readings.implementation import Compute, Implementation
+
+
+@cache
+def variants(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the operator's right implementations, each under a name that is unique among them.
+
+    Every arithmetic computes the formula as it is written; arithmetics that change how expressions
+    round also compute each other form of it.
+    """
+    return tuple(_variants(operator))
+
+
+def _variants(operator: Operator) -> Iterator[Implementation]:
+    for name, (about, compute) in _ARITHMETICS.items():
+        yield Implementation(name, about, compute=compute)
+    for package, (name, about, compute) in _FOREIGN.items():
+        if find_spec(package):
+            yield Implementation(name, about, compute=compute)
+    for form in operator.forms:
+        for name, compute in _ARITHMETICS_OF_FORMS.items():
+            replaced = "; ".join(f"{new} for {old}" for old, new in form.replace.items())
+            yield Implementation(
+                f"{form.name}, {name}",
+                f"Computes {replaced}.",
+                change=lru_cache(partial(_rewritten, form)),
+                compute=compute,
+            )
+
+
+def _rewritten(form: Form, formula: Formula) -> Formula:
+    return rewrite(formula, form.replace)
+
+
+def _all_in(dtype: type[np.floating[Any]]) -> Compute:
+    """Return what computes a node in a type that is as wide as any of its own."""
+
+    def compute(call: Call[Array]) -> list[Array]:
+        results = call.apply(
+            lambda scalar: scalar.reshape(()).astype(dtype),
+            lambda tensor: tensor.astype(dtype),
+            dtype,
+        )
+        return [rounded(result, like.dtype, first.shape) for result, like, first in results]
+
+    return compute
+
+
+def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Compute) -> Compute:
+    """Return what converts R and T, group by group, before it computes."""
+
+    def convert_and_compute(call: Call[Array]) -> list[Array]:
+        dtype = choose(call)
+        scalars = tuple(
+            scalar.astype(dtype) if scalar.dtype.kind == "f" else scalar for scalar in call.scalars
+        )
+        return compute(replace(call, scalars=scalars))
+
+    return _group_by_group(convert_and_compute)
+
+
+def _type_of_first(call: Call[Array]) -> np.dtype[Any]:
+    return call.groups[0][0].dtype
+
+
+def _widest_type(call: Call[Array]) -> np.dtype[Any]:
+    floats = [scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f"]
+    return np.result_type(*floats, *call.groups[0])
+
+
+def _with_typed_attributes(call: Call[Array]) -> list[Array]:
+    dtype = np.result_type(*call.groups[0])
+    return computed(Arithmetic(), dtype.type)(call)
+
+
+def _by_blocks(call: Call[Array]) -> list[Array]:
+    """Compute one group in blocks with a remainder, as a vectorised loop does."""
+    shape = call.groups[0][0].shape
+    flat = [np.broadcast_to(tensor, shape).reshape(-1) for tensor in call.groups[0]]
+    starts = range(0, max(flat[0].size, 1), _BLOCK)
+    blocks = [
+        _OWN_TYPES(
+            replace(call, groups=(tuple(tensor[start : start + _BLOCK] for tensor in flat),))
+        )
+        for start in starts
+    ]
+    return [np.concatenate(parts).reshape(shape) for parts in zip(*blocks, strict=True)]
+
+
+def _group_by_group(compute: Compute) -> Compute:
+    def compute_all(call: Call[Array]) -> list[Array]:
+        groups = [compute(replace(call, groups=(group,))) for group in call.groups]
+        return [output for outputs in zip(*groups, strict=True) for output in outputs]
+
+    return compute_all
+
+
+_OWN_TYPES = computed(Arithmetic())
+_RECIPROCAL = computed(Arithmetic({np.divide: reciprocal_quotient}))
+_FUSED = computed(Arithmetic(fused=True))
+_BLOCK = 1000
+
+_ARITHMETICS: dict[str, tuple[str, Compute]] = {
+    "in the inputs' types": (
+        "Rounds every operation to the type of its operands; powers of T have R's type.",
+        _OWN_TYPES,
+    ),
+    "attributes in the tensors' type": (
+        "Rounds what is computed from attributes alone, too.",
+        _group_by_group(_with_typed_attributes),
+    ),
+    "scalars in double": (
+        "Computes what comes from R and T in double.",
+        _with_scalars_in(lambda _: np.dtype(np.float64), _OWN_TYPES),
+    ),
+    "scalars in the tensor's type": (
+        "Rounds R to the type of X before anything is computed.",
+        _with_scalars_in(_type_of_first, _OWN_TYPES),
+    ),
+    "in double": ("Rounds to the outputs' types at the end.", _all_in(np.float64)),
+    "in the widest type": ("Rounds to the outputs' types at the end.", evaluate),
+    "in blocks": ("Computes a thousand elements at a time.", _group_by_group(_by_blocks)),
+    "reciprocals": (
+        "Multiplies by rounded reciprocals instead of dividing.",
+        _RECIPROCAL,
+    ),
+    "reciprocal roots": (
+        "Takes a * rsqrt(a), rsqrt being correctly rounded, for a root.",
+        computed(Arithmetic({np.sqrt: root_by_reciprocal})),
+    ),
+    "reciprocal roots by Newton": (
+        "Takes a * rsqrt(a), rsqrt being one Newton step from half the digits, for a root.",
+        computed(Arithmetic({np.sqrt: root_by_newton, np.divide: reciprocal_quotient})),
+    ),
+    "fused multiply-add": (
+        "Adds to products that are not rounded.",
+        _FUSED,
+    ),
+    "powers rounded once": (
+        "Rounds the exact powers of T to R's type.",
+        computed(Arithmetic({np.power: power_rounded_once})),
+    ),
+    "subnormals flushed": (
+        "Takes subnormal operands and results for zero.",
+        computed(Arithmetic(finish=flushed)),
+    ),
+}
+
+_FOREIGN: dict[str, tuple[str, str, Compute]] = {
+    "onnxruntime": (
+        "lowered, on ONNX Runtime",
+        "Computes the graph of primitive operators.",
+        computed_by_onnxruntime,
+    ),
+    "torch": ("on PyTorch's tensors", "Computes the formula as it is.", computed_by_torch),
+}
+
+# Where R is narrower than the tensors it is converted first: a form may combine R with an attribute
+# where the formula does not.
+_ARITHMETICS_OF_FORMS = {
+    "R in the widest type": _with_scalars_in(_widest_type, _OWN_TYPES),
+    "reciprocals": _with_scalars_in(_widest_type, _RECIPROCAL),
+    "fused multiply-add": _with_scalars_in(_widest_type, _FUSED),
+}
