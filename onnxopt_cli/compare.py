@@ -24,7 +24,6 @@ from onnxopt_cli.distance import (
 )
 
 _BLOCK = 1 << 15
-_WORST = 5
 
 
 def compare_outputs(
@@ -33,6 +32,7 @@ def compare_outputs(
     tolerance_of: Callable[[str], Tolerance],
     *,
     signed_zeros: bool = False,
+    worst: int = 5,
 ) -> tuple[Diff, ...]:
     """Judge what a backend returned against the expected outputs.
 
@@ -41,6 +41,7 @@ def compare_outputs(
         actual: what the backend returned, in the graph's order.
         tolerance_of: the tolerance of an output by its name.
         signed_zeros: whether 0.0 and -0.0 differ.
+        worst: how many of the worst elements of a tensor are described.
 
     Returns:
         One Diff for each tensor, and one for each place where the structures part.
@@ -48,8 +49,8 @@ def compare_outputs(
     diffs: list[Diff] = []
     for position, (name, value) in enumerate(expected.items()):
         if position < len(actual):
-            tolerance = tolerance_of(name)
-            diffs += _compare(name, value, actual[position], tolerance, signed_zeros=signed_zeros)
+            options = _Options(tolerance_of(name), worst, signed_zeros=signed_zeros)
+            diffs += _compare(name, value, actual[position], options)
         else:
             diffs.append(Diff(name, describe(value), structure="is missing"))
     for position in range(len(expected), len(actual)):
@@ -58,12 +59,19 @@ def compare_outputs(
     return tuple(diffs)
 
 
-def _compare(
-    name: str, expected: Value, actual: Value, tolerance: Tolerance, *, signed_zeros: bool
-) -> Iterator[Diff]:
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How the tensors of an output are compared."""
+
+    tolerance: Tolerance
+    worst: int
+    signed_zeros: bool
+
+
+def _compare(name: str, expected: Value, actual: Value, options: _Options) -> Iterator[Diff]:
     kind, found = describe(expected), describe(actual)
     if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray):
-        yield _compare_tensors(name, expected, actual, tolerance, signed_zeros=signed_zeros)
+        yield _compare_tensors(name, expected, actual, options)
     elif isinstance(expected, list) and isinstance(actual, list):
         if len(expected) != len(actual):
             yield Diff(name, kind, structure=f"is {found}")
@@ -71,7 +79,7 @@ def _compare(
         yield Diff(name, kind)
         for index, (mine, theirs) in enumerate(zip(expected, actual, strict=True)):
             place = f"{name}[{index}]"
-            yield from _compare(place, mine, theirs, tolerance, signed_zeros=signed_zeros)
+            yield from _compare(place, mine, theirs, options)
     elif isinstance(expected, dict) and isinstance(actual, dict):
         if expected.keys() != actual.keys():
             unlike = sorted(map(repr, expected.keys() ^ actual.keys()))
@@ -80,16 +88,14 @@ def _compare(
         yield Diff(name, kind)
         for key, mine in expected.items():
             place = f"{name}[{key!r}]"
-            yield from _compare(place, mine, actual[key], tolerance, signed_zeros=signed_zeros)
+            yield from _compare(place, mine, actual[key], options)
     elif expected is None and actual is None:
         yield Diff(name, kind)
     else:
         yield Diff(name, kind, structure=f"is {found}")
 
 
-def _compare_tensors(
-    name: str, expected: Array, actual: Array, tolerance: Tolerance, *, signed_zeros: bool
-) -> Diff:
+def _compare_tensors(name: str, expected: Array, actual: Array, options: _Options) -> Diff:
     kind = describe(expected)
     same_dtype = expected.dtype == actual.dtype or (
         is_string(expected.dtype) and is_string(actual.dtype)
@@ -98,12 +104,12 @@ def _compare_tensors(
         return Diff(name, kind, structure=f"is {describe(actual)}")
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
-    applied = _applicable(tolerance, expected)
-    statistics = _Statistics(applied)
+    applied = _applicable(options.tolerance, expected)
+    statistics = _Statistics(applied, options)
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
     for start in range(0, mine.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        statistics.add(start, mine[block], theirs[block], signed_zeros=signed_zeros)
+        statistics.add(start, mine[block], theirs[block])
     return Diff(
         name,
         kind,
@@ -116,6 +122,7 @@ def _compare_tensors(
         needed_rtol=statistics.needed(statistics.needed_rtol),
         needed_atol=statistics.needed(statistics.needed_atol),
         budget_used=statistics.budget_used,
+        budget_median=statistics.budget_median(expected.size),
         worst=tuple(
             statistics.element(index, mine, theirs, expected.shape)
             for index in statistics.worst_indices()
@@ -140,6 +147,7 @@ class _Statistics:
     """What is known after the blocks seen so far."""
 
     tolerance: Tolerance | None
+    options: _Options
     mismatches: int = 0
     max_absolute: float = 0.0
     max_relative: float = 0.0
@@ -147,10 +155,12 @@ class _Statistics:
     needed_rtol: float = 0.0
     needed_atol: float = 0.0
     budget_used: float = 0.0
+    # The shares of the derived limits, without those of blocks that are equal to the bit: zero.
+    shares: list[Array] = field(default_factory=list)
     # (share of the limit, absolute distance, index) of the worst elements.
     worst: list[tuple[float, float, int]] = field(default_factory=list)
 
-    def add(self, start: int, expected: Array, actual: Array, *, signed_zeros: bool) -> None:
+    def add(self, start: int, expected: Array, actual: Array) -> None:
         kind = kind_of(expected.dtype)
         if kind is Kind.FLOAT and self.max_ulp is None:
             self.max_ulp = 0
@@ -163,7 +173,7 @@ class _Statistics:
             steps = ulp_distance(expected, actual)
             steps[~finite] = 0
             self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
-            if signed_zeros:
+            if self.options.signed_zeros:
                 distance[differs_in_sign_of_zero(expected, actual)] = np.inf
         else:
             steps = None
@@ -179,16 +189,20 @@ class _Statistics:
         self.max_absolute = max(self.max_absolute, float(distance.max()))
         self.max_relative = max(self.max_relative, float(relative.max()))
         self.budget_used = max(self.budget_used, float(share.max()))
+        if isinstance(self.tolerance, Budget):
+            self.shares.append(share.astype(np.float32))
         if isinstance(self.tolerance, Relative):
             self._find_needed(distance, size)
-        if wrong.any():
+        if self.options.worst and wrong.any():
             indices = np.flatnonzero(wrong)
-            order = np.lexsort((indices, -distance[indices], -share[indices]))[:_WORST]
+            order = np.lexsort((indices, -distance[indices], -share[indices]))[: self.options.worst]
             self.worst += [
                 (float(share[index]), float(distance[index]), start + int(index))
                 for index in indices[order]
             ]
-            self.worst = sorted(self.worst, key=lambda item: (-item[0], -item[1], item[2]))[:_WORST]
+            self.worst = sorted(self.worst, key=lambda item: (-item[0], -item[1], item[2]))[
+                : self.options.worst
+            ]
 
     def _limits(self, start: int, size: Array, steps: Array | None, distance: Array) -> Array:
         match self.tolerance:
@@ -223,6 +237,13 @@ class _Statistics:
             short = needed + rtol * size < distance
         needed[short] = np.nextafter(needed[short], np.inf)
         self.needed_atol = max(self.needed_atol, float(needed.max()))
+
+    def budget_median(self, elements: int) -> float:
+        """Return the share of its limit that the median element uses."""
+        if not self.shares:
+            return 0.0
+        known = np.concatenate(self.shares)
+        return float(np.median(np.pad(known, (0, elements - known.size))))
 
     def needed(self, number: float) -> float | None:
         """Return a needed rtol or atol; None where no finite one is enough or none applies."""

@@ -7,7 +7,7 @@ floats of up to 64 bits are compared as float64, integers as the unsigned differ
 from __future__ import annotations
 
 from enum import Enum, auto
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +26,7 @@ class Kind(Enum):
     STRING = auto()
 
 
+@cache
 def kind_of(dtype: np.dtype[Any]) -> Kind:
     """Return the way in which elements of a dtype differ."""
     if is_string(dtype):
@@ -115,7 +116,7 @@ def _rank(array: Array) -> Array:
     return np.where(bits & sign, sign - (bits & (sign - np.uint64(1))), sign + bits)
 
 
-@lru_cache
+@cache
 def _small_ranks(dtype: np.dtype[Any]) -> Array:
     """Ranks of all values of a float dtype of at most 8 bits, by their bits."""
     bits = ml_dtypes.finfo(dtype).bits  # type: ignore[no-untyped-call]

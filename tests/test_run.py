@@ -144,7 +144,7 @@ def test_several_backends_give_a_column_each(demo, onnxopt):
 
 def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, onnxopt):
     wrong = "    outputs: {X_new: [0.9, 2.0], V_new: [0.725, -0.5]}\n"
-    (demo / "wrong.yaml").write_text(CASE.split("  - name: nesterov")[0] + wrong)
+    (demo / "wrong.yaml").write_text(CASE.split("  - name: nesterov", maxsplit=1)[0] + wrong)
     answer = onnxopt("run", "wrong.yaml", "-b", "python:vendor.py:Right")
     assert answer.code == 2
     assert "the case is wrong, not" in answer.out
@@ -172,7 +172,9 @@ def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
 def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, chosen):
     answer = onnxopt("run", "demo.yaml", *arguments)
     assert answer.code == 0
-    names = [line.split()[0].split("/")[-1] for line in answer.out.splitlines()[1 : len(chosen) + 1]]
+    names = [
+        line.split()[0].split("/")[-1] for line in answer.out.splitlines()[1 : len(chosen) + 1]
+    ]
     assert names == chosen
 
 

@@ -15,7 +15,7 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.bound import Judgement, bound
 from onnxopt_cli.readings.domain import nonnegative_tensors
 
-Attributes = dict[str, float | str]
+Attributes = Mapping[str, float | str]
 Shapes = Sequence[tuple[int, ...]]
 
 #: T of a question that says none, and the type that is wider than the usual one.
@@ -40,7 +40,9 @@ class Author:
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self.numeric = [item.name for item in operator.attributes if not item.choices]
-        self.ordinary: Attributes = dict(zip(self.numeric, cycle(_ORDINARY), strict=False))
+        self.ordinary: dict[str, float | str] = dict(
+            zip(self.numeric, cycle(_ORDINARY), strict=False)
+        )
         self.choices = {item.name: item.choices for item in operator.attributes if item.choices}
         self.settings = [
             dict(zip(self.choices, chosen, strict=True))
@@ -52,7 +54,7 @@ class Author:
         self.first = operator.tensors[0]
         self.stepped = [item for item in operator.tensors if item != self.first]
 
-    def required(self) -> Attributes:
+    def required(self) -> dict[str, float | str]:
         """Return the ordinary values of the attributes that cannot be left out."""
         required = {item.name for item in self.operator.attributes if item.required}
         return {name: value for name, value in self.ordinary.items() if name in required}
@@ -121,7 +123,10 @@ class Author:
                 else:
                     own = (narrow or {}).get((tensor, group), shape)
                     inputs.append(np.asarray(self.tensor(tensor, group, own), dtype))
-        attributes = (self.ordinary if given is None else given) | (setting or next(self.turn))
+        attributes = {
+            **(self.ordinary if given is None else given),
+            **(setting or next(self.turn)),
+        }
         return Question(
             name=name,
             about=about,
@@ -133,6 +138,7 @@ class Author:
 
 
 def judgements(question: Question) -> list[Judgement]:
-    """Return the answers to a question, and how far off they may be."""
+    """Return the answers to a question without random inputs, and how far off they may be."""
     attributes = complete_attributes(question.operator, question.attributes)
-    return bound(bind(question.operator, [*question.inputs.values()], attributes))
+    inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
+    return bound(bind(question.operator, inputs, attributes))

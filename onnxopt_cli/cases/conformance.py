@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from onnxopt_cli.cases.author import COUNT, WIDE, Attributes, Author, Shapes, judgements
+from onnxopt_cli.cases.author import COUNT, WIDE, Author, Shapes, judgements
 from onnxopt_cli.cases.question import Given, Question
 from onnxopt_cli.cases.tensor_random import RandomTensor
 from onnxopt_cli.operators.operator import Operator
@@ -229,7 +229,7 @@ class _Questions(Author):
         last = self.operator.tensors[-1]
         short = {name: value for name, value in inputs.items() if name != last}
         wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
-        cases: list[tuple[str, str, Mapping[str, Given], Attributes]] = [
+        cases: list[tuple[str, str, Mapping[str, Given], dict[str, float | str]]] = [
             ("short", f"{last} is missing: it must not be made up.", short, {}),
             ("enlarging", f"{last} would enlarge X: X's shape must not change.", wide, {}),
         ]

@@ -11,6 +11,7 @@ from importlib import import_module
 import click
 
 from onnxopt_cli import __version__
+from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import OnnxoptError
 
 # The summaries stand here so that --help need not import what the commands import.
@@ -85,9 +86,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _INTERRUPTED
     except OnnxoptError as error:
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(error.message, err=True)
+        click.echo(printable(error.message, lines=True), err=True)
         if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+            click.echo(f"  {printable(error.hint, lines=True)}", err=True)
         return error.exit_code
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain once more while it exits.
@@ -96,7 +97,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if os.environ.get("ONNXOPT_DEBUG"):
             raise
-        click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        click.echo(f"internal error: {exception_text(error)}", err=True)
         click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
         return _INTERNAL
     return code if isinstance(code, int) else 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.expectation import Judging
 
 
-class _Limit(click.ParamType):
+class _Limit(click.ParamType[float]):
     """A finite number that is not negative."""
 
     name = "number"
@@ -108,6 +108,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.cli.run_display import Display
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.report.files import Reports
+    from onnxopt_cli.run.identity import make_record
     from onnxopt_cli.run.runner import Plan, exit_code, run
     from onnxopt_cli.run.select import Selection
 
@@ -137,7 +138,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
             results.extend(row)
     code = exit_code(results, plan.problems)
     display.finish(results, perf_counter() - started)
-    reports.write(results, plan, {"targets": targets, **options}, code)
+    reports.write(make_record(plan, results, {"targets": targets, **options}, code))
     return code
 
 

@@ -49,6 +49,7 @@ class Diff:
         needed_rtol: the smallest rtol that passes beside the tolerance's atol; None if none does.
         needed_atol: the smallest atol that passes beside the tolerance's rtol; None if none does.
         budget_used: largest share of its limit that an element uses, 1.0 being the limit.
+        budget_median: the share that the median element uses.
         worst: the elements that are furthest off, worst first.
     """
 
@@ -64,6 +65,7 @@ class Diff:
     needed_rtol: float | None = None
     needed_atol: float | None = None
     budget_used: float = 0.0
+    budget_median: float = 0.0
     worst: tuple[Element, ...] = ()
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.values import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Result:
         message: why, in words, for everything but a plain pass or fail.
         diffs: the outputs, judged; empty if the backend returned none.
         weak: by output, the number of elements that the case is too weak to judge.
+        returned: what the backend returned, kept where it explains a failure.
         seconds: wall time in the backend.
     """
 
@@ -37,3 +39,4 @@ class Result:
     diffs: tuple[Diff, ...] = ()
     weak: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    returned: tuple[Value, ...] = ()

@@ -6,6 +6,7 @@ strings), a sequence a list of values, an empty optional ``None`` and a map a di
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -81,6 +82,7 @@ def dtype_named(name: str) -> np.dtype[Any] | None:
     return DTYPES.get(_ALIASES.get(lowered, lowered))
 
 
+@cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name under which a dtype is shown and written: ``float32``, ``string``."""
     if dtype.kind in "OUSTa":

@@ -16,6 +16,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call, bind, complete_attributes
 from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.readings.domain import nonnegative_tensors, undefined_at
 from onnxopt_cli.readings.evaluate import evaluate
 
 _ELEMENTS = 300
@@ -85,7 +86,7 @@ class _Draw:
         self._random = np.random.RandomState(1)
         self._numeric = [item.name for item in operator.attributes if not item.choices]
         self._choices = {item.name: item.choices for item in operator.attributes if item.choices}
-        self._magnitudes = [name for name in operator.tensors if self._undefined(**{name: -1.0})]
+        self._magnitudes = nonnegative_tensors(operator)
 
     def dense(self) -> Iterator[Call[Array]]:
         layout: Layout = (((_ELEMENTS,), (_ELEMENTS,)),)
@@ -168,7 +169,7 @@ class _Draw:
             yield {name: drawn[name] for name in drawn if name in required}
             for name in self._numeric:
                 yield self._attributes() | fixed | {name: 0.0}
-                if not self._undefined(**{name: 1.5}):
+                if not undefined_at(self._operator, {name: 1.5}):
                     yield self._attributes() | fixed | {name: 1.5}
 
     def _attributes(self) -> Numbers:
@@ -180,12 +181,3 @@ class _Draw:
 
     def _fraction(self) -> float:
         return float(self._random.randint(5, 95) / 100)
-
-    def _undefined(self, **values: float) -> bool:
-        """Tell whether the formula has no value where some operands are so and all others plain."""
-        operands = dict.fromkeys((item.name for item in self._operator.scalars), np.float64(1))
-        operands |= dict.fromkeys(self._operator.tensors, np.float64(0))
-        operands |= {name: np.float64(value) for name, value in values.items()}
-        with np.errstate(all="ignore"):
-            results = self._operator.formula(**(self._attributes() | operands))
-        return any(np.isnan(result) for result in results)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.json_report import json_report
-from onnxopt_cli.run.runner import Plan
 
-Renderer = Callable[[Sequence[Result], Plan, Mapping[str, Any], int], str]
-
-_FORMATS: Mapping[str, Renderer] = {"json": json_report}
+#: What each format makes of a run.
+_FORMATS: Mapping[str, Callable[[RunRecord], str]] = {"json": json_report}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +40,11 @@ class Reports:
             wanted.append((name, path))
         return cls(tuple(wanted))
 
-    def write(
-        self, results: Sequence[Result], plan: Plan, options: Mapping[str, Any], exit_code: int
-    ) -> None:
+    def write(self, record: RunRecord) -> None:
         """Write all reports.
 
         Raises:
             UsageError: if a file cannot be written.
         """
         for name, path in self.wanted:
-            text = _FORMATS[name](results, plan, options, exit_code)
-            write_atomically(path, text.encode())
+            write_atomically(path, _FORMATS[name](record).encode())

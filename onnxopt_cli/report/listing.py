@@ -12,6 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
@@ -30,6 +31,18 @@ def case_table(cases: Sequence[Case]) -> Table:
     for case in cases:
         operators = ", ".join(case.operators or ())
         table.add_row(*(Text(printable(cell)) for cell in (case.id, operators, case.about)))
+    return table
+
+
+def backend_table(backends: Sequence[KnownBackend]) -> Table:
+    """Return the backends that can be asked for by name, and why some cannot be used."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    for title in ("backend", "kind", "version"):
+        table.add_column(title, overflow="fold")
+    for backend in backends:
+        version = backend.version or f"not available: {backend.problem}"
+        cells = (backend.name, backend.kind, version)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 

@@ -49,7 +49,7 @@ class Trial:
     def excess(self, outputs: Sequence[Array]) -> float:
         """Return the largest share of its limit that an output uses; over 1 is a rejection."""
         diffs = compare_outputs(
-            self.expectation.outputs, outputs, self.expectation.tolerances.__getitem__
+            self.expectation.outputs, outputs, self.expectation.tolerances.__getitem__, worst=0
         )
         if all(diff.agrees for diff in diffs):
             return min(1.0, max((diff.budget_used for diff in diffs), default=0.0))

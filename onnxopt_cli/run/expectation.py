@@ -116,7 +116,7 @@ def _contradiction(
     diffs: tuple[Diff, ...] = ()
     for tolerance in (derived, own):
         if tolerance is not None:
-            diffs = compare_outputs({name: formula}, [stored], lambda _, limit=tolerance: limit)
+            diffs = compare_outputs({name: formula}, [stored], {name: tolerance}.__getitem__)
             if all(diff.agrees for diff in diffs):
                 return []
     return [diff for diff in diffs if not diff.agrees]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+import numpy as np
+
 from onnxopt_cli.backends.lowering import Answer, Lowering, run_model
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.compare import compare_outputs
@@ -13,10 +15,14 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import exception_text
-from onnxopt_cli.errors import InvalidCase, NodeError, Unsupported
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import InvalidCase, OnnxoptError, Unsupported
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.run.expectation import Expectation, Judging, expect
 from onnxopt_cli.run.inputs import changed_inputs, copy_inputs
+
+#: Outputs of failing cases that are larger are not kept.
+_KEPT_BYTES = 1 << 20
 
 
 def judge_case(
@@ -69,7 +75,7 @@ def _judge(
     except Unsupported as error:
         return _result(case, backend, content, Outcome.UNSUPPORTED, error.message)
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
-        message = error.message if isinstance(error, NodeError) else exception_text(error)
+        message = error.message if isinstance(error, OnnxoptError) else exception_text(error)
         outcome = Outcome.PASS if content.rejects else Outcome.ERROR
         return _result(case, backend, content, outcome, message, perf_counter() - started)
     seconds = perf_counter() - started
@@ -110,5 +116,14 @@ def _result(
         message=message,
         diffs=diffs,
         weak={} if expectation is None else expectation.weak,
+        returned=_kept(answer.outputs) if answer and outcome is Outcome.FAIL else (),
         seconds=seconds,
     )
+
+
+def _kept(outputs: list[Value]) -> tuple[Value, ...]:
+    """Return a backend's outputs, for an explanation; nothing where they are too large to keep."""
+    arrays = [value for value in outputs if isinstance(value, np.ndarray)]
+    small = sum(array.nbytes for array in arrays) <= _KEPT_BYTES
+    # A backend may return the same buffer at its next call.
+    return tuple(array.copy() for array in arrays) if small and len(arrays) == len(outputs) else ()

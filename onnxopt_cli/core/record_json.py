@@ -1,0 +1,168 @@
+"""Results and explanations as JSON objects and back, for logs and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.diff import Diff, Element
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance, Ulps
+from onnxopt_cli.core.value_json import (
+    number_from_json,
+    number_to_json,
+    value_from_json,
+    value_to_json,
+)
+from onnxopt_cli.core.values import STRING
+
+# Fields of a Diff that are plain or numbers, in the order in which they are written.
+_DIFF = (
+    "name",
+    "kind",
+    "structure",
+    "elements",
+    "mismatches",
+    "max_absolute",
+    "max_relative",
+    "max_ulp",
+    "needed_rtol",
+    "needed_atol",
+    "budget_used",
+    "budget_median",
+)
+_ELEMENT = ("expected", "actual", "absolute", "relative", "ulp", "limit", "wrong")
+
+
+def result_to_json(result: Result) -> dict[str, Any]:
+    """Return a result as a JSON object."""
+    return {
+        "case": result.case,
+        "path": str(result.location.path),
+        "line": result.location.line,
+        "operators": list(result.operators),
+        "backend": result.backend,
+        "outcome": result.outcome.value,
+        "lowered": result.lowered,
+        "message": result.message,
+        "seconds": round(result.seconds, 6),
+        "weak": dict(result.weak),
+        "outputs": [_diff_to_json(diff) for diff in result.diffs],
+        "returned": [value_to_json(value) for value in result.returned],
+    }
+
+
+def result_from_json(data: Any) -> Result:
+    """Return the result that :func:`result_to_json` was given; limits keep only their factor.
+
+    Raises:
+        ValueError: if the data are not what it returns.
+    """
+    try:
+        return Result(
+            case=str(data["case"]),
+            location=Location(Path(data["path"]), data["line"]),
+            operators=tuple(map(str, data["operators"])),
+            backend=str(data["backend"]),
+            outcome=Outcome(data["outcome"]),
+            lowered=bool(data["lowered"]),
+            message=str(data["message"]),
+            diffs=tuple(_diff_from_json(diff) for diff in data["outputs"]),
+            seconds=float(data["seconds"]),
+            weak={str(name): int(count) for name, count in data["weak"].items()},
+            returned=tuple(value_from_json(value) for value in data["returned"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a result: {error}") from error
+
+
+def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
+    """Return an explanation as a JSON object."""
+    return {
+        "backend": explanation.backend,
+        "operator": explanation.operator,
+        "text": explanation.text,
+        "deviations": list(explanation.deviations),
+        "cases": list(explanation.cases),
+    }
+
+
+def explanation_from_json(data: Any) -> Explanation:
+    """Return the explanation that :func:`explanation_to_json` was given.
+
+    Raises:
+        ValueError: if the data are not what it returns.
+    """
+    try:
+        return Explanation(
+            data["backend"],
+            data["operator"],
+            data["text"],
+            tuple(data["deviations"]),
+            tuple(data["cases"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an explanation: {error}") from error
+
+
+def _diff_to_json(diff: Diff) -> dict[str, Any]:
+    fields = {name: number_to_json(getattr(diff, name)) for name in _DIFF}
+    return fields | {
+        "agrees": diff.agrees,
+        "tolerance": _tolerance_to_json(diff.tolerance),
+        "worst": [_element_to_json(element) for element in diff.worst],
+    }
+
+
+def _diff_from_json(data: Any) -> Diff:
+    fields = {name: number_from_json(data[name]) for name in _DIFF[3:]}
+    return Diff(
+        data["name"],
+        data["kind"],
+        data["structure"],
+        tolerance=_tolerance_from_json(data["tolerance"]),
+        worst=tuple(_element_from_json(element, data["kind"]) for element in data["worst"]),
+        **fields,
+    )
+
+
+def _element_to_json(element: Element) -> dict[str, Any]:
+    fields = {name: number_to_json(getattr(element, name)) for name in _ELEMENT}
+    return {"index": list(element.index), **fields}
+
+
+def _element_from_json(data: Any, kind: str) -> Element:
+    fields = {name: number_from_json(data[name]) for name in _ELEMENT}
+    if kind.startswith(STRING):
+        # The text "nan" is no number.
+        fields |= {name: data[name] for name in ("expected", "actual")}
+    return Element(tuple(data["index"]), **fields)
+
+
+def _tolerance_to_json(tolerance: Tolerance | None) -> dict[str, Any] | None:
+    match tolerance:
+        case None:
+            return None
+        case Relative(rtol=rtol, atol=atol):
+            limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
+        case Ulps(ulp=ulp):
+            limits = {"ulp": ulp}
+        case Budget(factor=factor):
+            limits = {"factor": factor}
+    return {"from": tolerance.provenance.value, **limits}
+
+
+def _tolerance_from_json(data: Any) -> Tolerance | None:
+    if data is None:
+        return None
+    provenance = Provenance(data["from"])
+    if "rtol" in data:
+        return Relative(data["rtol"], data["atol"], provenance)
+    if "ulp" in data:
+        return Ulps(data["ulp"], provenance)
+    return Budget(np.empty(0), data["factor"], provenance)
