@@ -112,7 +112,8 @@ def _random_tokens(tensor: RandomTensor) -> list[str]:
 
 def _nested_tokens(array: Array) -> list[str]:
     if array.ndim:
-        return list_tokens([_nested_tokens(part) for part in array])
+        # The ellipsis keeps the parts arrays, also those that hold a single Python object.
+        return list_tokens([_nested_tokens(array[index, ...]) for index in range(len(array))])
     return [_element_text(array[()], array.dtype)]
 
 

@@ -1,0 +1,241 @@
+"""Written case files: readable, and read back to the last bit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from yaml_files import read_text
+
+from onnxopt_cli.cases.tensor_notation import number_text, tensor_tokens, text_token
+from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.cases.tensor_text import declare_value
+from onnxopt_cli.cases.yaml_syntax import parse_yaml
+from onnxopt_cli.cases.yaml_writer import WrittenCase, yaml_text
+from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
+from onnxopt_cli.core.values import DTYPES
+from onnxopt_cli.operators import operator_named
+
+F32 = np.dtype(np.float32)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=8, min_side=0, max_side=3)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def array(values, dtype="f4"):
+    return np.array(values, dtype)
+
+
+def adagrad_inputs(**changes):
+    given = {"R": array(0.1), "T": array(0, "i8"), "X": array(1), "G": array(2), "H": array(3)}
+    return given | changes
+
+
+def written(*cases, **options):
+    return yaml_text(cases, suite="s", operator=operator_named("Adagrad"), **options)
+
+
+@st.composite
+def arrays(draw):
+    """Any bit patterns of any element type, but for the payloads of NaN."""
+    name = draw(st.sampled_from([name for name in DTYPES if name != "string"]))
+    dtype = DTYPES[name]
+    shape = draw(SHAPES)
+    size = math.prod(shape) * dtype.itemsize
+    if name == "bool":
+        return draw(hnp.arrays(bool, shape))
+    data = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype).reshape(shape)
+    if name.startswith("complex"):
+        parts = data.reshape(-1).view(data.real.dtype)
+        parts = np.where(np.isnan(parts), parts.dtype.type("nan"), parts)
+        return parts.view(dtype).reshape(shape)
+    if "int" in name:
+        # The types of less than a byte have bit patterns to spare.
+        return data if dtype.kind in "iu" else data.astype(np.int8).astype(dtype)
+    if name.startswith(("float4_", "float6_")):
+        return data.astype(np.float32).astype(dtype)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isnan(data.astype(float)), dtype.type("nan"), data)
+
+
+def read_back(tokens, default):
+    root, errors = parse_yaml("\n  ".join(tokens))
+    assert errors == []
+    return declare_value(root, Path(), lambda _kinds: default).make()
+
+
+@settings(max_examples=400, deadline=None)
+@given(arrays(), st.sampled_from([F32, np.dtype(np.float64)]))
+def test_arrays_of_every_dtype_come_back_to_the_last_bit(expected, default):
+    found = read_back(tensor_tokens(expected, default), default)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.tobytes() == expected.tobytes()
+
+
+@given(hnp.arrays(object, SHAPES, elements=TEXT))
+def test_text_comes_back_however_lines_are_broken(expected):
+    found = read_back(tensor_tokens(expected, expected.dtype), expected.dtype)
+    assert found.shape == expected.shape
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "text"),
+    [
+        (0.1, "f4", "0.1"),
+        (float(np.float32(0.1)), "f4", "0.1"),
+        (float(np.float32(0.1)), "f8", "0.10000000149011612"),
+        (1.0, "f4", "1.0"),
+        (1e-7, "f8", "1e-7"),
+        (1.5e20, "f8", "1.5e20"),
+        (123456.0, "f8", "123456.0"),
+        (-0.0, "f8", "-0.0"),
+        (float(np.finfo("f4").max), "f4", "3.4028235e38"),
+        (float(np.finfo("f4").smallest_subnormal), "f4", "1e-45"),
+        (5e-324, "f8", "5e-324"),
+        (float(ml_dtypes.bfloat16(0.1)), ml_dtypes.bfloat16, "0.1"),
+        (math.nan, "f8", ".nan"),
+        (-math.inf, "f8", "-.inf"),
+        (7, "f8", "7"),
+    ],
+)
+def test_numbers_have_the_fewest_digits_that_come_back(value, dtype, text):
+    assert number_text(value, np.dtype(dtype)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        ("plain words", "plain words"),
+        ("true", '"true"'),
+        ("1", '"1"'),
+        ("a, b", '"a, b"'),
+        ("a: b", '"a: b"'),
+        ("a # b", '"a # b"'),
+        (" a", '" a"'),
+        ("", '""'),
+        ("*a", '"*a"'),
+        ("\x1b\u202e", '"\\U0000001b\\U0000202e"'),
+        ('"\\\n', '"\\"\\\\\\n"'),
+    ],
+)
+def test_text_is_quoted_only_where_it_would_be_taken_for_something_else(text, token):
+    assert text_token(text) == token
+
+
+def test_a_file_is_laid_out_for_people():
+    case = WrittenCase(
+        name="first",
+        inputs=adagrad_inputs(X=array([1.2, 2.8]), G=array([-0.94, -2.5]), H=array([0.1, 1e-7])),
+        attributes={"norm_coefficient": 0.001, "epsilon": 1e-5},
+        outputs={"X_new": array([1, 2]), "H_new": array([3, math.nan])},
+        about="One tensor, first iteration: nothing decays.",
+        source='documentation, example "adagrad"',
+        tags=("published", "small"),
+        tolerance=Relative(1e-3, 1e-7, Provenance.CASE),
+        notes="Printed as\nin the source.",
+    )
+    random = RandomTensor("normal", 7, (3,), np.dtype("f8"), {"mean": 1.0})
+    second = WrittenCase("second", adagrad_inputs(X=random, G=random), tolerance=Ulps(2, "case"))
+
+    text = written(case, second, notes="Made by a program.", about="Two cases.")
+
+    assert (
+        text
+        == """\
+# Made by a program.
+onnxopt: 1
+suite: s
+operator: Adagrad
+about: Two cases.
+cases:
+  # Printed as
+  # in the source.
+  - name: first
+    about: "One tensor, first iteration: nothing decays."
+    source: "documentation, example \\"adagrad\\""
+    tags: [published, small]
+    attributes: {norm_coefficient: 0.001, epsilon: 1e-5}
+    inputs:
+      R: 0.1
+      T: 0
+      X: [1.2, 2.8]
+      G: [-0.94, -2.5]
+      H: [0.1, 1e-7]
+    outputs:
+      X_new: [1.0, 2.0]
+      H_new: [3.0, .nan]
+    tolerance: {rtol: 0.001, atol: 1e-7}
+
+  - name: second
+    inputs:
+      R: 0.1
+      T: 0
+      X: {random: {normal: {mean: 1.0}, seed: 7}, dtype: float64, shape: [3]}
+      G: {random: {normal: {mean: 1.0}, seed: 7}, dtype: float64, shape: [3]}
+      H: 3.0
+    tolerance: {ulp: 2}
+"""
+    )
+
+
+def test_written_cases_are_read_as_the_same_cases(tmp_path):
+    values = np.random.RandomState(3).standard_normal((4, 30)).astype(np.float32)
+    random = RandomTensor("lognormal", 9, (4, 30), F32, {"scale": 2.0})
+    case = WrittenCase(
+        name="c",
+        inputs=adagrad_inputs(
+            R=array([0.1], "f8"), X=values.astype("f8"), G=values, H=random, T=array([3], "i8")
+        ),
+        attributes={"epsilon": np.float32(0.1), "decay_factor": 1},
+        outputs={"X_new": values.astype("f8"), "H_new": values},
+        about="A long sentence, " * 20 + "ends: here.",
+        source="two  spaces keep " * 10,
+        tags=("a",),
+        tolerance=Ulps(3, Provenance.CASE),
+    )
+
+    text = written(case)
+    (found,), problems = read_text(tmp_path, text)
+    content = found.read()
+
+    assert problems == []
+    assert found.id == "s/file/c"
+    assert found.about == case.about
+    assert found.source == case.source.strip()
+    assert found.tags == ("a",)
+    assert content.tolerance == case.tolerance
+    assert content.model.graph.node[0].attribute[1].f == np.float32(0.1)
+    for name, tensor in case.inputs.items():
+        expected = tensor.make() if isinstance(tensor, RandomTensor) else tensor
+        assert content.inputs[name].tobytes() == expected.tobytes()
+        assert content.inputs[name].dtype == expected.dtype
+    for name, tensor in case.outputs.items():
+        assert content.expected[name].tobytes() == tensor.tobytes()
+        assert content.expected[name].dtype == tensor.dtype
+    assert max(len(line) for line in text.splitlines() if "spaces" not in line) < 100
+
+
+def test_a_dtype_is_written_only_where_a_reader_would_not_guess_it():
+    double = array([0.5], "f8")
+    case = WrittenCase(
+        "c", adagrad_inputs(X=double), outputs={"X_new": double, "H_new": array([0.5])}
+    )
+    text = written(case)
+    assert text.count("dtype") == 1
+    assert "X: {dtype: float64, data: [0.5]}" in text
+    assert "X_new: [0.5]" in text
+
+
+def test_a_case_to_be_refused_is_written_as_one(tmp_path):
+    case = WrittenCase("c", {"R": array(1), "odd": array([1], "i4")}, rejects=True)
+    (found,), problems = read_text(tmp_path, written(case))
+    assert problems == []
+    assert found.read().rejects
+    assert found.read().inputs["odd"].dtype == np.int32
