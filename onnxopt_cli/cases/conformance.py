@@ -55,13 +55,21 @@ class _Questions(Author):
                 about = f"T = {count}: catches a wrong comparison, shift or power of T."
                 yield self.ask(name, about, count=count, setting=setting)
         near_one = dict.fromkeys(self.numeric, float(np.nextafter(np.float32(1), np.float32(0))))
-        for count in (2**24 + 1, 2**31 + 5):
+        for count in (2**24 + 1, 2**32 + 1):
             about = (
                 f"T = {count} with attributes just below 1, in double: catches a T that passes "
                 "through float32 or int32, and powers that lose digits."
             )
             name = f"T_{count}_near_one"
             yield self.ask(name, about, count=count, given=near_one, types=self.double, rate=WIDE)
+
+        ones = dict.fromkeys(self.numeric, 1.0)
+        for count in (0, -1):
+            about = f"T = {count} with every attribute 1: catches a correction where none is due."
+            name = f"T_{count}_all_one".replace("-", "minus_")
+            yield self.ask(name, about, count=count, given=ones)
+        about = "T = 0 with two tensors: catches a count that changes between tensors."
+        yield self.ask("T_0_two_tensors", about, count=0, shapes=[(3,), (2,)])
 
     def attributes(self) -> Iterator[Question]:
         """Ask for every attribute: left out, alone, zero, and beyond its usual range."""
@@ -97,6 +105,10 @@ class _Questions(Author):
         names = self.operator.tensors
         apart = {(name, group): WIDE for group, name in enumerate(names)}
         yield self.ask("one_double_each", about, shapes=[(3,)] * len(names), types=apart)
+        still = {name: np.zeros(4) for name in names[:2]}
+        state = dict.fromkeys(names[2:], WIDE)
+        about = "Zero X and gradient, the state in double: catches a state that takes X's type."
+        yield self.ask("double_state", about, types=state, tensors=still)
         about = "A double tensor between two floats: catches one type for the whole node."
         middle = {(name, 1): WIDE for name in names}
         yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
@@ -148,6 +160,8 @@ class _Questions(Author):
             )  # fmt: skip
         yield self.ask("zero_R", "R = 0: the step vanishes, the state must not.", rate_value=0.0)
         yield self.ask("negative_R", "R < 0: catches a rate that is clipped.", rate_value=-0.4)
+        about = "R above T: catches an R that takes T's place."
+        yield self.ask("large_R", about, count=1, rate_value=2.5)
 
     def magnitudes(self) -> Iterator[Question]:
         """Ask for values from subnormal to near overflow, together and apart."""

@@ -13,6 +13,8 @@ from onnxopt_cli.operators.adam import ADAM
 from onnxopt_cli.operators.momentum import MOMENTUM
 from onnxopt_cli.operators.operator import Operator
 
+Attributes = dict[str, float | str]
+
 _ERRATUM = (
     "Erratum: older documentation leaves epsilon out of this node but computes its outputs with "
     "1e-2, so that they contradict the formula. Here the node gives it, as onnx does by now."
@@ -21,9 +23,14 @@ _ERRATUM = (
 
 def published() -> list[Question]:
     """Return the published cases, in the order of the documentation."""
-    adam = {"norm_coefficient": 0.001, "alpha": 0.95, "beta": 0.1, "epsilon": 1e-7}
-    adagrad = {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}
-    momentum = {"norm_coefficient": 0.001, "alpha": 0.95, "beta": 0.1, "mode": "standard"}
+    adam: Attributes = {"norm_coefficient": 0.001, "alpha": 0.95, "beta": 0.1, "epsilon": 1e-7}
+    adagrad: Attributes = {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}
+    momentum: Attributes = {
+        "norm_coefficient": 0.001,
+        "alpha": 0.95,
+        "beta": 0.1,
+        "mode": "standard",
+    }
     pair = {"X": [1.2, 2.8], "G": [-0.94, -2.5], "V": [1.7, 3.6]}
     first = {"X": [1.0], "G": [-1.0]}
     second = {"X": [1.0, 2.0], "G": [-1.0, -3.0]}
@@ -69,7 +76,7 @@ def _question(
     operator: Operator,
     name: str,
     about: str,
-    attributes: Mapping[str, float | str],
+    attributes: Attributes,
     groups: Sequence[Mapping[str, Sequence[float]]],
     *,
     notes: str = "",

@@ -120,16 +120,14 @@ def _content(question: Question) -> Content:
         value.make() if isinstance(value, RandomTensor) else value
         for value in question.inputs.values()
     ]
+    names = list(question.onnx_names or question.inputs)
     model = formula_model(
         question.operator,
         question.attributes,
         inputs,
         graph_name=f"test_{question.name}",
         producer_name="backend-test",
+        input_names=names,
     )
-    names = list(question.onnx_names or question.inputs)
-    for index, name in enumerate(names):
-        model.graph.node[0].input[index] = name
-        model.graph.input[index].name = name
     outputs = _outputs(question, inputs)
     return Content(model, dict(zip(names, inputs, strict=True)), outputs)
