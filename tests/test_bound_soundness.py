@@ -1,0 +1,107 @@
+"""No right implementation leaves the error bound; nor does the wide evaluation leave its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from training_calls import calls, shares
+
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.readings.bound import bound
+from onnxopt_cli.readings.evaluate import WIDE, evaluate
+from onnxopt_cli.readings.variants import variants
+
+by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def largest_shares(call):
+    """Return the largest share of the bound that each variant uses."""
+    judgements = bound(call)
+    return {
+        variant.name: max(
+            float(np.max(shares(judgement, output), initial=0.0))
+            for judgement, output in zip(judgements, variant.run(call), strict=True)
+        )
+        for variant in variants(call.operator)
+    }
+
+
+@by_operator
+@settings(unhurried, max_examples=30)
+@given(data=st.data())
+def test_no_variant_exceeds_the_bound(operator, data):
+    call = data.draw(calls(operator))
+    used = largest_shares(call)
+    assert {name: share for name, share in used.items() if share > 1} == {}
+
+
+@pytest.mark.slow
+@by_operator
+@settings(unhurried, max_examples=300)
+@given(data=st.data())
+def test_no_variant_exceeds_the_bound_in_hundreds_of_nodes(operator, data):
+    call = data.draw(calls(operator))
+    used = largest_shares(call)
+    assert {name: share for name, share in used.items() if share > 1} == {}
+
+
+@by_operator
+@settings(unhurried, max_examples=60)
+@given(data=st.data())
+def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(operator, data):
+    call = data.draw(calls(operator))
+    for judgement, expected in zip(bound(call), evaluate(call), strict=True):
+        assert judgement.expected.dtype == expected.dtype
+        assert judgement.expected.tobytes() == expected.tobytes()
+
+
+@pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="nothing is wider here")
+@by_operator
+@settings(unhurried, max_examples=60)
+@given(data=st.data())
+def test_the_wide_evaluation_is_within_its_own_bound_of_the_exact_value(operator, data):
+    # In double, so that the same bound counted in the wide type's roundoff holds for it; of sizes
+    # that neither type has to flush.
+    call = data.draw(
+        calls(operator, dtypes=("float64",), exponents=(0, -3, 3, -8, 8), counts=(0, 1, 2, 3, 1000))
+    )
+    ratio = Fraction(float(np.finfo(WIDE).eps)) / Fraction(float(np.finfo(np.float64).eps))
+    for judgement, exact in zip(bound(call), exact_outputs(call), strict=True):
+        for value, error, truth in zip(
+            judgement.value.flat, judgement.error.flat, exact, strict=True
+        ):
+            if np.isfinite(value) and np.isfinite(error):
+                distance = abs(Fraction(*value.as_integer_ratio()) - Fraction(truth))
+                assert distance <= ratio * Fraction(float(error))
+
+
+def exact_outputs(call):
+    """Compute every element of every output with 60 digits, infinite and NaN where it must be."""
+    outputs = []
+    with localcontext(prec=60, traps=[]):
+        for group in call.groups:
+            elements = zip(*(tensor.flat for tensor in group), strict=True)
+            outputs.append([exact_element(call, element) for element in elements])
+    return [
+        [element[position] for element in group]
+        for position in range(len(call.operator.outputs))
+        for group in outputs
+    ]
+
+
+def exact_element(call, element):
+    alone = replace(call, groups=(tuple(np.asarray(number) for number in element),))
+    return [
+        Decimal(np.asarray(result).item()) for result, _, _ in alone.apply(exact, exact, Decimal)
+    ]
+
+
+def exact(number):
+    return Decimal(number.item())

@@ -1,0 +1,81 @@
+"""Nodes drawn from all over an operator's inputs, and the shares of error bounds that are used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import FLOATS
+from onnxopt_cli.readings.evaluate import WIDE, evaluate
+
+WEIGHTS = (0, 0.1, 0.5, 0.9, 0.95, 0.999, 0.9999, 1, 1.5)
+COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, -1)
+EXPONENTS = (0, -3, -8, -12, -17, -25, -36, 6, 12, 17, 30, 37)
+
+
+@st.composite
+def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
+    """Draw a node of one or two groups with finite inputs."""
+    attributes = {}
+    for attribute in operator.attributes:
+        if attribute.choices:
+            attributes[attribute.name] = draw(st.sampled_from(attribute.choices))
+        elif attribute.required or draw(st.booleans()):
+            attributes[attribute.name] = draw(
+                st.sampled_from(WEIGHTS) | st.floats(0, 1, width=32, allow_subnormal=False)
+            )
+    groups = draw(st.integers(1, 2))
+    shapes = [draw(st.sampled_from([(9,), (2, 3), (), (1, 4, 1)])) for _ in range(groups)]
+    dtype = st.sampled_from(dtypes)
+    common = draw(dtype | st.none())
+    exponent = draw(st.sampled_from(exponents))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    inputs = [
+        np.asarray(draw(st.sampled_from([0.1, 1e-3, 1.0, 0.7, 1e3])), draw(dtype)),
+        np.asarray(draw(st.sampled_from(counts))),
+    ]
+    for name in operator.tensors:
+        own = common or draw(dtype)
+        shift = draw(st.sampled_from([0, 0, 0, -3, 3]))
+        # H is the accumulated square of what has the others' size.
+        size = exponent * (1 + (name == "H")) + shift
+        inputs += [_tensor(random, own, shape, size, name == "H") for shape in shapes]
+    call = bind(operator, inputs, complete_attributes(operator, attributes))
+    return _nearly_cancelled(call) if draw(st.booleans()) else call
+
+
+def shares(judgement, output):
+    """Return how much of the error bound each element uses; inf where NaN or Inf is not met."""
+    assert output.dtype == judgement.expected.dtype
+    assert output.shape == judgement.expected.shape
+    met = (output == judgement.expected) | (np.isnan(output) & np.isnan(judgement.expected))
+    with np.errstate(all="ignore"):
+        share = np.abs(output.astype(WIDE) - judgement.value) / judgement.error
+    share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
+    exact = met & ((judgement.error == 0) | ~np.isfinite(judgement.expected))
+    return np.where(exact | np.isinf(judgement.error), 0.0, share)
+
+
+def _tensor(random, dtype, shape, exponent, positive):
+    values = random.normal(size=shape) * 10.0 ** random.uniform(exponent - 2, exponent + 2, shape)
+    kind = random.integers(5)
+    if kind == 0:
+        values = values * (random.random(shape) < 0.6)
+    if kind == 1:
+        values = 10.0**exponent * np.round(random.normal(size=shape) * 4) / 4
+    # A power of ten that float32 cannot hold becomes its largest number.
+    values = np.clip(np.abs(values) if positive else values, -3e38, 3e38)
+    return np.asarray(values).astype(dtype)
+
+
+def _nearly_cancelled(call):
+    """Return the call with an X that the step about takes away."""
+    groups = []
+    for group, moved in zip(call.groups, evaluate(call), strict=False):
+        with np.errstate(all="ignore"):
+            step = (group[0].astype(WIDE) - moved).astype(group[0].dtype)
+        groups.append((np.where(np.isfinite(step), step, group[0]), *group[1:]))
+    return replace(call, groups=tuple(groups))
