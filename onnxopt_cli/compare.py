@@ -190,7 +190,8 @@ class _Statistics:
         self.max_relative = max(self.max_relative, float(relative.max()))
         self.budget_used = max(self.budget_used, float(share.max()))
         if isinstance(self.tolerance, Budget):
-            self.shares.append(share.astype(np.float32))
+            # Beyond the range of float32 one share is as good as another.
+            self.shares.append(np.minimum(share, 1e30).astype(np.float32))
         if isinstance(self.tolerance, Relative):
             self._find_needed(distance, size)
         if self.options.worst and wrong.any():
