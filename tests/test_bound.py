@@ -12,6 +12,7 @@ from onnxopt_cli.operators import operator_named
 from onnxopt_cli.operators.adam import ADAM
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.readings import bound as bound_module
+from onnxopt_cli.readings.arithmetic import root_by_newton, root_by_reciprocal
 from onnxopt_cli.readings.bound import FACTOR, bound
 
 U = 2.0**-24
@@ -130,6 +131,21 @@ def test_what_overflows_on_the_way_cannot_be_judged():
     assert H_new.weak_elements.tolist() == [True, False]
 
 
+def test_a_sum_that_overflows_cannot_be_judged_even_if_what_is_too_much_goes_away():
+    judgement = judged(lambda X, G: (X + G) - G, [3e38, 1e38], [3e38, 1e38])
+    assert judgement.value == pytest.approx([3e38, 1e38])
+    assert np.isinf(judgement.limit).tolist() == [True, False]
+
+
+def test_nan_is_met_also_beside_what_overflows():
+    G = np.float32([1e20])
+    X_new, H_new = bound(call_of("Adagrad", 0.1, 0, np.float32([np.nan]), G, np.float32([1])))
+    assert X_new.limit == 0
+    assert H_new.limit == 0
+    judgement = judged(lambda X, G: X + G * G, np.nan, 1e20)
+    assert judgement.limit == 0
+
+
 def test_double_has_the_range_of_double():
     _, _, H_new = bound(call_of("Adam", 0.1, 1, 0.0, 1e20, 0.0, 0.0, dtype=np.float64))
     assert H_new.limit < 1e-14 * H_new.value
@@ -210,17 +226,61 @@ def test_float32_scalars_are_no_reason_to_round_double_tensors():
     assert X_new.limit < 1e-6
 
 
-@pytest.mark.parametrize(("rate", "accepted"), [(np.float32, True), (np.float64, False)])
-def test_powers_of_beta_may_be_rounded_to_float32_only_where_something_is_float32(rate, accepted):
+@pytest.mark.parametrize(
+    ("rate", "dtype", "accepted"),
+    [
+        (np.float32, np.float32, True),
+        (np.float32, np.float64, True),
+        (np.float64, np.float32, True),
+        (np.float64, np.float64, False),
+    ],
+)
+def test_powers_of_beta_may_be_rounded_to_float32_where_an_input_is_float32(rate, dtype, accepted):
     beta, T = np.float32(0.9999), 3
     X_new = bound(
-        call_of("Adam", 1, T, 0.0, 1.0, 1.0, 1.0, dtype=np.float64, rate=rate, beta=float(beta))
+        call_of("Adam", 1, T, 0.0, 1.0, 1.0, 1.0, dtype=dtype, rate=rate, beta=float(beta))
     )[0]
     exact = 1 - np.longdouble(beta) ** T
     through_float32 = 1 - np.longdouble(np.float32(np.float64(beta) ** T))
     off = X_new.value * np.sqrt(through_float32 / exact) - X_new.value
     assert abs(off / X_new.value) > 4.9e-5
     assert (abs(off) <= X_new.limit) == accepted
+
+
+def test_a_float32_rate_may_meet_an_attribute_in_its_own_type():
+    R, alpha = np.float32(0.1), np.float32(0.3)
+    X_new = bound(
+        momentum(R, 0, 0.0, 0.0, 1.0, dtype=np.float64, rate=np.float32, alpha=float(alpha))
+    )[0]
+    assert 0 < abs(np.longdouble(R * alpha) + X_new.value) <= X_new.error
+
+
+def test_a_quotient_may_be_the_product_with_a_reciprocal():
+    X, G = np.random.default_rng(0).uniform(0.5, 2, (2, 10_000)).astype(np.float32)
+    judgement = judged(lambda X, G: X / G, X, G)
+    assert (np.abs(X * (1 / G) - judgement.value) <= judgement.error).all()
+
+
+def test_a_root_may_come_from_a_reciprocal_root():
+    X = np.random.default_rng(0).uniform(0.5, 2, 10_000).astype(np.float32)
+    judgement = judged(lambda X, _: np.sqrt(X), X, X)
+    for root in (root_by_reciprocal, root_by_newton):
+        assert (np.abs(root(X) - judgement.value) <= judgement.error).all()
+
+
+def test_a_root_near_zero_may_be_off_by_as_much_as_its_radicand_allows():
+    def radicand(X, G):
+        return X * 0.3 - G
+
+    G = (np.float32(3) * np.float32(0.3)).astype(np.float32)
+    X = np.nextafter(np.float32(3), np.float32([4, 5, 6])) + np.float32([0, 1, 2]) * 2.0**-22
+    below, root = judged(radicand, X, G), judged(lambda X, G: np.sqrt(radicand(X, G)), X, G)
+    assert (below.value > below.error).any()
+    for value, error, off in zip(below.value, below.error, root.error, strict=True):
+        if value > error:
+            assert off >= np.sqrt(value) - np.sqrt(value - 0.99 * error)
+        else:
+            assert np.isinf(off)
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [(np.float32, False), (np.float64, True)])
