@@ -134,7 +134,8 @@ def flushed(value: Any) -> Any:
     array = np.asarray(value)
     if type(value) is float or array.dtype.kind != "f":
         return value
-    return np.where(np.abs(array) < np.finfo(array.dtype).smallest_normal, array * 0, array)
+    zero = np.copysign(array.dtype.type(0), array)
+    return np.where(np.abs(array) < np.finfo(array.dtype).smallest_normal, zero, array)
 
 
 def _root(a: Any, reciprocal: Any) -> Any:
