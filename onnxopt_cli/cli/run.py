@@ -108,8 +108,9 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.cli.run_display import Display
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.report.files import Reports
+    from onnxopt_cli.run.gate import exit_code
     from onnxopt_cli.run.identity import make_record
-    from onnxopt_cli.run.runner import Plan, exit_code, run
+    from onnxopt_cli.run.runner import Plan, run
     from onnxopt_cli.run.select import Selection
 
     reports = Reports.parse(options["reports"])

@@ -50,6 +50,9 @@ class Diff:
         needed_atol: the smallest atol that passes beside the tolerance's rtol; None if none does.
         budget_used: largest share of its limit that an element uses, 1.0 being the limit.
         budget_median: the share that the median element uses.
+        ulp_counts: at place ``b`` the number of elements whose distance in representable values
+            has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which one side alone is finite
+            are in none; empty for what is no float.
         worst: the elements that are furthest off, worst first.
     """
 
@@ -66,6 +69,7 @@ class Diff:
     needed_atol: float | None = None
     budget_used: float = 0.0
     budget_median: float = 0.0
+    ulp_counts: tuple[int, ...] = ()
     worst: tuple[Element, ...] = ()
 
     @property

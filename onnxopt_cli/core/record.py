@@ -52,6 +52,7 @@ class RunRecord:
         options: the command's options by their long names, targets included.
         results: in the order in which they came.
         problems: what was wrong with case files that gave no case.
+        findings: entries of expectation files that no longer hold: stale, expired, duplicate.
         explanations: of failures, where one was looked for.
         exit_code: what the run exited with; None if it did not finish.
     """
@@ -61,5 +62,6 @@ class RunRecord:
     options: Mapping[str, Any]
     results: tuple[Result, ...]
     problems: tuple[Problem, ...] = ()
+    findings: tuple[Problem, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     exit_code: int | None = None

@@ -12,6 +12,7 @@ from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.core.value_json import (
     number_from_json,
@@ -20,6 +21,7 @@ from onnxopt_cli.core.value_json import (
     value_to_json,
 )
 from onnxopt_cli.core.values import STRING
+from onnxopt_cli.errors import Problem
 
 # Fields of a Diff that are plain or numbers, in the order in which they are written.
 _DIFF = (
@@ -50,6 +52,9 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "outcome": result.outcome.value,
         "lowered": result.lowered,
         "message": result.message,
+        "flaky": result.flaky,
+        "standing": None if result.standing is None else result.standing.value,
+        "expectation": result.expectation,
         "seconds": round(result.seconds, 6),
         "weak": dict(result.weak),
         "outputs": [_diff_to_json(diff) for diff in result.diffs],
@@ -76,9 +81,17 @@ def result_from_json(data: Any) -> Result:
             seconds=float(data["seconds"]),
             weak={str(name): int(count) for name, count in data["weak"].items()},
             returned=tuple(value_from_json(value) for value in data["returned"]),
+            flaky=str(data["flaky"]),
+            standing=None if data["standing"] is None else Standing(data["standing"]),
+            expectation=str(data["expectation"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a result: {error}") from error
+
+
+def problem_to_json(problem: Problem) -> dict[str, str]:
+    """Return a problem of a case or expectation file as a JSON object."""
+    return {"where": problem.where, "what": problem.what}
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
@@ -115,6 +128,7 @@ def _diff_to_json(diff: Diff) -> dict[str, Any]:
     return fields | {
         "agrees": diff.agrees,
         "tolerance": _tolerance_to_json(diff.tolerance),
+        "ulp_counts": list(diff.ulp_counts),
         "worst": [_element_to_json(element) for element in diff.worst],
     }
 
@@ -126,6 +140,7 @@ def _diff_from_json(data: Any) -> Diff:
         data["kind"],
         data["structure"],
         tolerance=_tolerance_from_json(data["tolerance"]),
+        ulp_counts=tuple(map(int, data["ulp_counts"])),
         worst=tuple(_element_from_json(element, data["kind"]) for element in data["worst"]),
         **fields,
     )

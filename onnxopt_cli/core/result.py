@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.values import Value
 
 
@@ -27,6 +28,10 @@ class Result:
         weak: by output, the number of elements that the case is too weak to judge.
         returned: what the backend returned, kept where it explains a failure.
         seconds: wall time in the backend.
+        flaky: why the outcome cannot be relied on, found by running the case again: ``2 of 5 runs
+            passed``, ``fails only after CASE``; empty if nothing says so.
+        standing: the outcome beside what was expected; None if nobody said what to expect.
+        expectation: what the entry that speaks of the case says, and where it stands.
     """
 
     case: str
@@ -40,3 +45,13 @@ class Result:
     weak: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     returned: tuple[Value, ...] = ()
+    flaky: str = ""
+    standing: Standing | None = None
+    expectation: str = ""
+
+    @property
+    def conforms(self) -> bool:
+        """True if the result is as expected; as long as nobody says else, that is a pass."""
+        if self.standing is None:
+            return self.outcome in HARMLESS
+        return self.standing is Standing.EXPECTED

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
+from onnxopt_cli.core.record_json import explanation_to_json, problem_to_json, result_to_json
 
 SCHEMA = "onnxopt.report/1"
 
@@ -22,7 +22,8 @@ def json_report(record: RunRecord) -> str:
         "versions": dict(record.versions),
         "backends": [{"name": it.name, "version": it.version} for it in record.backends],
         "options": dict(record.options),
-        "problems": [{"where": it.where, "what": it.what} for it in record.problems],
+        "problems": [problem_to_json(it) for it in record.problems],
+        "findings": [problem_to_json(it) for it in record.findings],
         "results": [result_to_json(it) for it in record.results],
         "explanations": [explanation_to_json(it) for it in record.explanations],
         "summary": dict(sorted(outcomes.items())),

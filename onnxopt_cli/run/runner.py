@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from onnxopt_cli.backends.lowering import Lowering
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.run.expectation import Judging
@@ -26,6 +26,8 @@ class Plan:
         lowering: when a backend is given primitive operators.
         judging: how outputs are judged.
         max_fail: stop after so many cases that do not conform; 0 for never.
+        started: called with a case's id and a backend's name just before the case starts there.
+        review: says of each result, as soon as it is there, how it stands to what was expected.
     """
 
     cases: Sequence[Case]
@@ -34,6 +36,8 @@ class Plan:
     lowering: Lowering = Lowering.AUTO
     judging: Judging = field(default_factory=Judging)
     max_fail: int = 0
+    started: Callable[[str, str], None] = lambda _case, _backend: None
+    review: Callable[[Result], Result] = lambda result: result
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
@@ -44,21 +48,18 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     failed = 0
     for case in plan.cases:
         if plan.max_fail and failed >= plan.max_fail:
-            yield tuple(_not_run(case, backend) for backend in plan.backends)
+            yield tuple(plan.review(not_run(case, backend)) for backend in plan.backends)
             continue
-        results = judge_case(case, plan.backends, plan.lowering, plan.judging)
-        failed += any(result.outcome not in HARMLESS for result in results)
+        for backend in plan.backends:
+            plan.started(case.id, backend.name)
+        judged = judge_case(case, plan.backends, plan.lowering, plan.judging)
+        results = tuple(map(plan.review, judged))
+        failed += any(not result.conforms for result in results)
         yield results
 
 
-def exit_code(results: Sequence[Result], problems: Sequence[Problem]) -> int:
-    """Return 0 if all conforms, 2 if a case is invalid, 1 if something else does not conform."""
-    if problems or any(result.outcome is Outcome.INVALID for result in results):
-        return 2
-    return int(any(result.outcome not in HARMLESS for result in results))
-
-
-def _not_run(case: Case, backend: Backend) -> Result:
+def not_run(case: Case, backend: Backend) -> Result:
+    """Return the result of a case that --max-fail kept from running."""
     message = "stopped by --max-fail"
     operators = case.operators or ()
     return Result(case.id, case.location, operators, backend.name, Outcome.NOT_RUN, message=message)
