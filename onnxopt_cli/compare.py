@@ -24,6 +24,8 @@ from onnxopt_cli.distance import (
 )
 
 _BLOCK = 1 << 15
+# A distance in ulp has at most 64 bits; one more, because float64 may round it up.
+_ULP_BITS = 66
 
 
 def compare_outputs(
@@ -123,6 +125,7 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         needed_atol=statistics.needed(statistics.needed_atol),
         budget_used=statistics.budget_used,
         budget_median=statistics.budget_median(expected.size),
+        ulp_counts=statistics.ulp_counts(),
         worst=tuple(
             statistics.element(index, mine, theirs, expected.shape)
             for index in statistics.worst_indices()
@@ -157,6 +160,8 @@ class _Statistics:
     budget_used: float = 0.0
     # The shares of the derived limits, without those of blocks that are equal to the bit: zero.
     shares: list[Array] = field(default_factory=list)
+    # Elements by the number of bits of their distance in ulp, of floats.
+    ulp_bits: Array = field(default_factory=lambda: np.zeros(_ULP_BITS, dtype=np.int64))
     # (share of the limit, absolute distance, index) of the worst elements.
     worst: list[tuple[float, float, int]] = field(default_factory=list)
 
@@ -165,6 +170,7 @@ class _Statistics:
         if kind is Kind.FLOAT and self.max_ulp is None:
             self.max_ulp = 0
         if kind is not Kind.STRING and expected.tobytes() == actual.tobytes():
+            self.ulp_bits[0] += expected.size
             return
         distance = absolute_distance(expected, actual)
         size = magnitude(expected)
@@ -173,6 +179,8 @@ class _Statistics:
             steps = ulp_distance(expected, actual)
             steps[~finite] = 0
             self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
+            _, bits = np.frexp(steps[np.isfinite(distance)].astype(np.float64))
+            self.ulp_bits += np.bincount(bits, minlength=_ULP_BITS)
             if self.options.signed_zeros:
                 distance[differs_in_sign_of_zero(expected, actual)] = np.inf
         else:
@@ -245,6 +253,12 @@ class _Statistics:
             return 0.0
         known = np.concatenate(self.shares)
         return float(np.median(np.pad(known, (0, elements - known.size))))
+
+    def ulp_counts(self) -> tuple[int, ...]:
+        """Return the counts of elements by the bits of their ulp, none for what is no float."""
+        if self.max_ulp is None:
+            return ()
+        return tuple(np.trim_zeros(self.ulp_bits, "b").tolist())
 
     def needed(self, number: float) -> float | None:
         """Return a needed rtol or atol; None where no finite one is enough or none applies."""

@@ -209,3 +209,20 @@ def test_ulp_counts_the_steps_between_two_values(name, data):
 def test_empty_tensors_agree_when_their_shapes_do():
     assert judge(np.zeros((0, 3)), np.zeros((0, 3))).agrees
     assert judge(np.zeros((0, 3)), np.zeros((3, 0))).structure == "is float64[3,0]"
+
+
+def test_elements_are_counted_by_the_bits_of_their_ulp_distance():
+    expected = np.ones(8, dtype=np.float32)
+    ulps = [0, 0, 1, 2, 3, 4, 7, 8]
+    actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)
+    assert judge(expected, actual).ulp_counts == (2, 1, 2, 2, 1)
+
+
+def test_an_element_that_alone_is_not_finite_is_in_no_count_of_ulp():
+    expected = np.array([1.0, 2.0, np.nan, np.inf])
+    actual = np.array([1.0, np.nan, np.nan, np.inf])
+    assert judge(expected, actual).ulp_counts == (3,)
+
+
+def test_what_is_no_float_has_no_ulp_counts():
+    assert judge(np.arange(3), np.arange(3)).ulp_counts == ()
