@@ -21,7 +21,6 @@ import unittest
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx.backend.base import Backend
@@ -78,7 +77,10 @@ def our_verdicts(backend: str) -> dict[str, str]:
 def main() -> int:
     """Compare both backends; return the exit code."""
     unexplained = 0
-    for name, backend in (("onnxruntime", OnnxRuntimeBackend), ("onnx-reference", ReferenceBackend)):
+    for name, backend in (
+        ("onnxruntime", OnnxRuntimeBackend),
+        ("onnx-reference", ReferenceBackend),
+    ):
         ours, theirs = our_verdicts(name), runner_verdicts(backend)
         assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())[:5]
         table = Counter((ours[case], theirs[case]) for case in ours)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onnxopt_cli.core.record import Explanation
     from onnxopt_cli.core.result import Result
     from onnxopt_cli.run.expectation import Judging
+    from onnxopt_cli.run.runner import Plan
 
 
 class _Limit(click.ParamType[float]):
@@ -89,6 +94,11 @@ class _Limit(click.ParamType[float]):
     metavar="FORMAT=PATH",
     help="Also write the results; FORMAT is json.",
 )
+@click.option(
+    "--explain/--no-explain",
+    default=True,
+    help="Look for a known mistake that reproduces the failures.  [default: explain]",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show every output of every case.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only the summary.")
 def command(targets: tuple[str, ...], **options: Any) -> int:
@@ -138,9 +148,24 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
             display.show(row)
             results.extend(row)
     code = exit_code(results, plan.problems)
-    display.finish(results, perf_counter() - started)
-    reports.write(make_record(plan, results, {"targets": targets, **options}, code))
+    explanations = _explanations(plan, results) if options["explain"] else []
+    display.finish(results, explanations, perf_counter() - started)
+    record = make_record(plan, results, {"targets": targets, **options}, code)
+    reports.write(replace(record, explanations=tuple(explanations)))
     return code
+
+
+def _explanations(plan: Plan, results: Sequence[Result]) -> list[Explanation]:
+    """Explain failures; nothing is imported for it where there are none."""
+    from onnxopt_cli.core.outcome import Outcome
+
+    if not any(result.outcome is Outcome.FAIL for result in results):
+        return []
+    from onnxopt_cli.cli.console import stderr
+    from onnxopt_cli.run.explain import explain
+
+    with stderr().status("looking for a known mistake that does this"):
+        return explain(results, {case.id: case for case in plan.cases})
 
 
 def _judging(options: dict[str, Any]) -> Judging:

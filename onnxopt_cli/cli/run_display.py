@@ -12,6 +12,7 @@ from rich.text import Text
 
 from onnxopt_cli.cli.console import stderr, stdout
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report import terminal
@@ -73,8 +74,10 @@ class Display:
                 for line in terminal.output_lines(result):
                     self._print(line)
 
-    def finish(self, results: Sequence[Result], seconds: float) -> None:
-        """Print the failures, the summary and the verdict."""
+    def finish(
+        self, results: Sequence[Result], explanations: Sequence[Explanation], seconds: float
+    ) -> None:
+        """Print the failures, the summary, the verdict and what explains it."""
         failures = [it for it in results if it.outcome not in HARMLESS | _BRIEF]
         if not self._quiet:
             for result in failures[:_PANELS]:
@@ -89,6 +92,8 @@ class Display:
             self._console.print(summary)
         self._console.print()
         for line in terminal.verdict(results, seconds):
+            self._print(line)
+        for line in terminal.explanation_lines(explanations):
             self._print(line)
         if self._plan.problems:
             count = len(self._plan.problems)

@@ -54,11 +54,12 @@ class Implementation:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return self.compute(self._altered(call))
+                return self.compute(self.altered(call))
             except Exception:  # noqa: BLE001 - a wrong program may fail in every way
                 return []
 
-    def _altered(self, call: Call[Array]) -> Call[Array]:
+    def altered(self, call: Call[Array]) -> Call[Array]:
+        """Return the call with the wrong formula and defaults."""
         formula = self.change(call.operator.formula)
         wrong = {
             name: float(np.float32(value))

@@ -76,6 +76,11 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
         default = "required" if attribute.default is None else f"default {attribute.default!r}"
         table.add_row(attribute.name, kind, default)
     yield table
+    yield _heading("Known mistakes")
+    table = _table()
+    for deviation in operator.deviations:
+        table.add_row(deviation.name, Text(", ".join(deviation.seen_in), style="dim"))
+    yield table
 
 
 def case_page(case: Case, content: Content) -> Iterable[RenderableType]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report import numbers
@@ -192,6 +193,13 @@ def verdict(results: Sequence[Result], seconds: float) -> list[Text]:
             line.append(f", {lowered} of them lowered")
         lines.append(line.append(f" in {seconds:.1f} s", style="dim"))
     return lines
+
+
+def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
+    """Return a line for each explanation."""
+    for it in explanations:
+        line = Text.assemble("  ", (printable(it.backend), "bold"), f", {it.operator}: ")
+        yield line.append(printable(it.text), style="" if it.deviations else "dim")
 
 
 _FEW = 12
