@@ -159,6 +159,11 @@ def test_products_that_overflow_only_in_another_order_cannot_be_judged():
     assert np.isfinite(product.limit)
 
 
+def test_products_that_overflow_only_term_by_term_cannot_be_judged():
+    sums = judged(lambda X, G: 1e9 * (X - G), [3e30, 3e28], [2.9e30, 2.9e28])
+    assert np.isinf(sums.limit).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [2, 3, 4, 5])
 def test_nan_and_infinity_in_an_input_must_be_met_where_they_reach(number, position):

@@ -13,6 +13,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.evaluate import WIDE
+from onnxopt_cli.readings.number_range import (
+    allow_for_order,
+    allow_for_range,
+    largest,
+    settle_not_finite,
+    smallest,
+)
 from onnxopt_cli.readings.precision import UNTYPED, Precision, coarsest, finest
 from onnxopt_cli.readings.propagation import COMPARISONS, RULES, Rule
 
@@ -42,6 +49,7 @@ class Bounded(NDArrayOperatorsMixin):
             alone does not say so: flushing to zero keeps the sign.
         factors: the operands whose product the value is, with their exponents, 1 or -1; empty if
             it is no product.
+        terms: the operands whose sum the value is; empty if it is no sum.
         kept: the same value in the finer of the types that it was computed from, for an output of
             that type; None if they were alike.
     """
@@ -52,6 +60,7 @@ class Bounded(NDArrayOperatorsMixin):
     level: Level = Level.NUMBER
     may_cross: Any = False
     factors: tuple[tuple[Bounded, int], ...] = ()
+    terms: tuple[Bounded, ...] = ()
     kept: Bounded | None = None
 
     def __array_ufunc__(
@@ -85,12 +94,14 @@ class Bounded(NDArrayOperatorsMixin):
         return np.abs(np.float64(self.value))
 
     @cached_property
+    def reach(self) -> Any:
+        """Magnitude of what a factor may meet: the terms of a sum one by one, or the value."""
+        return sum(term.magnitude for term in self.terms) if self.terms else self.magnitude
+
+    @cached_property
     def span(self) -> tuple[float, float]:
-        """Smallest and largest magnitude of an element or 1, zero and what is not finite aside."""
-        sizes = self.magnitude
-        usual = (sizes > 0) & (sizes < np.inf)
-        low = np.min(sizes, initial=1.0, where=usual)
-        return float(low), float(np.max(sizes, initial=1.0, where=usual))
+        """Smallest magnitude and largest reach of an element or 1, zero and infinity aside."""
+        return smallest(self.magnitude), largest(self.reach)
 
 
 def given(tensor: Array, precision: Precision, level: Level) -> Bounded:
@@ -168,7 +179,9 @@ def _converted(operand: Bounded, precision: Precision) -> Bounded:
     if operand.precision is UNTYPED:
         operand = _typed(operand, precision)
     error = operand.error + _rounding(operand.magnitude, precision)
-    return _within_range(replace(operand, error=error, precision=precision, factors=(), kept=None))
+    return _within_range(
+        replace(operand, error=error, precision=precision, factors=(), terms=(), kept=None)
+    )
 
 
 def _rounding(magnitude: Any, precision: Precision) -> Any:
@@ -178,16 +191,7 @@ def _rounding(magnitude: Any, precision: Precision) -> Any:
 
 
 def _within_range(operand: Bounded) -> Bounded:
-    """Allow for flushing of what may be subnormal, and give up on what may leave the range."""
-    magnitude, error, limits = operand.magnitude, operand.error, operand.precision
-    subnormal = magnitude - error < limits.smallest_normal
-    if subnormal.any():
-        # An exact zero stays one; another may be so small that its magnitude underflows here.
-        lost = subnormal & ((operand.value != 0) | (error > 0))
-        error = np.where(lost, error + limits.smallest_normal, error)
-    beyond = magnitude + error > limits.largest
-    if beyond.any():
-        error = np.where(beyond & (np.isfinite(operand.value) | (error > 0)), np.inf, error)
+    error = allow_for_range(operand.value, operand.magnitude, operand.error, operand.precision)
     return operand if error is operand.error else replace(operand, error=error)
 
 
@@ -203,11 +207,13 @@ def _propagate(
         own = (rule.roundings * _unit_roundoff(rule, operands, precision)) * magnitude
         error = error + (own if rule.exact is None else np.where(rule.exact(*operands), 0.0, own))
     if not (magnitude + error < np.inf).all():
-        error = _not_finite(rule, value, error, operands)
+        error = settle_not_finite(rule, value, error, operands)
     factors = _factors(rule, operands)
     if factors:
-        error = _in_any_order(factors, value, magnitude, error, precision)
-    result = _within_range(replace(result, error=error, factors=factors))
+        error = allow_for_order(factors, value, magnitude, error, precision)
+    result = _within_range(
+        replace(result, error=error, factors=factors, terms=tuple(operands) if rule.is_sum else ())
+    )
     crosses = rule.crosses(magnitude, result.error, *operands)
     return result if crosses is False else replace(result, may_cross=crosses)
 
@@ -223,63 +229,12 @@ def _unit_roundoff(rule: Rule, operands: list[Bounded], precision: Precision) ->
     return coarsest((precision, *typed)).unit_roundoff
 
 
-def _not_finite(rule: Rule, value: Any, error: Any, operands: Sequence[Bounded]) -> Any:
-    """Say which NaN and Inf every honest evaluation yields, as IEEE arithmetic on the inputs does.
-
-    Others come from values that have left the range, or may be zero, or of either sign.
-    """
-    finite = np.isfinite(value)
-    certain, from_nan = np.bool_(True), np.bool_(False)
-    usual = np.bool_(True)
-    for operand in operands:
-        exact = operand.error == 0
-        bounded = operand.error < np.inf
-        if rule.sign_matters:
-            bounded = bounded & (operand.magnitude > operand.error)
-        certain = certain & (exact | bounded)
-        from_nan = from_nan | (exact & np.isnan(operand.value))
-        usual = usual & np.isfinite(operand.value) & (operand.value != 0)
-    overflow = np.isinf(value) & usual
-    settled = (from_nan & np.isnan(value)) | (certain & ~finite & ~overflow)
-    error = np.where(np.isnan(error), np.where(certain, 0.0, np.inf), error)
-    return np.where(finite, error, np.where(settled, 0.0, np.inf))
-
-
 def _factors(rule: Rule, operands: Sequence[Bounded]) -> tuple[tuple[Bounded, int], ...]:
     return tuple(
         (factor, exponent * sign)
         for operand, sign in zip(operands, rule.exponents, strict=False)
         for factor, exponent in operand.factors or ((operand, 1),)
     )
-
-
-def _in_any_order(
-    factors: Sequence[tuple[Bounded, int]],
-    value: Any,
-    magnitude: Any,
-    error: Any,
-    precision: Precision,
-) -> Any:
-    """Allow for a product whose factors are multiplied in another order.
-
-    A partial product that leaves the range upwards makes the whole anything, downwards zero.
-    """
-    low = high = 1.0
-    for factor, exponent in factors:
-        least, most = factor.span
-        low *= least if exponent > 0 else 1 / most
-        high *= most if exponent > 0 else 1 / least if least else np.inf
-    if low >= precision.smallest_normal and high <= precision.largest:
-        return error
-    lows: Any = np.float64(1.0)
-    highs: Any = np.float64(1.0)
-    for factor, exponent in factors:
-        size = factor.magnitude**exponent
-        size = np.where((size > 0) & (size < np.inf), size, 1.0)
-        lows, highs = lows * np.minimum(size, 1.0), highs * np.maximum(size, 1.0)
-    finite = np.isfinite(value)
-    error = error + np.where(finite & (lows < precision.smallest_normal), magnitude, 0.0)
-    return np.where(finite & (highs > precision.largest), np.inf, error)
 
 
 def _compare(ufunc: np.ufunc, a: Bounded, b: Bounded) -> Bounded:

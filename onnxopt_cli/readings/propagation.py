@@ -63,7 +63,7 @@ class Rule:
             error and the operands.
         exact: where the operation rounds nothing, given the operands.
         exponents: of each operand, if the result is a product of powers of them.
-        sign_matters: whether the sign of a finite operand decides what NaN and Inf make of it.
+        is_sum: whether the result is a sum of the operands, of either sign.
     """
 
     inherited: Callable[..., Any]
@@ -71,7 +71,7 @@ class Rule:
     crosses: Callable[..., Any]
     exact: Callable[..., Any] | None = None
     exponents: tuple[int, ...] = ()
-    sign_matters: bool = True
+    is_sum: bool = False
 
 
 def _sum_error(_: Any, a: Approximate, b: Approximate) -> Any:
@@ -148,14 +148,14 @@ def _is_zero(operand: Approximate) -> Any:
 
 #: The rule of every ufunc that formulas may use, comparisons aside.
 RULES: Mapping[np.ufunc, Rule] = {
-    np.add: Rule(_sum_error, 1, _sum_crosses, sign_matters=False),
-    np.subtract: Rule(_sum_error, 1, partial(_sum_crosses, sign=-1), sign_matters=False),
+    np.add: Rule(_sum_error, 1, _sum_crosses, is_sum=True),
+    np.subtract: Rule(_sum_error, 1, partial(_sum_crosses, sign=-1), is_sum=True),
     np.multiply: Rule(_product_error, 1, _with_operands, exponents=(1, 1)),
     np.divide: Rule(_quotient_error, 2, _with_operands, exponents=(1, -1)),
     np.sqrt: Rule(_root_error, 4, _never),
     np.power: Rule(_power_error, 4, _with_operands, exact=_power_is_exact),
-    np.negative: Rule(_same_error, 0, _with_operands),
-    np.absolute: Rule(_same_error, 0, _never),
+    np.negative: Rule(_same_error, 0, _with_operands, exponents=(1,)),
+    np.absolute: Rule(_same_error, 0, _never, exponents=(1,)),
     np.maximum: Rule(_larger_error, 0, _with_operands),
     np.minimum: Rule(_larger_error, 0, _with_operands),
 }
