@@ -9,9 +9,13 @@
      ├── NothingSelected      exit 5   no case matches the selection
      ├── NodeError                     a node breaks its operator's signature
      ├── Unsupported                   a backend says that it does not know something
-     └── UnusableOutput                a backend returned what is no value of ONNX
+     ├── UnusableOutput                a backend returned what is no value of ONNX
+     ├── BackendFailure                a backend says that it failed
+     ├── BackendDied                   a backend's process ended before it answered
+     ├── BackendHangs                  a backend did not answer in time
+     └── ProtocolBreach                a backend said what its protocol does not allow
 
-The last three are about one case: the run turns them into outcomes and goes on.
+All from NodeError on are about one case: the run turns them into outcomes and goes on.
 """
 
 from __future__ import annotations
@@ -98,3 +102,19 @@ class Unsupported(OnnxoptError):
 
 class UnusableOutput(OnnxoptError):
     """A backend returned something that is no tensor, sequence, optional or map."""
+
+
+class BackendFailure(OnnxoptError):
+    """A backend reports, in an answer of its protocol, that it failed; the message is its own."""
+
+
+class BackendDied(OnnxoptError):
+    """A backend's process ended, or closed its channel, before it answered."""
+
+
+class BackendHangs(OnnxoptError):
+    """A backend did not answer in time, and was killed."""
+
+
+class ProtocolBreach(OnnxoptError):
+    """A backend said what its protocol does not allow, so that nothing it said counts."""

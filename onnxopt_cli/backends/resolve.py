@@ -57,8 +57,8 @@ def resolve_backend(text: str) -> Backend:
     """Return the backend that a user asks for.
 
     Args:
-        text: a built-in backend, an entry point's name or a Python attribute, with options; see
-            :mod:`onnxopt_cli.backends.specification`.
+        text: a built-in backend, an entry point's name, a Python attribute or a command, with
+            options; see :mod:`onnxopt_cli.backends.specification`.
 
     Raises:
         UsageError: if there is no such backend, module, file, attribute or option.
@@ -68,6 +68,11 @@ def resolve_backend(text: str) -> Backend:
     if specification.source:
         found, stated = import_attribute(text, specification.source, specification.attribute)
         return wrap_plugin(specification, found, stated)
+    if specification.command:
+        # The protocol's machinery is not worth loading for a backend in Python.
+        from onnxopt_cli.backends.exec_backend import ExecBackend
+
+        return ExecBackend(specification)
     if specification.name in _BUILT_IN:
         return _BUILT_IN[specification.name](specification)
     installed = _installed()
@@ -79,7 +84,8 @@ def resolve_backend(text: str) -> Backend:
     listed = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
         f"there is no backend {printable(specification.name)!r}",
-        hint=f"{listed}known are {', '.join(map(printable, known))}, and python:module:attribute",
+        hint=f"{listed}known are {', '.join(map(printable, known))}, python:module:attribute "
+        "and exec:COMMAND",
     )
 
 

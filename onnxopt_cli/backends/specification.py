@@ -1,19 +1,24 @@
-r"""How a user writes a backend: a name or a Python attribute, then options after commas.
+r"""How a user writes a backend: a name, a Python attribute or a command, then options after commas.
 
 ::
 
     onnxruntime,intra_op_num_threads=2,config.session.disable_prepacking=1
     python:my_package.backend:Backend,device=CUDA:1
     python:C:\vendor, inc\backend.py:Backend
+    exec:./build/adapter --fast "a b",timeout=10
 
 A module or file ends, and its attribute begins, at the first colon after which nothing but an
 attribute and options of the form ``name=value`` follows. So drive letters, and commas and colons in
 a path, need no quoting. A value contains no comma.
+
+A command is taken apart as a POSIX shell would, and nothing in it is expanded. Where its last
+argument ends in ``,name=value``, quotes around that argument keep it from being read as an option.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,10 +26,14 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
 _PLUGIN = "python:"
+_COMMAND = "exec:"
 _OPTION = r"[A-Za-z_][\w.-]*=[^,]*"
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PYTHON = re.compile(
     rf"python:(?P<source>.+?):(?P<attribute>{_ATTRIBUTE})(?P<options>(?:,{_OPTION})*)", re.DOTALL
+)
+_EXEC = re.compile(
+    r"exec:(?P<command>.+?)(?P<options>(?:,[A-Za-z_][\w.-]*=[^,\s\"']*)*)", re.DOTALL
 )
 
 
@@ -34,9 +43,10 @@ class Specification:
 
     Attributes:
         text: all of it, as written.
-        name: a built-in backend or an entry point; empty for a Python attribute.
+        name: a built-in backend or an entry point; empty for all others.
         source: the module or file of a Python attribute; empty for a name.
         attribute: the attribute's dotted path in it.
+        command: a command and its arguments; empty for all others.
         options: values by name.
     """
 
@@ -44,6 +54,7 @@ class Specification:
     name: str = ""
     source: str = ""
     attribute: str = ""
+    command: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
     def require_known(self, known: tuple[str, ...]) -> None:
@@ -82,8 +93,26 @@ def parse_specification(text: str) -> Specification:
             attribute=match["attribute"],
             options=_options(text, match["options"].split(",")[1:]),
         )
+    if text.startswith(_COMMAND):
+        return _command(text)
     name, *options = text.split(",")
     return Specification(text, name=name.strip(), options=_options(text, options))
+
+
+def _command(text: str) -> Specification:
+    match = _EXEC.fullmatch(text)
+    try:
+        command = tuple(shlex.split(match["command"])) if match else ()
+    except ValueError as error:
+        raise UsageError(f"backend {printable(text)}: {error}") from None
+    if match is None or not command:
+        raise UsageError(
+            f"backend {printable(text)} names no command",
+            hint="write exec:COMMAND with arguments, then options as ,name=value",
+        )
+    return Specification(
+        text, command=command, options=_options(text, match["options"].split(",")[1:])
+    )
 
 
 def _options(text: str, written: list[str]) -> dict[str, str]:

@@ -1,0 +1,219 @@
+"""A command that answers lines with lines, whatever it does instead.
+
+It stays in the process group and session of whoever starts it, so that what ends those ends it too.
+On Linux the kernel also kills it when the thread that started it ends. Only POSIX systems let a
+pipe be read with a deadline, so there are no commands on others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import BackendDied, BackendHangs, BackendUnavailable, ProtocolBreach
+
+#: The longest line that is read, with its line end.
+LONGEST_LINE = 1 << 20
+
+_CHUNK = 1 << 16
+_PR_SET_PDEATHSIG = 1
+# How long a command that has closed its output, or was told to end, may take to be gone.
+_GRACE = 5.0
+
+
+class CommandProcess:
+    """A running command. What it writes to standard error goes to ours.
+
+    Args:
+        command: the program, looked up as a shell would, and its arguments.
+
+    Raises:
+        BackendUnavailable: if there is no such program, or it cannot be executed.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        program = _program(command[0])
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                [program, *command[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, no lock
+            )
+        except (OSError, ValueError) as error:
+            raise BackendUnavailable(
+                f"{printable(shlex.join(command))} cannot be executed: {printable(str(error))}",
+                hint="a script needs a first line such as #!/bin/sh, and permission to execute",
+            ) from error
+        self._input, self._output = self._descriptors()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command is gone."""
+        return self._process.poll() is not None
+
+    def ask(self, line: bytes, seconds: float) -> bytes:
+        """Send a line and return the line that answers it, without its end.
+
+        Raises:
+            BackendDied: if the command ends, or closes its output, before it has answered.
+            BackendHangs: if it has not answered in time.
+            ProtocolBreach: if it writes without being asked, more than one line, or a line that
+                is too long.
+        """
+        self._require_silence()
+        deadline = monotonic() + seconds
+        unsent = memoryview(line)
+        received = bytearray()
+        while True:
+            readable, writable = self._wait(deadline, seconds, writing=bool(unsent))
+            if writable:
+                unsent = self._write(unsent)
+            if readable:
+                received += self._read()
+                end = received.find(b"\n")
+                if end >= 0:
+                    return _only_line(received, end, bool(unsent))
+                if len(received) >= LONGEST_LINE:
+                    raise ProtocolBreach(
+                        f"the command wrote a line of more than {LONGEST_LINE} bytes"
+                    )
+
+    def close(self, farewell: bytes) -> None:
+        """Send a last line, close the command's input, and wait until it has ended.
+
+        Raises:
+            BackendDied: if it ends with another exit code than 0.
+            BackendHangs: if it does not end in time; it is killed then.
+        """
+        with suppress(OSError):
+            self._write(memoryview(farewell))
+        self._close_pipes()
+        try:
+            code = self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BackendHangs(
+                f"the command did not end within {_GRACE:g} s of being told to, and was killed"
+            ) from None
+        if code:
+            raise BackendDied(f"the command, told to end, {_manner(code)}")
+
+    def kill(self) -> None:
+        """End the command at once, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+        self._close_pipes()
+
+    def _descriptors(self) -> tuple[int, int]:
+        streams = self._process.stdin, self._process.stdout
+        sent, read = (stream.fileno() if stream else -1 for stream in streams)
+        os.set_blocking(sent, False)
+        return sent, read
+
+    def _require_silence(self) -> None:
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        if poll.poll(0):
+            unasked = self._read()
+            raise ProtocolBreach(
+                f"the command wrote {_shown(unasked)} before it was asked anything"
+            )
+
+    def _wait(self, deadline: float, seconds: float, *, writing: bool) -> tuple[bool, bool]:
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        if writing:
+            poll.register(self._input, select.POLLOUT)
+        remaining = deadline - monotonic()
+        events = dict(poll.poll(remaining * 1000)) if remaining > 0 else {}
+        if not events:
+            raise BackendHangs(f"the command did not answer within {seconds:g} s, and was killed")
+        return self._output in events, self._input in events
+
+    def _write(self, data: memoryview) -> memoryview:
+        try:
+            return data[os.write(self._input, data) :]
+        except BrokenPipeError:
+            # A command that no longer listens may still have something to say.
+            return data[:0]
+
+    def _read(self) -> bytes:
+        data = os.read(self._output, _CHUNK)
+        if data:
+            return data
+        try:
+            code = self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            raise BackendDied("the command closed its standard output, and went on") from None
+        raise BackendDied(f"the command {_manner(code)}, without an answer")
+
+    def _close_pipes(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                stream.close()
+
+
+def _program(name: str) -> str:
+    if os.name != "posix":
+        raise BackendUnavailable("exec: works on POSIX systems only", hint="use python: here")
+    found = shutil.which(name)
+    if found:
+        return found
+    exists = os.path.lexists(name) and os.sep in name
+    what = "cannot be executed" if exists else "is not there"
+    hint = f"chmod +x {shlex.quote(name)}" if exists else "a file here is written exec:./NAME"
+    raise BackendUnavailable(f"the command {printable(name)} {what}", hint=printable(hint))
+
+
+def _only_line(received: bytearray, end: int, unsent: bool) -> bytes:
+    if unsent:
+        raise ProtocolBreach("the command answered before it had read the request")
+    if len(received) > end + 1:
+        raise ProtocolBreach(
+            f"after its answer, the command wrote {_shown(bytes(received[end + 1 :]))}"
+        )
+    if end >= LONGEST_LINE:
+        raise ProtocolBreach(f"the command wrote a line of more than {LONGEST_LINE} bytes")
+    return bytes(received[:end])
+
+
+def _shown(data: bytes) -> str:
+    """Return the beginning of what a command wrote, as text."""
+    shown = printable(data[:80].decode("utf-8", "backslashreplace"))
+    return f"{shown!r}{' ...' if len(data) > 80 else ''}"  # noqa: PLR2004 - as much as is shown
+
+
+def _manner(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    # Looked up before the fork: after it, only system calls are safe.
+    control = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return die_with_parent
