@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_yaml_file import ADAM, save_model
 from yaml_files import ADAM_INPUTS, problems_of, read_text
 
-from onnxopt_cli.cases import yaml_file
+from onnxopt_cli.cases import yaml_text
 from onnxopt_cli.cases.yaml_file import read_yaml_file
 
 HEAD = "onnxopt: 1\nsuite: s\noperator: Adam\n"
@@ -426,7 +426,7 @@ def test_a_file_without_permission_is_a_problem(tmp_path):
 
 
 def test_a_file_over_the_size_cap_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(yaml_file, "MAX_BYTES", 100)
+    monkeypatch.setattr(yaml_text, "MAX_BYTES", 100)
     (tmp_path / "file.yaml").write_text(ADAM)
     cases, (problem,) = read_yaml_file(tmp_path / "file.yaml")
     assert cases == []

@@ -37,11 +37,10 @@ def case_schema() -> dict[str, Any]:
     return schema
 
 
-def structure_errors(root: Node) -> list[FormatError]:
-    """Return everything about a file that contradicts the schema, in the order of its lines."""
+def structure_errors(root: Node, schema: dict[str, Any]) -> list[FormatError]:
+    """Return everything about a file that contradicts its schema, in the order of its lines."""
     import jsonschema_rs
 
-    schema = case_schema()
     validator = jsonschema_rs.validator_for(schema)
     errors = [
         ours

@@ -8,16 +8,12 @@ from pathlib import Path
 
 from onnxopt_cli.cases.case_schema import case_schema, structure_errors, unknown_name
 from onnxopt_cli.cases.find_subject import find_subject
-from onnxopt_cli.cases.malformed import Malformed
-from onnxopt_cli.cases.regular_file import read_regular_file
 from onnxopt_cli.cases.subject import CaseFields, Incomplete, Subject
 from onnxopt_cli.cases.tolerance_text import output_nodes, read_tolerance
-from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, parse_yaml
+from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, field_text, parse_yaml
+from onnxopt_cli.cases.yaml_text import yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.errors import InvalidCase, Problem
-
-#: Larger files are not read.
-MAX_BYTES = 16 * 2**20
 
 # A case is an item of the list under the key "cases".
 _CASE_DEPTH = 2
@@ -36,12 +32,9 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
         The cases with nothing wrong, and every problem of the file in the order of its lines.
     """
     try:
-        text = _text(path)
-    except Malformed as error:
-        return [], [Problem(str(path), f"the file {error}")]
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        return [], [Problem(f"{path}:{line}", "found bytes that are no UTF-8, expected UTF-8 text")]
+        text = yaml_text(path)
+    except InvalidCase as error:
+        return [], list(error.problems)
     return read_yaml_text(text, path)
 
 
@@ -65,19 +58,15 @@ def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
     return cases, list(dict.fromkeys(problems))
 
 
-def _text(path: Path) -> str:
-    return read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
-
-
 class _File:
     """A parsed file on its way to cases."""
 
     def __init__(self, path: Path, root: Node, errors: list[FormatError]) -> None:
         seen = {id(error.node) for error in errors}
-        structure = [error for error in structure_errors(root) if id(error.node) not in seen]
+        structure = structure_errors(root, case_schema())
         self.path = path
         self.root = root
-        self.errors = errors + structure
+        self.errors = errors + [error for error in structure if id(error.node) not in seen]
         self.judged_outputs: set[str] = set()
 
     def cases(self) -> list[Case]:
@@ -214,18 +203,13 @@ def _place(node: Node) -> str:
     """Return case and field of a node: ``case adam: inputs.X[1]``."""
     path = node.path
     if len(path) < _CASE_DEPTH or path[0] != "cases":
-        return _field(path)
+        return field_text(path)
     case = next(parent for parent in node.lineage() if len(parent.path) == _CASE_DEPTH)
     name = case.field("name")
     known = name is not None and isinstance(name.scalar, str) and name.scalar
     title = abbreviated(str(name.scalar)) if known and name else f"#{int(path[1]) + 1}"
-    field = _field(path[_CASE_DEPTH:])
+    field = field_text(path[_CASE_DEPTH:])
     return f"case {title}: {field}" if field else f"case {title}"
-
-
-def _field(path: tuple[str | int, ...]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{abbreviated(part)}" for part in path)
-    return "".join(parts).removeprefix(".")
 
 
 def _words(node: Node, name: str) -> str:

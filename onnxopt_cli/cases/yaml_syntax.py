@@ -110,6 +110,12 @@ def abbreviated(text: str, longest: int = 80) -> str:
     return printable(text if len(text) <= longest else f"{text[:longest]}...")
 
 
+def field_text(path: Path) -> str:
+    """Return keys and indices as a message names a field: ``inputs.X[1]``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{abbreviated(part)}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
 def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
     """Parse a file of one YAML document.
 

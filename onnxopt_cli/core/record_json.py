@@ -94,6 +94,18 @@ def problem_to_json(problem: Problem) -> dict[str, str]:
     return {"where": problem.where, "what": problem.what}
 
 
+def problem_from_json(data: Any) -> Problem:
+    """Return the problem that :func:`problem_to_json` was given.
+
+    Raises:
+        ValueError: if the data are not what it returns.
+    """
+    try:
+        return Problem(str(data["where"]), str(data["what"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a problem: {error}") from error
+
+
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     """Return an explanation as a JSON object."""
     return {

@@ -13,6 +13,6 @@ class Standing(StrEnum):
 
     EXPECTED = "expected"
     UNEXPECTED_FAIL = "unexpected-fail"
-    UNEXPECTED_PASS = "unexpected-pass"
+    UNEXPECTED_PASS = "unexpected-pass"  # noqa: S105 - a word of conformance testing, no password
     CHANGED = "changed"
     FLAKY = "flaky"

@@ -1,0 +1,143 @@
+"""Writing a log so that a kill at any moment loses at most the record being written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+
+# A kill loses nothing that was written; only a power cut does what was not synchronised.
+_SYNCHRONISE_SECONDS = 1.0
+
+_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+class LogWriter:
+    """An open log, which no other process writes to where the system has locks.
+
+    What goes wrong while records are written does not raise, so that the run goes on and its
+    verdict is shown: see :attr:`failure`.
+
+    Attributes:
+        failure: why the log is not complete; empty as long as it is.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._synchronised = monotonic()
+        self.failure = ""
+
+    @classmethod
+    def create(cls, path: Path) -> LogWriter:
+        """Open a log where there is none yet, or an empty file.
+
+        Raises:
+            UsageError: if there is a log, or it cannot be written.
+        """
+        try:
+            writer = cls(path, _open(path, os.O_CREAT))
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        if os.fstat(writer._descriptor).st_size:
+            writer.close()
+            raise UsageError(
+                f"{printable(str(path))} exists, and a log is never overwritten",
+                hint="--resume goes on with it; or name another file",
+            )
+        return writer
+
+    @classmethod
+    def append(cls, path: Path, size: int) -> LogWriter:
+        """Open a log to go on after its first ``size`` bytes.
+
+        Raises:
+            UsageError: if it cannot be written, or another run is writing it.
+        """
+        try:
+            writer = cls(path, _open(path, 0))
+            os.ftruncate(writer._descriptor, size)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        return writer
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append a record; after a failure nothing more is written."""
+        if self.failure:
+            return
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        whole = os.fstat(self._descriptor).st_size
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+            if monotonic() - self._synchronised > _SYNCHRONISE_SECONDS:
+                self._synchronise()
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, whole)
+
+    def close(self) -> None:
+        """Put everything on the disk and let go of the file."""
+        try:
+            self._synchronise()
+        except OSError as error:
+            self.failure = self.failure or error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+    def require_complete(self) -> None:
+        """Refuse a log that lacks records.
+
+        Raises:
+            UsageError: saying why the log is not complete.
+        """
+        if self.failure:
+            raise UsageError(
+                f"the log {printable(str(self._path))} is not complete: {self.failure}",
+                hint="the verdict above is; with room for it, --resume runs what the log lacks",
+            )
+
+    def _synchronise(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            # A pipe or a device cannot be synchronised, and need not be.
+            if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+                raise
+        self._synchronised = monotonic()
+
+
+def _open(path: Path, flags: int) -> int:
+    descriptor = os.open(path, _FLAGS | flags, 0o666)
+    try:
+        _lock(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        # Windows: nobody guards against two runs that write one log.
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another run is writing {printable(str(path))}") from None
+
+
+def _cannot_write(path: Path, error: OSError) -> UsageError:
+    reason = error.strerror or str(error)
+    return UsageError(f"cannot write the log {printable(str(path))}: {reason}")
