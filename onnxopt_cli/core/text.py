@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 # Control characters, format characters (bidirectional overrides among them), surrogates, and the
 # separators that some terminals take for line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _LONGEST = 4000
+# GitHub's runner takes an output line that begins so for a command to itself.
+_WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -21,12 +24,13 @@ def printable(text: str, *, lines: bool = False) -> str:
         text = f"{text[:_LONGEST]} ... ({len(text) - _LONGEST} more characters)"
     if lines:
         text = text.expandtabs(4)
-    return "".join(
+    shown = "".join(
         character
         if unicodedata.category(character) not in _HIDDEN or (lines and character == "\n")
         else character.encode("unicode_escape", "surrogatepass").decode("ascii")
         for character in text
     )
+    return _WORKFLOW_COMMAND.sub(r"\1\\x3a", shown)
 
 
 def exception_text(error: BaseException) -> str:

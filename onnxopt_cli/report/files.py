@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +11,33 @@ from pathlib import Path
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.report.badge import badge_report
+from onnxopt_cli.report.github import github_report
+from onnxopt_cli.report.html import check_available, html_report
 from onnxopt_cli.report.json_report import json_report
+from onnxopt_cli.report.junit import junit_report
+from onnxopt_cli.report.markdown import markdown_report
 
 #: What each format makes of a run.
-_FORMATS: Mapping[str, Callable[[RunRecord], str]] = {"json": json_report}
+FORMATS: Mapping[str, Callable[[RunRecord], str]] = {
+    "json": json_report,
+    "junit": junit_report,
+    "markdown": markdown_report,
+    "github": github_report,
+    "badge": badge_report,
+    "html": html_report,
+}
+
+_STDOUT = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Formats and where to write them, checked before the run begins."""
+    """Formats and where to write them, checked before the run begins.
+
+    Attributes:
+        wanted: pairs of format and path; the path ``-`` is standard output.
+    """
 
     wanted: tuple[tuple[str, Path], ...]
 
@@ -26,25 +46,56 @@ class Reports:
         """Read ``FORMAT=PATH`` requests.
 
         Raises:
-            UsageError: if a format is unknown or the path's folder cannot be written to.
+            UsageError: if a format is unknown or not installed, or the path's folder cannot be
+                written to.
         """
         wanted = []
         for request in requests:
             name, equals, target = request.partition("=")
-            if not equals or not target or name not in _FORMATS:
-                known = ", ".join(_FORMATS)
+            if not equals or not target or name not in FORMATS:
+                known = ", ".join(FORMATS)
                 raise UsageError(f"--report takes FORMAT=PATH; FORMAT is {known}, not {request!r}")
             path = Path(target)
             if path.is_dir() or not path.absolute().parent.is_dir():
                 raise UsageError(f"--report cannot write {path}: the folder must exist")
+            if name == "html":
+                check_available()
             wanted.append((name, path))
         return cls(tuple(wanted))
 
     def write(self, record: RunRecord) -> None:
-        """Write all reports.
+        """Write all reports, the rest of them too where one cannot be written.
 
         Raises:
-            UsageError: if a file cannot be written.
+            UsageError: if any could not be written.
         """
+        problems = []
         for name, path in self.wanted:
-            write_atomically(path, _FORMATS[name](record).encode())
+            data = FORMATS[name](record).encode()
+            if str(path) == _STDOUT:
+                sys.stdout.flush()
+                sys.stdout.buffer.write(data)
+                sys.stdout.flush()
+                continue
+            try:
+                write_atomically(path, data)
+            except UsageError as error:
+                problems.append(error.message)
+        if problems:
+            raise UsageError("\n".join(problems))
+
+
+def append_step_summary(record: RunRecord) -> None:
+    """Append the Markdown report to the summary of the GitHub step that this runs in, if any.
+
+    Raises:
+        UsageError: if the file that GITHUB_STEP_SUMMARY names cannot be written.
+    """
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with open(path, "ab") as file:  # noqa: PTH123 - appends
+            file.write(markdown_report(record).encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,112 @@
+"""How accurate a backend is where it passes: budget used, bits lost, how its errors spread.
+
+Only outputs judged by a derived budget count: they alone are compared with the correctly rounded
+result of the formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import median
+
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.tolerance import Budget
+from onnxopt_cli.operators import operator_named
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """An output of an operator on a backend, over all cases.
+
+    Attributes:
+        backend: the backend's name.
+        operator: the operator's name.
+        output: the specification's name of the output, whatever a model calls it; those of several
+            tensors are taken together.
+        tensors: how many were judged.
+        elements: how many elements they have.
+        budget_most: the largest share of its budget that an element uses, 1.0 being the limit.
+        budget_median: the median tensor's share that its median element uses.
+        max_ulp: the largest distance to the correctly rounded result, in representable values.
+        ulp_counts: elements by the number of bits of that distance, as in Diff.
+    """
+
+    backend: str
+    operator: str
+    output: str
+    tensors: int
+    elements: int
+    budget_most: float
+    budget_median: float
+    max_ulp: int
+    ulp_counts: tuple[int, ...]
+
+    @property
+    def not_finite(self) -> int:
+        """The number of elements that are finite on one side only."""
+        return self.elements - sum(self.ulp_counts)
+
+    @property
+    def bits_lost(self) -> float:
+        """``log2(1 + max_ulp)``; inf if an element is finite on one side only."""
+        return math.inf if self.not_finite else math.log2(1 + self.max_ulp)
+
+    def ulp_within(self, share: float) -> int | None:
+        """Return a distance that this share of the elements does not exceed; None if none is.
+
+        It is rounded up to ``2**b - 1``.
+        """
+        seen = 0
+        for bits, count in enumerate(self.ulp_counts):
+            seen += count
+            if seen >= share * self.elements:
+                return int(2**bits - 1)
+        return None
+
+
+def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
+    """Return the accuracy of each backend in each output, backends in the order of the results."""
+    groups: dict[tuple[str, str, str], list[Diff]] = {}
+    backends: dict[str, int] = {}
+    for result in results:
+        backends.setdefault(result.backend, len(backends))
+        for operator, output, diff in _judged(result):
+            groups.setdefault((result.backend, operator, output), []).append(diff)
+    rows = [_of_group(*key, diffs) for key, diffs in groups.items()]
+    return tuple(sorted(rows, key=lambda row: (backends[row.backend], row.operator)))
+
+
+def merged_counts(rows: Iterable[Accuracy]) -> tuple[int, ...]:
+    """Return the elements of several outputs by the number of bits of their distance in ulp."""
+    return tuple(map(sum, zip_longest(*(row.ulp_counts for row in rows), fillvalue=0)))
+
+
+def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
+    """Yield operator, output and diff of each tensor that was held against a derived budget."""
+    operator = operator_named(result.operators[0]) if len(result.operators) == 1 else None
+    if operator is None or not result.diffs:
+        return
+    names = list(operator.outputs)
+    groups = max(1, len(result.diffs) // len(names))
+    # A node's outputs are X1_new, X2_new, ..., then V1_new, ...
+    for position, diff in enumerate(result.diffs[: groups * len(names)]):
+        if isinstance(diff.tolerance, Budget) and diff.structure is None and diff.elements:
+            yield operator.name, names[position // groups], diff
+
+
+def _of_group(backend: str, operator: str, output: str, diffs: list[Diff]) -> Accuracy:
+    return Accuracy(
+        backend=backend,
+        operator=operator,
+        output=output,
+        tensors=len(diffs),
+        elements=sum(diff.elements for diff in diffs),
+        budget_most=max(diff.budget_used for diff in diffs),
+        budget_median=median(diff.budget_median for diff in diffs),
+        max_ulp=max(diff.max_ulp or 0 for diff in diffs),
+        ulp_counts=tuple(map(sum, zip_longest(*(diff.ulp_counts for diff in diffs), fillvalue=0))),
+    )

@@ -1,0 +1,115 @@
+"""What a diff says, in words and rows that every report shows alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.report import numbers
+
+# Outputs that a headline has room for.
+_SAID = 3
+
+
+def finding(diff: Diff) -> str:
+    """Say whether an output is as expected: ``is float64[2]``, ``3 of 4 off``."""
+    if diff.structure is not None:
+        return diff.structure
+    if not diff.mismatches:
+        return "as expected"
+    return f"{diff.mismatches} of {diff.elements} {'off' if diff.tolerance else 'differ'}"
+
+
+def errors(diff: Diff) -> str:
+    """Say how far off an output is at most; empty where its elements must be equal."""
+    if not diff.elements or diff.tolerance is None:
+        return ""
+    absolute, relative = numbers.error(diff.max_absolute), numbers.error(diff.max_relative)
+    return f"max abs {absolute}, rel {relative}, {numbers.count(diff.max_ulp)} ulp"
+
+
+def budget(diff: Diff) -> str:
+    """Say how much of what is allowed was used at most; empty where nothing is allowed."""
+    if not diff.elements or diff.tolerance is None:
+        return ""
+    return f"{numbers.error(diff.budget_used)} of the budget"
+
+
+def allowed(diff: Diff) -> str:
+    """Say what was allowed, and what would have been enough; empty where nothing is."""
+    if diff.tolerance is None:
+        return ""
+    needed = [
+        f"{name} {numbers.error(number)}"
+        for name, number in (("rtol", diff.needed_rtol), ("atol", diff.needed_atol))
+        if number
+    ]
+    enough = f"; would pass with {' or '.join(needed)}" if needed else ""
+    return f"allowed: {diff.tolerance}{enough}"
+
+
+def worst_header(diff: Diff) -> list[str]:
+    """Return the names of the columns of :func:`worst_rows`."""
+    errors_too = diff.tolerance is not None
+    return ["at", "expected", "actual"] + (
+        ["abs error", "rel error", "ulp", "allowed"] if errors_too else []
+    )
+
+
+def worst_rows(diff: Diff) -> list[list[str]]:
+    """Return the elements that are furthest off, a row each, worst first."""
+    rows = []
+    for worst in diff.worst:
+        row = [f"[{', '.join(map(str, worst.index))}]"]
+        row += [
+            printable(numbers.element(side, diff.kind)) for side in (worst.expected, worst.actual)
+        ]
+        if diff.tolerance is not None:
+            row += [numbers.error(worst.absolute), numbers.error(worst.relative)]
+            row += [numbers.count(worst.ulp), numbers.error(worst.limit)]
+        rows.append(row)
+    return rows
+
+
+def headline(result: Result) -> str:
+    """Say in one line what is wrong with a result; empty if nothing is."""
+    if result.message:
+        first, _, more = result.message.partition("\n")
+        return printable(first) + (" ..." if more else "")
+    wrong = [
+        f"{printable(it.name)}: {printable(finding(it))}" for it in result.diffs if not it.agrees
+    ]
+    said = wrong[:_SAID] + ([f"{len(wrong) - _SAID} more"] if len(wrong) > _SAID else [])
+    return "; ".join(said)
+
+
+def failure_text(result: Result) -> str:
+    """Return all that is known of a result that does not conform, as lines of plain text."""
+    lines = [printable(result.message, lines=True)] if result.message else []
+    lines += [printable(note) for note in (result.flaky, result.expectation) if note]
+    for diff in result.diffs:
+        if not diff.agrees:
+            parts = [diff.kind, finding(diff), errors(diff), budget(diff)]
+            lines.append(
+                f"{printable(diff.name)}  " + "  ".join(printable(it) for it in parts if it)
+            )
+            if diff.tolerance is not None:
+                lines.append(f"  {allowed(diff)}")
+            if diff.worst:
+                lines += _aligned([worst_header(diff), *worst_rows(diff)])
+    return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines: the first column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.rjust(width) if position else cell.ljust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,151 @@
+"""A run as one HTML file that needs nothing else: no network, no other file, and no script to read.
+
+All text that is not ours goes through two gates that a template cannot forget: Jinja escapes it,
+and what is invisible or harmful in it becomes a visible escape. A third stands behind them: the
+page's policy admits only the script and the style whose hashes it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.report import diff_text, numbers
+from onnxopt_cli.report.accuracy import Accuracy, accuracy
+from onnxopt_cli.report.charts import Chart, budget_chart, spread_chart
+from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.verdict import failures, tallies, verdict
+
+_PAGE = files("onnxopt_cli.report") / "page"
+_NEEDED = ("jinja2", "matplotlib")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A result in the matrix; ``failure`` is the number of its section, None if it has none."""
+
+    result: Result
+    failure: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A backend's accuracy, in numbers and charts."""
+
+    backend: str
+    rows: tuple[Accuracy, ...]
+    budget: Chart
+    spread: Chart
+
+
+def check_available() -> None:
+    """Make sure that the packages are installed that only this format needs.
+
+    Raises:
+        UsageError: if one is not; says how to install it.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"--report html needs {' and '.join(missing)}", hint="pip install 'onnxopt[html]'"
+        )
+
+
+def html_report(record: RunRecord) -> str:
+    """Return a run as HTML text.
+
+    Raises:
+        UsageError: if a package is missing that only this format needs.
+    """
+    check_available()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("onnxopt_cli.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_fit_to_be_shown,
+    )
+    environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
+    # Ours, and read from the package: not to be escaped.
+    style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
+    failed = failures(record)
+    page = environment.get_template("page.html").render(
+        style=style,
+        script=script,
+        policy=Markup(_policy(style, script)),  # noqa: S704 - made of hashes
+        record=record,
+        verdict=verdict(record),
+        tallies=tallies(record),
+        options=_options(record.options),
+        used=[it for it in Outcome if any(result.outcome is it for result in record.results)],
+        rows=_matrix(record, failed),
+        failures=failed,
+        measured=_measured(record),
+        repeat=lambda result: repeat_command(result, record.options),
+        text=diff_text,
+        numbers=numbers,
+    )
+    return page + "\n"
+
+
+def _fit_to_be_shown(value: Any) -> Any:
+    # Markup is ours, and a str too.
+    return printable(value) if type(value) is str else value
+
+
+def _policy(*inline: str) -> str:
+    style, script = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in inline
+    )
+    return (
+        f"default-src 'none'; style-src {style}; script-src {script}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the options that say something, as text."""
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, default=str))
+        for name, value in options.items()
+        if value not in (None, "", False, (), [])
+    ]
+
+
+def _matrix(record: RunRecord, failed: list[Result]) -> list[tuple[str, list[_Cell | None]]]:
+    """Return each case with a cell a backend; None where the backend did not get to it."""
+    sections = {id(result): number for number, result in enumerate(failed, 1)}
+    rows: dict[str, dict[str, _Cell]] = {}
+    for result in record.results:
+        cells = rows.setdefault(result.case, {})
+        cells[result.backend] = _Cell(result, sections.get(id(result)))
+    return [
+        (case, [cells.get(backend.name) for backend in record.backends])
+        for case, cells in rows.items()
+    ]
+
+
+def _measured(record: RunRecord) -> list[_Measured]:
+    grouped = groupby(accuracy(record.results), key=lambda row: row.backend)
+    measured = []
+    for backend, group in grouped:
+        rows = tuple(group)
+        measured.append(_Measured(backend, rows, budget_chart(rows), spread_chart(rows)))
+    return measured

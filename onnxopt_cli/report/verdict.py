@@ -1,0 +1,75 @@
+"""What became of a run, in words and counts that every report shows alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.result import Result
+
+_WORDS: Mapping[int | None, str] = {
+    None: "did not finish",
+    0: "conforms",
+    1: "does not conform",
+    2: "has invalid cases or expectations",
+    130: "was interrupted",
+    143: "was interrupted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A backend's results, counted.
+
+    Attributes:
+        name: the backend as the user asked for it.
+        version: the implementation that answered.
+        outcomes: how often each occurred, in the order of their definition.
+        lowered: how many cases ran as primitive operators.
+        against: how many results are not as expected.
+        total: how many results there are.
+    """
+
+    name: str
+    version: str
+    outcomes: Mapping[Outcome, int]
+    lowered: int
+    against: int
+    total: int
+
+
+def verdict(record: RunRecord) -> str:
+    """Say what became of the run: ``conforms``, ``does not conform``, ``was interrupted``."""
+    code = record.exit_code
+    return _WORDS.get(code, f"ended with exit code {code}")
+
+
+def tallies(record: RunRecord) -> list[Tally]:
+    """Return the counts of each backend."""
+    rows = []
+    for backend in record.backends:
+        mine = [result for result in record.results if result.backend == backend.name]
+        counts = Counter(result.outcome for result in mine)
+        rows.append(
+            Tally(
+                name=backend.name,
+                version=backend.version,
+                outcomes={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
+                lowered=sum(result.lowered for result in mine),
+                against=sum(not result.conforms for result in mine),
+                total=len(mine),
+            )
+        )
+    return rows
+
+
+def failures(record: RunRecord) -> list[Result]:
+    """Return the results that are not as expected, without those that were never run."""
+    return [
+        result
+        for result in record.results
+        if not result.conforms and result.outcome is not Outcome.NOT_RUN
+    ]
