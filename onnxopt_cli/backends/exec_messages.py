@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import onnx
@@ -38,6 +39,11 @@ class Hello:
     domains: Mapping[str, tuple[int, int]]
     dtypes: frozenset[int]
     devices: tuple[str, ...]
+
+
+def protocol_document() -> str:
+    """Return the protocol in prose, as Markdown."""
+    return (files(__package__) / "exec_protocol.md").read_text(encoding="utf-8")
 
 
 def request_line(number: int, request: str, **fields: object) -> bytes:
@@ -85,10 +91,10 @@ def read_run(line: bytes, number: int) -> tuple[str, ...]:
         operator = _name(answer, "operator") if optional else ""
         raise Unsupported(_text(answer, "unsupported"), operator=operator)
     _require_fields(answer, ("outputs",))
-    files = answer["outputs"]
-    if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+    outputs = answer["outputs"]
+    if not isinstance(outputs, list) or not all(isinstance(file, str) for file in outputs):
         raise ProtocolBreach('the command\'s "outputs" are no list of file names')
-    return tuple(files)
+    return tuple(outputs)
 
 
 def _answer(line: bytes, number: int) -> dict[str, Any]:

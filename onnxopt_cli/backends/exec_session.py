@@ -105,8 +105,11 @@ class CommandSession:
             # A command may leave anything there, also what cannot be removed.
             shutil.rmtree(folder, ignore_errors=True)
 
-    def close(self) -> None:
-        """Tell the command to end, wait for it, and remove the folder.
+    def close(self, *, tell: bool = True) -> None:
+        """End the command, wait for it, and remove the folder.
+
+        Args:
+            tell: ask the command to end; else only its input ends.
 
         Raises:
             BackendDied: if it ends with another exit code than 0.
@@ -115,7 +118,7 @@ class CommandSession:
         process, self._process = self._process, None
         try:
             if process is not None:
-                process.close(request_line(next(self._numbers), "shutdown"))
+                process.close(request_line(next(self._numbers), "shutdown") if tell else b"")
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -2,18 +2,86 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
-@click.command("backends")
-def command() -> None:
-    """List the backends that can be tested, with versions.
+@click.group("backends", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """List, check and begin backends that can be tested.
 
     \b
-    onnxopt backends
+    onnxopt backends                            what is installed, with versions
+    onnxopt backends check exec:./adapter       does it keep the rules of its protocol?
+    onnxopt backends new acme                   a working plugin in Python, to go on from
+    onnxopt backends new acme --language shell  a working command, for any language
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    if context.invoked_subcommand is not None:
+        return
     from onnxopt_cli.backends.resolve import known_backends
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.report.listing import backend_table
 
     stdout().print(backend_table(known_backends()))
+
+
+@command.command("check")
+@click.argument("backend")
+def check(backend: str) -> int:
+    """Test a backend against every rule that onnxopt relies on.
+
+    \b
+    onnxopt backends check python:my_package.backend:Backend
+    onnxopt backends check "exec:./adapter --fast,timeout=5"
+
+    Ends with 0 if no rule is broken, 1 if one is.
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.check.check import check_backend
+    from onnxopt_cli.backends.check.rule import Verdict
+    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.report.rules import rule_line, rule_summary
+
+    findings = []
+    for finding in check_backend(backend):
+        stdout().print(rule_line(finding))
+        findings.append(finding)
+    stdout().print(rule_summary(findings))
+    return int(any(finding.verdict is Verdict.FAIL for finding in findings))
+
+
+@command.command("new")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--language",
+    type=click.Choice(["python", "shell"]),
+    default="python",
+    show_default=True,
+    help="A plugin in Python, or a command that a program in any language completes.",
+)
+def new(folder: Path, language: str) -> None:
+    """Write a working backend into a new folder, to go on from.
+
+    \b
+    onnxopt backends new acme
+    onnxopt backends new acme --language shell
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.skeleton import write_skeleton
+
+    skeleton = write_skeleton(folder, language)
+    for file in skeleton.files:
+        click.echo(f"wrote {file}")
+    click.echo(f"next: {skeleton.check}")
+
+
+@command.command("protocol")
+def protocol() -> None:
+    """Print how commands are spoken to, as Markdown.
+
+    \b
+    onnxopt backends protocol | less
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.exec_messages import protocol_document
+
+    click.echo(protocol_document(), nl=False)

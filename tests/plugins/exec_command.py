@@ -55,7 +55,7 @@ def answer_run(request, folder):
     if MODE in ANSWERS:
         say({"id": number, **ANSWERS[MODE]})
     elif MODE in LINES:
-        sys.stdout.buffer.write(LINES[MODE].replace(b"N", str(number).encode()))
+        sys.stdout.buffer.write(LINES[MODE].replace(b"#", str(number).encode()))
         sys.stdout.flush()
     elif MODE in DEEDS:
         DEEDS[MODE](request, folder)
@@ -99,7 +99,7 @@ def once(deed):
 
 def answer_twice(request, folder):
     copy(request, folder)
-    copy(request, folder)
+    say({"id": request["id"], "outputs": []})
 
 
 def answer_and_chatter(request, folder):
@@ -185,10 +185,10 @@ ANSWERS = {
 }
 LINES = {
     "garbage": b"hello there\n",
-    "not-utf-8": b'{"id": N, "error": "\xff"}\n',
-    "a-list": b"[N]\n",
-    "nan": b'{"id": N, "error": NaN}\n',
-    "field-twice": b'{"id": N, "error": "a", "error": "b"}\n',
+    "not-utf-8": b'{"id": #, "error": "\xff"}\n',
+    "a-list": b"[#]\n",
+    "nan": b'{"id": #, "error": NaN}\n',
+    "field-twice": b'{"id": #, "error": "a", "error": "b"}\n',
     "other-id": b'{"id": 99, "outputs": []}\n',
     "true-id": b'{"id": true, "outputs": []}\n',
     "no-id": b'{"outputs": []}\n',

@@ -1,0 +1,1 @@
+"""Testing a backend against what onnxopt asks of backends, rule by rule."""

@@ -1,0 +1,47 @@
+"""What kind of backend is tested against which rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
+from onnxopt_cli.backends.check.plugin_process import findings_in_process
+from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
+from onnxopt_cli.backends.check.rule import Finding, Verdict, apply_rule
+from onnxopt_cli.backends.check.subject import CommandSubject
+from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.errors import OnnxoptError
+
+
+def check_backend(text: str) -> Iterator[Finding]:
+    """Yield what is found of each rule that a backend must keep.
+
+    Where the first rule, that it can be started, is broken, the others are not tested.
+
+    Args:
+        text: how the user asks for the backend.
+
+    Raises:
+        UsageError: if that is no backend's specification, or an option is unknown.
+    """
+    specification = parse_specification(text)
+    if specification.command:
+        specification.require_known(("timeout", "device"))
+        findings = _of_command(specification)
+    else:
+        findings = findings_in_process(text, tuple(PLUGIN_RULES))
+    for index, finding in enumerate(findings):
+        yield finding
+        if index == 0 and finding.verdict is Verdict.FAIL:
+            return
+
+
+def _of_command(specification: Specification) -> Iterator[Finding]:
+    subject = CommandSubject(specification)
+    try:
+        for rule in COMMAND_RULES:
+            yield apply_rule(rule, subject)
+    finally:
+        with suppress(OnnxoptError):
+            subject.session.close()

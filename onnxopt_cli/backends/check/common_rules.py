@@ -1,0 +1,159 @@
+"""Rules for backends of every kind: what comes of models that they may not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from onnxopt_cli.backends.check.questions import CANDIDATES, Question, question
+from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
+from onnxopt_cli.backends.check.subject import BREAKDOWNS, Subject
+from onnxopt_cli.backends.outputs import normalise_outputs
+from onnxopt_cli.core.text import exception_text
+from onnxopt_cli.core.values import Array, Value, describe
+from onnxopt_cli.errors import OnnxoptError, Unsupported
+
+_UNKNOWN_OPERATOR = "OnnxoptAsksForThis"
+_TEN_MEGABYTES = 10 * 2**20
+_NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
+_ELEMENT_TYPES = ("FLOAT", "DOUBLE", "FLOAT16", "INT32", "INT64", "BOOL")
+
+
+def says_unsupported(subject: Subject) -> str:
+    """An operator that nobody knows is reported as unsupported."""
+    asked = question(_UNKNOWN_OPERATOR, _tensor(), subject.opset)
+    try:
+        subject.returned(asked)
+    except Unsupported as error:
+        return f"it says: {error.message}"
+    except BREAKDOWNS:
+        raise
+    except Exception as error:
+        raise Broken(f"it fails instead: {_words(error)}") from error
+    raise Broken(f"it returned outputs for the operator {_UNKNOWN_OPERATOR}")
+
+
+def keeps_types(subject: Subject) -> str:
+    """Outputs have the element type and the shape that the operator gives them."""
+    shown = []
+    for name in _ELEMENT_TYPES:
+        dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(name))
+        array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
+        asked = what_it_runs(subject, array)
+        try:
+            answered(subject, asked)
+        except BREAKDOWNS:
+            raise
+        except Broken:
+            raise
+        except Exception:  # noqa: BLE001, S112 - which types it takes is its own affair
+            continue
+        shown.append(name)
+    if not shown:
+        raise NotShown("it runs no model with any of these types")
+    return ", ".join(shown)
+
+
+def answers_alike(subject: Subject) -> str:
+    """The same question has the same answer."""
+    asked = what_it_runs(subject, _tensor())
+    first, second = (answered(subject, asked) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        if isinstance(one, np.ndarray) and one.tobytes() != np.asarray(other).tobytes():
+            raise Broken("the second answer differs from the first")
+    return f"{len(first)} outputs, twice"
+
+
+def survives_empty(subject: Subject) -> str:
+    """A tensor without elements is answered in an orderly way."""
+    return _survives(subject, np.zeros((0, 3), np.float32))
+
+
+def survives_large(subject: Subject) -> str:
+    """A tensor of ten megabytes is answered in an orderly way."""
+    return _survives(subject, np.arange(_TEN_MEGABYTES // 4, dtype=np.float32))
+
+
+def survives_names(subject: Subject) -> str:
+    """Names of inputs and outputs that are not ASCII are answered in an orderly way."""
+    return _survives(subject, _tensor(), _NOT_ASCII)
+
+
+def what_it_runs(subject: Subject, array: Array) -> Question:
+    """Return a question that the backend can answer.
+
+    Raises:
+        NotShown: if there is none.
+    """
+    asked = subject.ask_what_it_runs(array)
+    if asked is None:
+        raise NotShown(f"it runs none of {', '.join(CANDIDATES)}")
+    return asked
+
+
+def answered(subject: Subject, asked: Question) -> Sequence[Value]:
+    """Return the outputs of a question.
+
+    Raises:
+        Broken: if they are not as many as there should be, or not of the right type and shape.
+    """
+    declared = asked.model.graph.output
+    outputs = normalise_outputs(subject.returned(asked), declared)
+    if len(outputs) != len(declared):
+        raise Broken(f"it returned {len(outputs)} outputs, expected {len(declared)}")
+    array = asked.inputs[asked.model.graph.input[-1].name]
+    for output in outputs:
+        if describe(output) != describe(array):
+            raise Broken(f"it returned {describe(output)}, expected {describe(array)}")
+    return outputs
+
+
+def _survives(subject: Subject, array: Array, names: tuple[str, str] = ("x", "y")) -> str:
+    asked = subject.ask_what_it_runs(array, names)
+    # A backend that runs nothing must at least say so.
+    asked = asked or question(CANDIDATES[0], array, subject.opset, names=names)
+    try:
+        answered(subject, asked)
+    except (Broken, *BREAKDOWNS):
+        raise
+    except Unsupported as error:
+        return f"it says unsupported: {error.message}"
+    except Exception as error:  # noqa: BLE001 - to say that it failed is an orderly answer
+        return f"it reports: {_words(error)}"
+    return "it ran"
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, OnnxoptError) else exception_text(error)
+
+
+def _tensor() -> Array:
+    return np.array([1, 2, 3], np.float32)
+
+
+_SURVIVE = "answer outputs, unsupported or an error, whatever the sizes and names are"
+
+#: In the order in which they are tested.
+COMMON_RULES: Iterable[Rule] = (
+    Rule(
+        "says that it does not know an operator",
+        "say unsupported, not error, for what is not implemented: only then is a model with "
+        "primitive operators tried, and the gap not counted as a defect",
+        says_unsupported,
+    ),
+    Rule(
+        "gives outputs their element type and shape",
+        "return arrays of the dtype and shape that the operator defines",
+        keeps_types,
+    ),
+    Rule(
+        "answers the same question alike",
+        "look for state that is kept from one case to the next, and for uninitialised memory",
+        answers_alike,
+    ),
+    Rule("survives an empty tensor", _SURVIVE, survives_empty),
+    Rule("survives a tensor of 10 MB", _SURVIVE, survives_large),
+    Rule("survives names that are not ASCII", _SURVIVE, survives_names),
+)

@@ -1,0 +1,96 @@
+"""Rules for backends in Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+from onnxopt_cli.backends.check.common_rules import COMMON_RULES, answered, what_it_runs
+from onnxopt_cli.backends.check.questions import question
+from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
+from onnxopt_cli.backends.check.subject import PluginSubject, Subject
+from onnxopt_cli.core.text import exception_text
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import Unsupported
+
+_STANDARD_OUTPUT = 1
+
+
+def _starts(subject: Subject) -> str:
+    if not isinstance(subject, PluginSubject):
+        raise TypeError("these rules are for backends in Python")
+    return subject.backend.version or "it states no version"
+
+
+def _returns_outputs(subject: Subject) -> str:
+    outputs = answered(subject, what_it_runs(subject, _tensor()))
+    return f"{len(outputs)} outputs"
+
+
+def _leaves_inputs(subject: Subject) -> str:
+    array = _tensor()
+    subject.returned(what_it_runs(subject, array))
+    if array.tobytes() != _tensor().tobytes():
+        raise Broken("an input is changed after the call")
+    return "unchanged"
+
+
+def _refuses_dangling(subject: Subject) -> str:
+    asked = question("Identity", _tensor(), subject.opset)
+    asked.model.graph.node[0].input[0] = "nowhere"
+    try:
+        subject.returned(asked)
+    except Unsupported as error:
+        return f"it says unsupported: {error.message}"
+    except Exception as error:  # noqa: BLE001 - any exception is a refusal
+        return f"it raises {exception_text(error)}"
+    raise Broken("it returned outputs for a node whose input nothing yields")
+
+
+def _prints_nothing(subject: Subject) -> str:
+    before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
+    asked = subject.ask_what_it_runs(_tensor())
+    if asked is None:
+        raise NotShown("it runs none of the models")
+    subject.returned(asked)
+    written = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END) - before
+    if written:
+        raise Broken(f"{written} bytes on standard output for one case")
+    return "nothing"
+
+
+def _tensor() -> Array:
+    return np.array([1, 2, 3], np.float32)
+
+
+#: In the order in which they are tested.
+PLUGIN_RULES: Iterable[Rule] = (
+    Rule(
+        "is found, and has prepare or run",
+        "give a class, instance or module with prepare(model, device) or run(model, inputs)",
+        _starts,
+    ),
+    Rule(
+        "returns a list, tuple or dict of outputs",
+        "return every output of the graph, in its order or by name",
+        _returns_outputs,
+    ),
+    Rule(
+        "leaves its inputs as they are",
+        "copy an input before writing into it",
+        _leaves_inputs,
+    ),
+    Rule(
+        "raises for a model that is wrong",
+        "raise any exception but those that end the interpreter",
+        _refuses_dangling,
+    ),
+    *COMMON_RULES,
+    Rule(
+        "prints nothing",
+        "write what a user should read with logging or to standard error, and only on demand",
+        _prints_nothing,
+    ),
+)

@@ -1,0 +1,74 @@
+"""A rule that every backend must keep, and what was found of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from onnxopt_cli.backends.check.subject import Subject
+from onnxopt_cli.core.text import exception_text
+from onnxopt_cli.errors import OnnxoptError
+
+
+class Verdict(StrEnum):
+    """What is known of a rule and a backend."""
+
+    PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
+    FAIL = "fail"
+    NOT_SHOWN = "not shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule.
+
+    Attributes:
+        name: what a backend does that keeps it.
+        remedy: what to do about a backend that does not.
+        test: says what the backend did; raises Broken or NotShown, and anything else that it
+            raises breaks the rule too.
+    """
+
+    name: str
+    remedy: str
+    test: Callable[[Subject], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found of a rule.
+
+    Attributes:
+        rule: the rule.
+        verdict: whether it is kept.
+        found: what the backend did.
+    """
+
+    rule: Rule
+    verdict: Verdict
+    found: str
+
+
+class Broken(Exception):
+    """The backend breaks the rule; the message says how. No user ever meets this one."""
+
+
+class NotShown(Exception):
+    """The backend gave no occasion to tell; the message says why. No user ever meets this one."""
+
+
+def apply_rule(rule: Rule, subject: Subject) -> Finding:
+    """Test a backend against a rule; whatever it raises, except KeyboardInterrupt, is a finding."""
+    try:
+        return Finding(rule, Verdict.PASS, rule.test(subject))
+    except KeyboardInterrupt:
+        raise
+    except NotShown as error:
+        return Finding(rule, Verdict.NOT_SHOWN, str(error))
+    except Broken as error:
+        return Finding(rule, Verdict.FAIL, str(error))
+    except OnnxoptError as error:
+        return Finding(rule, Verdict.FAIL, error.message)
+    except BaseException as error:  # noqa: BLE001 - a backend may raise anything
+        return Finding(rule, Verdict.FAIL, exception_text(error))

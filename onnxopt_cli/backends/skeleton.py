@@ -1,0 +1,97 @@
+"""Writing a backend to go on from, in Python or as a command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from keyword import iskeyword
+from pathlib import Path
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+
+# Stands in the files, and in their names, for the name of the new backend.
+_PLACEHOLDER = "my_backend"
+# Files that a shell must be able to start.
+_EXECUTABLE = frozenset({"adapter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A backend that was written.
+
+    Attributes:
+        files: what was written.
+        check: the command that checks it.
+    """
+
+    files: tuple[Path, ...]
+    check: str
+
+
+def write_skeleton(folder: Path, language: str) -> Skeleton:
+    """Write a backend into a folder, whose name it takes.
+
+    Args:
+        folder: is created; an empty one is taken too.
+        language: ``python`` or ``shell``.
+
+    Raises:
+        UsageError: if the folder is not empty, cannot be written, or has a name that a Python
+            package cannot have.
+    """
+    name = _package_name(folder)
+    source = files(__package__) / "skeletons" / language
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(
+                f"{printable(str(folder))} is not empty", hint="give a folder that is not there yet"
+            )
+        for path, text in _texts(source):
+            target = folder / path.replace(_PLACEHOLDER, name)
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(text.replace(_PLACEHOLDER, name), encoding="utf-8")
+            if target.name in _EXECUTABLE:
+                target.chmod(target.stat().st_mode | 0o111)
+            written.append(target)
+    except OSError as error:
+        raise UsageError(
+            f"{printable(str(folder))} cannot be written: {error.strerror or error}"
+        ) from error
+    return Skeleton(tuple(written), _check_command(folder, name, language))
+
+
+def _package_name(folder: Path) -> str:
+    name = re.sub(r"[\s.-]+", "_", folder.resolve().name).lower()
+    # One that pip, Python and a shell all take as it is.
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or iskeyword(name):
+        raise UsageError(
+            f"{printable(folder.name)!r} cannot be the name of a backend",
+            hint="begin with a letter, and use letters, digits and underscores",
+        )
+    return name
+
+
+def _texts(source: Traversable, above: str = "") -> Iterator[tuple[str, str]]:
+    for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
+        if entry.name == "__pycache__":
+            continue
+        path = f"{above}{entry.name}"
+        if entry.is_dir():
+            yield from _texts(entry, f"{path}/")
+        else:
+            yield path, entry.read_text(encoding="utf-8")
+
+
+def _check_command(folder: Path, name: str, language: str) -> str:
+    if language == "shell":
+        backend = f"exec:{shlex.quote(str(folder.resolve() / 'adapter'))}"
+    else:
+        backend = f"python:{folder / name / '__init__.py'}:Backend"
+    return f"onnxopt backends check {shlex.quote(backend)}"
