@@ -203,6 +203,9 @@ class _Questions(Author):
                 if value > 0 or np.isnan(value) or special not in self.nonnegative:
                     for name, column in columns.items():
                         column.append(value if name == special else self.tensor(name, 0, (1,))[0])
+        for name, column in columns.items():
+            # One element without, to which nothing may spread.
+            column.append(self.tensor(name, 0, (1,))[0])
         about = "NaN and infinity in each tensor: catches results that hide or spread them."
         tensors = {name: np.array(column) for name, column in columns.items()}
         yield self.ask("not_finite", about, tensors=tensors)

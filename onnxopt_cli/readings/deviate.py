@@ -7,6 +7,7 @@ writing into its inputs, is none of them: no value shows it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import chain
@@ -16,6 +17,7 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.rewrite import rewrite
 from onnxopt_cli.readings.equivalence import equivalent
 from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.readings.probes import probes
 from onnxopt_cli.readings.wrong_arguments import wrong_arguments
 from onnxopt_cli.readings.wrong_node import wrong_node
 from onnxopt_cli.readings.wrong_precision import wrong_precision
@@ -25,7 +27,8 @@ from onnxopt_cli.readings.wrong_precision import wrong_precision
 def deviations(operator: Operator) -> tuple[Implementation, ...]:
     """Return the operator's wrong implementations, those of its own file first.
 
-    Generated ones that equal the formula on every input of this operator are left out.
+    Generated ones that equal the formula, or an earlier one, on every input of this operator are
+    left out.
 
     Raises:
         ValueError: if a deviation of the operator's file changes nothing that is there.
@@ -43,7 +46,29 @@ def deviations(operator: Operator) -> tuple[Implementation, ...]:
         for implementation in generated.values()
         if implementation.name not in named and not equivalent(operator, implementation)
     ]
-    return (*own, *others)
+    return tuple(_distinct(operator, [*own, *others]))
+
+
+def _distinct(
+    operator: Operator, implementations: Sequence[Implementation]
+) -> list[Implementation]:
+    """Leave out what computes the same as an earlier one on every probe, bit for bit."""
+    groups = [list(implementations)]
+    for probe in probes(operator):
+        parted: list[list[Implementation]] = []
+        for group in groups:
+            if len(group) == 1:
+                parted.append(group)
+                continue
+            alike: dict[object, list[Implementation]] = {}
+            for implementation in group:
+                outputs = implementation.run(probe.call)
+                key = tuple((it.dtype.str, it.shape, it.tobytes()) for it in outputs)
+                alike.setdefault(key, []).append(implementation)
+            parted += alike.values()
+        groups = parted
+    kept = {id(group[0]) for group in groups}
+    return [each for each in implementations if id(each) in kept]
 
 
 def _implementation(

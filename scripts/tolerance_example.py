@@ -1,0 +1,54 @@
+"""Show how the derived tolerance of one case comes about: the README's worked example.
+
+    python scripts/tolerance_example.py
+
+Calls Adagrad's formula with operands that carry a bound on their rounding error, and prints every
+intermediate value as the formula assigns it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.operators.adagrad import ADAGRAD
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.readings.bound import bound
+
+INPUTS = {"R": 0.1, "T": 2, "X": 1.0, "G": -0.5, "H": 2.0}
+ATTRIBUTES = {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}
+U = 2.0**-24
+
+
+def main() -> None:
+    """Print the steps, then the limit of each output."""
+    arrays = [np.array(value, np.int64 if name == "T" else np.float32)
+              for name, value in INPUTS.items()]  # fmt: skip
+    call = bind(ADAGRAD, arrays, complete_attributes(ADAGRAD, ATTRIBUTES))
+    assigned: dict[str, Any] = {}
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is ADAGRAD.formula.__code__:
+            assigned.update(frame.f_locals)
+
+    sys.setprofile(watch)
+    judgements = bound(call)
+    sys.setprofile(None)
+    print(f"u = 2^-24 = {U:.3g}")
+    print(f"{'':<15} {'value':>14} {'e / u':>10}")
+    for name in ("r", "G_regularized", "H_new", "H_adaptive", "X_new"):
+        operand = assigned[name]
+        print(f"{name:<15} {float(operand.value):14.9f} {float(operand.error) / U:10.3f}")
+    for name, judgement in zip(ADAGRAD.outputs, judgements, strict=True):
+        share = float(judgement.limit) / float(np.spacing(judgement.expected))
+        print(
+            f"{name}: expected {judgement.expected!s}, allowed error {float(judgement.limit):.3g}"
+            f" ({share:.1f} ulp)"
+        )
+
+
+if __name__ == "__main__":
+    main()
