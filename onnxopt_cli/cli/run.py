@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from onnxopt_cli.cli.run_limits import setting, worker_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +88,7 @@ class _Limit(click.ParamType[float]):
     show_default=True,
     help="When to replace training operators by primitive ones.",
 )
+@worker_options
 @click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")
 @click.option("--max-fail", type=click.IntRange(min=1), default=None, help="Stop after so many.")
 @click.option(
@@ -92,7 +96,14 @@ class _Limit(click.ParamType[float]):
     "reports",
     multiple=True,
     metavar="FORMAT=PATH",
-    help="Also write the results; FORMAT is json.",
+    help="Also write the results; FORMAT is json, junit, markdown, github, badge or html, "
+    "PATH may be - for standard output.",
+)
+@click.option(
+    "--artifacts",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write each failing case as an ONNX test directory, with what the backend returned.",
 )
 @click.option(
     "--explain/--no-explain",
@@ -112,47 +123,66 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
 
     Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.backends.lowering import Lowering
-    from onnxopt_cli.backends.resolve import resolve_backend
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.cli.run_display import Display
     from onnxopt_cli.errors import NothingSelected
-    from onnxopt_cli.report.files import Reports
+    from onnxopt_cli.report.artifacts import check_folder, write_artifacts
+    from onnxopt_cli.report.files import Reports, append_step_summary
+    from onnxopt_cli.run.executors import open_executors
     from onnxopt_cli.run.gate import exit_code
     from onnxopt_cli.run.identity import make_record
+    from onnxopt_cli.run.interruption import interruptible
     from onnxopt_cli.run.runner import Plan, run
     from onnxopt_cli.run.select import Selection
 
     reports = Reports.parse(options["reports"])
+    if options["artifacts"]:
+        check_folder(options["artifacts"])
     judging = _judging(options)
-    backends = [resolve_backend(name) for name in dict.fromkeys(options["backends"])]
-    collection = collect(targets)
-    selection = Selection(options["pattern"], options["operators"], options["tags"])
-    plan = Plan(
-        cases=selection.choose(collection.cases),
-        backends=backends,
-        problems=collection.problems,
-        lowering=Lowering(options["lower"]),
-        judging=judging,
-        max_fail=options["max_fail"] or 0,
-    )
-    if not plan.cases and not plan.problems:
-        raise NothingSelected(
-            f"none of {len(collection.cases)} cases is selected",
-            hint="onnxopt list shows the ids that -k matches",
-        )
-    started = perf_counter()
+    names = list(dict.fromkeys(options["backends"]))
     results: list[Result] = []
-    with Display(plan, verbose=options["verbose"], quiet=options["quiet"]) as display:
-        for row in run(plan):
-            display.show(row)
-            results.extend(row)
-    code = exit_code(results, plan.problems)
+    with (
+        interruptible() as interruption,
+        open_executors(names, setting(options), interruption) as backends,
+    ):
+        collection = collect(targets)
+        selection = Selection(options["pattern"], options["operators"], options["tags"])
+        plan = Plan(
+            cases=selection.choose(collection.cases),
+            backends=backends,
+            problems=collection.problems,
+            judging=judging,
+            max_fail=options["max_fail"] or 0,
+            interruption=interruption,
+        )
+        if not plan.cases and not plan.problems:
+            raise NothingSelected(
+                f"none of {len(collection.cases)} cases is selected",
+                hint="onnxopt list shows the ids that -k matches",
+            )
+        for backend in backends:
+            backend.ready()
+        started = perf_counter()
+        with Display(plan, options) as display:
+            for row in run(plan):
+                display.show(row)
+                results.extend(row)
+    code = interruption.exit_code or exit_code(results, plan.problems)
     explanations = _explanations(plan, results) if options["explain"] else []
     display.finish(results, explanations, perf_counter() - started)
-    record = make_record(plan, results, {"targets": targets, **options}, code)
-    reports.write(replace(record, explanations=tuple(explanations)))
+    record = make_record(plan, results, {"targets": targets, **_plain(options)}, code)
+    record = replace(record, explanations=tuple(explanations))
+    reports.write(record)
+    append_step_summary(record)
+    if options["artifacts"]:
+        cases = {case.id: case for case in plan.cases}
+        write_artifacts(options["artifacts"], record, cases, judging)
     return code
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options as JSON can hold them."""
+    return {name: str(it) if isinstance(it, Path) else it for name, it in options.items()}
 
 
 def _explanations(plan: Plan, results: Sequence[Result]) -> list[Explanation]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,6 +16,7 @@ from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report import terminal
+from onnxopt_cli.report.accuracy_table import accuracy_table
 from onnxopt_cli.run.runner import Plan
 
 _PANELS = 20
@@ -25,10 +26,11 @@ _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 class Display:
     """Prints the run to standard output; a progress bar too where that is a terminal."""
 
-    def __init__(self, plan: Plan, *, verbose: bool, quiet: bool) -> None:
+    def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
         self._plan = plan
-        self._verbose = verbose
-        self._quiet = quiet
+        self._options = options
+        self._verbose: bool = options["verbose"]
+        self._quiet: bool = options["quiet"]
         self._console: Console = stdout()
         longest = max((len(printable(case.id)) for case in plan.cases), default=0)
         used = sum(2 + terminal.column_width(backend.name) for backend in plan.backends)
@@ -81,7 +83,8 @@ class Display:
         failures = [it for it in results if it.outcome not in HARMLESS | _BRIEF]
         if not self._quiet:
             for result in failures[:_PANELS]:
-                self._console.print(terminal.failure_panel(result, self._about[result.case]))
+                about = self._about.get(result.case, "")
+                self._console.print(terminal.failure_panel(result, self._options, about))
             if len(failures) > _PANELS:
                 rest = len(failures) - _PANELS
                 self._print(Text(f"{rest} more failures; --report json=PATH has them all", "dim"))
@@ -90,6 +93,10 @@ class Display:
         if summary is not None:
             self._console.print()
             self._console.print(summary)
+        measured = accuracy_table(results) if self._verbose else None
+        if measured is not None:
+            self._console.print()
+            self._console.print(measured)
         self._console.print()
         for line in terminal.verdict(results, seconds):
             self._print(line)

@@ -11,6 +11,9 @@ from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.values import Value
 
+#: The suite of results that are about a backend's worker and about no case.
+OUTSIDE_CASES = "worker"
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -28,6 +31,8 @@ class Result:
         weak: by output, the number of elements that the case is too weak to judge.
         returned: what the backend returned, kept where it explains a failure.
         seconds: wall time in the backend.
+        printed: the end of what the backend wrote to stdout and stderr meanwhile, where that may
+            explain a failure.
         flaky: why the outcome cannot be relied on, found by running the case again: ``2 of 5 runs
             passed``, ``fails only after CASE``; empty if nothing says so.
         standing: the outcome beside what was expected; None if nobody said what to expect.
@@ -45,6 +50,7 @@ class Result:
     weak: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     returned: tuple[Value, ...] = ()
+    printed: str = ""
     flaky: str = ""
     standing: Standing | None = None
     expectation: str = ""

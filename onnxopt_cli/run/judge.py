@@ -1,128 +1,145 @@
-"""One case on one backend: run it, judge it, say what happened."""
+"""One case: what is asked of a backend, and what its response means."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
+from dataclasses import dataclass
 
 import numpy as np
 
-from onnxopt_cli.backends.lowering import Answer, Lowering, run_model
-from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import InvalidCase, OnnxoptError, Unsupported
+from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.run.expectation import Expectation, Judging, expect
-from onnxopt_cli.run.inputs import changed_inputs, copy_inputs
+from onnxopt_cli.run.response import Response
 
 #: Outputs of failing cases that are larger are not kept.
 _KEPT_BYTES = 1 << 20
 
 
-def judge_case(
-    case: Case, backends: Sequence[Backend], lowering: Lowering, judging: Judging
-) -> tuple[Result, ...]:
-    """Run a case on every backend and judge what each returns.
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A case that has been read.
 
-    The case is read once, and let go afterwards. Nothing that a case or a backend does raises,
-    except KeyboardInterrupt.
+    Attributes:
+        case: the case.
+        content: its content; None if the case is invalid.
+        expectation: what must come back; None if the case is invalid or must be refused.
+        invalid: why no backend can be asked, or empty.
+        contradictions: stored outputs that the formula rejects.
     """
+
+    case: Case
+    content: Content | None
+    expectation: Expectation | None = None
+    invalid: str = ""
+    contradictions: tuple[Diff, ...] = ()
+
+
+def read_question(case: Case, judging: Judging) -> Question:
+    """Read a case; one that is wrong in itself is an answer too."""
     try:
         content = case.read()
         expectation = None if content.rejects else expect(content, str(case.location), judging)
     except InvalidCase as error:
-        return tuple(
-            _result(case, backend, None, Outcome.INVALID, str(error)) for backend in backends
-        )
+        return Question(case, None, invalid=str(error))
     if expectation is not None and expectation.contradictions:
-        return tuple(
-            _result(
-                case,
-                backend,
-                content,
-                Outcome.INVALID,
-                "the stored outputs contradict the operator's formula beyond any rounding: "
-                "the case is wrong, not the backend",
-                diffs=expectation.contradictions,
-            )
-            for backend in backends
+        invalid = (
+            "the stored outputs contradict the operator's formula beyond any rounding: "
+            "the case is wrong, not the backend"
         )
-    return tuple(
-        _judge(case, content, expectation, backend, lowering, judging) for backend in backends
+        return Question(case, content, None, invalid, expectation.contradictions)
+    return Question(case, content, expectation)
+
+
+def invalid_result(question: Question, backend: str) -> Result:
+    """Return the result of a question that cannot be asked."""
+    return _result(
+        question, backend, Outcome.INVALID, question.invalid, Response(), question.contradictions
     )
 
 
-def _judge(
-    case: Case,
-    content: Content,
-    expectation: Expectation | None,
-    backend: Backend,
-    lowering: Lowering,
-    judging: Judging,
-) -> Result:
-    inputs = copy_inputs(content.inputs)
-    started = perf_counter()
-    try:
-        answer = run_model(backend, content.model, inputs, lowering)
-    except KeyboardInterrupt:
-        raise
-    except Unsupported as error:
-        return _result(case, backend, content, Outcome.UNSUPPORTED, error.message)
-    except BaseException as error:  # noqa: BLE001 - a backend may raise anything
-        message = error.message if isinstance(error, OnnxoptError) else exception_text(error)
-        outcome = Outcome.PASS if content.rejects else Outcome.ERROR
-        return _result(case, backend, content, outcome, message, perf_counter() - started)
-    seconds = perf_counter() - started
-    changed = changed_inputs(content.inputs, inputs)
-    if expectation is None:
-        message = "accepted what a right backend must refuse"
-        return _result(case, backend, content, Outcome.FAIL, message, seconds, answer)
-    diffs = compare_outputs(
-        expectation.outputs,
-        answer.outputs,
-        expectation.tolerances.__getitem__,
-        signed_zeros=judging.signed_zeros,
-    )
-    message = f"inputs changed: {', '.join(changed)}" if changed else ""
-    agrees = not changed and all(diff.agrees for diff in diffs)
-    outcome = Outcome.PASS if agrees else Outcome.FAIL
-    return _result(case, backend, content, outcome, message, seconds, answer, diffs, expectation)
+def judge(question: Question, backend: str, response: Response, judging: Judging) -> Result:
+    """Say what a backend's response to a question means.
+
+    Args:
+        question: a valid question.
+        backend: the backend's name.
+        response: what it did.
+        judging: how the user wants outputs to be judged.
+    """
+    content, expectation = question.content, question.expectation
+    diffs: tuple[Diff, ...] = ()
+    message = response.message
+    if content is not None and content.rejects:
+        if response.failure is Outcome.ERROR:
+            outcome = Outcome.PASS
+        elif response.failure is not None:
+            outcome = response.failure
+        else:
+            outcome, message = Outcome.FAIL, "accepted what a right backend must refuse"
+    elif response.failure is not None or response.outputs is None or expectation is None:
+        outcome = response.failure or Outcome.ERROR
+    else:
+        diffs = compare_outputs(
+            expectation.outputs,
+            response.outputs,
+            expectation.tolerances.__getitem__,
+            signed_zeros=judging.signed_zeros,
+        )
+        if response.changed:
+            message = f"inputs changed: {', '.join(response.changed)}"
+        agrees = not response.changed and all(diff.agrees for diff in diffs)
+        outcome = Outcome.PASS if agrees else Outcome.FAIL
+    if response.leak:
+        outcome = Outcome.LEAK if outcome is Outcome.PASS else outcome
+        message = "; ".join(filter(None, (message, response.leak)))
+    return _result(question, backend, outcome, message, response, diffs)
+
+
+def not_run(case: Case, backend: str, why: str) -> Result:
+    """Return the result of a case that did not run."""
+    operators = case.operators or ()
+    return Result(case.id, case.location, operators, backend, Outcome.NOT_RUN, message=why)
 
 
 def _result(
-    case: Case,
-    backend: Backend,
-    content: Content | None,
+    question: Question,
+    backend: str,
     outcome: Outcome,
-    message: str = "",
-    seconds: float = 0.0,
-    answer: Answer | None = None,
-    diffs: tuple[Diff, ...] = (),
-    expectation: Expectation | None = None,
+    message: str,
+    response: Response,
+    diffs: tuple[Diff, ...],
 ) -> Result:
+    case, content, expectation = question.case, question.content, question.expectation
+    judged = bool(diffs) and expectation is not None
     return Result(
         case=case.id,
         location=case.location,
         operators=case.operators or (operator_names(content.model) if content else ()),
-        backend=backend.name,
+        backend=backend,
         outcome=outcome,
-        lowered=answer is not None and answer.lowered,
+        lowered=response.lowered,
         message=message,
         diffs=diffs,
-        weak={} if expectation is None else expectation.weak,
-        returned=_kept(answer.outputs) if answer and outcome is Outcome.FAIL else (),
-        seconds=seconds,
+        weak=expectation.weak if judged and expectation is not None else {},
+        returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
+        seconds=response.seconds,
+        printed="" if outcome in _SILENT else response.printed,
     )
 
 
-def _kept(outputs: list[Value]) -> tuple[Value, ...]:
+_SILENT = frozenset({Outcome.PASS, Outcome.UNSUPPORTED})
+
+
+def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
     """Return a backend's outputs, for an explanation; nothing where they are too large to keep."""
+    outputs = outputs or ()
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     small = sum(array.nbytes for array in arrays) <= _KEPT_BYTES
     # A backend may return the same buffer at its next call.

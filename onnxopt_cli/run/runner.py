@@ -1,18 +1,19 @@
-"""Many cases on some backends, one after the other."""
+"""Many cases on some backends, in order, as many at a time as there are workers."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from onnxopt_cli.backends.lowering import Lowering
-from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.errors import Problem
+from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.expectation import Judging
-from onnxopt_cli.run.judge import judge_case
+from onnxopt_cli.run.interruption import Interruption
+from onnxopt_cli.run.judge import Question, invalid_result, judge, not_run, read_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,45 +22,106 @@ class Plan:
 
     Attributes:
         cases: the cases, in order.
-        backends: what is under test; each case runs on all of them before the next case.
+        backends: what is under test; each case runs on all of them.
         problems: what was wrong with case files that gave no case.
-        lowering: when a backend is given primitive operators.
         judging: how outputs are judged.
         max_fail: stop after so many cases that do not conform; 0 for never.
         started: called with a case's id and a backend's name just before the case starts there.
         review: says of each result, as soon as it is there, how it stands to what was expected.
+        interruption: set when the user wants the run to end.
     """
 
     cases: Sequence[Case]
-    backends: Sequence[Backend]
+    backends: Sequence[Executor]
     problems: Sequence[Problem] = ()
-    lowering: Lowering = Lowering.AUTO
     judging: Judging = field(default_factory=Judging)
     max_fail: int = 0
     started: Callable[[str, str], None] = lambda _case, _backend: None
     review: Callable[[Result], Result] = lambda result: result
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
-    """Yield the results of each case, one a backend, as they come.
+    """Yield the results of each case, one a backend, in the order of the cases.
 
-    After ``max_fail`` cases the rest are yielded as not run, so that nothing is lost in silence.
+    Cases are started ahead of the results that are yielded, as far as workers have use for them.
+    After ``max_fail`` cases, or when the user wants the run to end, the rest are yielded as not
+    run, so that nothing is lost in silence. What workers did outside of any case comes last.
     """
+    ahead = max((executor.ahead for executor in plan.backends), default=1)
+    cases = iter(plan.cases)
+    asked: deque[_Asked] = deque()
     failed = 0
-    for case in plan.cases:
-        if plan.max_fail and failed >= plan.max_fail:
-            yield tuple(plan.review(not_run(case, backend)) for backend in plan.backends)
-            continue
-        for backend in plan.backends:
-            plan.started(case.id, backend.name)
-        judged = judge_case(case, plan.backends, plan.lowering, plan.judging)
-        results = tuple(map(plan.review, judged))
+    stopped = ""
+    while not stopped:
+        while len(asked) < ahead and (case := next(cases, None)) is not None:
+            asked.append(_ask(plan, case))
+        if not asked:
+            break
+        results = _results(plan, asked.popleft())
         failed += any(not result.conforms for result in results)
         yield results
+        if plan.interruption.signal:
+            stopped = "interrupted"
+        elif plan.max_fail and failed >= plan.max_fail:
+            stopped = "stopped by --max-fail"
+    for case in (*(it.question.case for it in asked), *cases):
+        yield tuple(plan.review(not_run(case, it.name, stopped)) for it in plan.backends)
+    if not stopped:
+        asides = tuple(map(plan.review, _asides(plan)))
+        if asides:
+            yield asides
 
 
-def not_run(case: Case, backend: Backend) -> Result:
-    """Return the result of a case that --max-fail kept from running."""
-    message = "stopped by --max-fail"
-    operators = case.operators or ()
-    return Result(case.id, case.location, operators, backend.name, Outcome.NOT_RUN, message=message)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A case that has been read and, unless it is invalid, submitted to every backend."""
+
+    question: Question
+    pending: tuple[Pending, ...]
+
+
+def _ask(plan: Plan, case: Case) -> _Asked:
+    question = read_question(case, plan.judging)
+    content = question.content
+    if question.invalid or content is None:
+        return _Asked(question, ())
+    return _Asked(
+        question,
+        tuple(
+            executor.submit(
+                content.model, content.inputs, partial(plan.started, case.id, executor.name)
+            )
+            for executor in plan.backends
+        ),
+    )
+
+
+def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
+    question = asked.question
+    if question.invalid:
+        results = [invalid_result(question, executor.name) for executor in plan.backends]
+        return tuple(map(plan.review, results))
+    results = []
+    for executor, pending in zip(plan.backends, asked.pending, strict=True):
+        response = pending.result()
+        if isinstance(response, str):
+            results.append(not_run(question.case, executor.name, response))
+        else:
+            results.append(judge(question, executor.name, response, plan.judging))
+    return tuple(map(plan.review, results))
+
+
+def _asides(plan: Plan) -> Iterator[Result]:
+    """Yield a result for each place, outside of the cases, where a backend's workers failed."""
+    for executor in plan.backends:
+        # However many workers there were, the results are the same.
+        for aside in {aside.place: aside for aside in reversed(executor.finish())}.values():
+            yield Result(
+                f"{OUTSIDE_CASES}/{aside.place}",
+                plan.cases[-1].location,
+                (),
+                executor.name,
+                aside.outcome,
+                message=aside.message,
+            )

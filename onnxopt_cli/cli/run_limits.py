@@ -1,0 +1,116 @@
+"""The options of ``onnxopt run`` about worker processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from onnxopt_cli.run.executors import Setting
+
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_SIZE = re.compile(r"(\d{1,15})\s*(|KiB|MiB|GiB)", re.IGNORECASE)
+_MOST_JOBS = 1024
+_LEAST_MEMORY = 64 << 20
+
+
+class Jobs(click.ParamType[int]):
+    """A number of processes, or ``auto`` for as many as there are processors."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; see click."""
+        if value == "auto":
+            from onnxopt_cli.run.parallel import available_jobs
+
+            return available_jobs()
+        if isinstance(value, str) and not (value.isdecimal() and 0 < int(value) <= _MOST_JOBS):
+            self.fail(f"{value!r} is neither auto nor a number from 1 to {_MOST_JOBS}", param, ctx)
+        return int(value)
+
+
+class _Size(click.ParamType[int]):
+    """A number of bytes, as in 2GiB; ``none`` is 0."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; see click."""
+        if isinstance(value, int):
+            return value
+        if value == "none":
+            return 0
+        match = _SIZE.fullmatch(value)
+        if match is None:
+            self.fail(f"{value!r} is no size; write it as in 2GiB, or none", param, ctx)
+        size = int(match[1]) * _UNITS[match[2].upper()]
+        if size < _LEAST_MEMORY:
+            self.fail("a worker cannot start with less than 64MiB", param, ctx)
+        return size
+
+
+def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command."""
+    seconds = click.FloatRange(min=0, min_open=True, max=1e6)
+    options = [
+        click.option(
+            "--isolation",
+            type=click.Choice(["process", "none"]),
+            help="Run backends in processes of their own, or all in this one.  "
+            "[default: process, but none for numpy]",
+        ),
+        click.option(
+            "-j",
+            "--jobs",
+            type=Jobs(),
+            default="auto",
+            show_default=True,
+            metavar="N|auto",
+            help="Number of processes of each backend.",
+        ),
+        click.option(
+            "--timeout",
+            type=seconds,
+            default=60.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long a case may take.",
+        ),
+        click.option(
+            "--startup-timeout",
+            type=seconds,
+            default=60.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long a backend may take to start.",
+        ),
+        click.option(
+            "--memory",
+            type=_Size(),
+            default="4GiB",
+            show_default=True,
+            metavar="SIZE",
+            help="How much memory a backend's process may hold, or none for no limit.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def setting(options: Mapping[str, Any]) -> Setting:
+    """Turn the options, and ``lower``, into how backends are run."""
+    from onnxopt_cli.backends.lowering import Lowering
+    from onnxopt_cli.run.executors import Isolation, Setting
+    from onnxopt_cli.run.limits import Limits
+
+    return Setting(
+        isolation=None if options["isolation"] is None else Isolation(options["isolation"]),
+        lowering=Lowering(options["lower"]),
+        limits=Limits(options["timeout"], options["startup_timeout"], options["memory"]),
+        jobs=options["jobs"],
+    )

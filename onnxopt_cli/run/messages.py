@@ -1,0 +1,187 @@
+"""What the runner and a worker say to each other; both ends of each message stand here.
+
+A worker is never told what is expected: only the model, the inputs and how to run them. What it
+says is taken apart strictly. It may still lie, about the time it took or about its inputs, since
+the backend lives in the same process; it can thereby only spoil its own verdicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import (
+    BackendUnavailable,
+    OnnxoptError,
+    ProtocolBreach,
+    UnusableOutput,
+    UsageError,
+)
+from onnxopt_cli.run.frame_values import PayloadReader, PayloadWriter
+from onnxopt_cli.run.frames import pack
+from onnxopt_cli.run.response import Response
+
+# What a worker may report of itself; all else is seen from outside.
+_REPORTED = frozenset(
+    {
+        Outcome.UNSUPPORTED,
+        Outcome.ERROR,
+        Outcome.OOM,
+        Outcome.CRASH,
+        Outcome.TIMEOUT,
+        Outcome.PROTOCOL,
+    }
+)
+_START_ERRORS: Mapping[str, type[OnnxoptError]] = {
+    "usage": UsageError,
+    "unavailable": BackendUnavailable,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A case as a worker gets it.
+
+    Attributes:
+        number: says which order an answer is to.
+        model: the model.
+        inputs: a value for every input of the graph that must be fed.
+        collect: whether garbage is to be collected before the answer, so that what is left is
+            left for good.
+    """
+
+    number: int
+    model: onnx.ModelProto
+    inputs: dict[str, Value]
+    collect: bool = False
+
+
+def pack_hello(backend: str, lowering: Lowering) -> list[memoryview]:
+    """Return the first frame to a worker: which backend it is to run, and how."""
+    return pack({"backend": backend, "lowering": lowering.value})
+
+
+def read_hello(message: Any) -> tuple[str, Lowering]:
+    """Return what :func:`pack_hello` was given."""
+    return message["backend"], Lowering(message["lowering"])
+
+
+def pack_ready(name: str, version: str) -> list[memoryview]:
+    """Return a worker's first frame, if its backend started."""
+    return pack({"name": name, "version": version})
+
+
+def pack_refusal(error: OnnxoptError) -> list[memoryview]:
+    """Return a worker's first frame, if its backend did not start."""
+    kind = "usage" if isinstance(error, UsageError) else "unavailable"
+    return pack({"refusal": kind, "message": error.message, "hint": error.hint})
+
+
+def read_ready(message: Any) -> tuple[str, str]:
+    """Return name and version of a worker's backend.
+
+    Raises:
+        UsageError: if the worker says that there is no such backend.
+        BackendUnavailable: if it says that the backend does not start.
+        ProtocolBreach: if it says something else.
+    """
+    match message:
+        case {"name": str(name), "version": str(version)}:
+            return _text(name), _text(version)
+        case {"refusal": ("usage" | "unavailable") as kind, "message": str(what), "hint": str(how)}:
+            raise _START_ERRORS[kind](_text(what), hint=_text(how))
+    raise ProtocolBreach("did not say that its backend is ready")
+
+
+def pack_order(order: Order, model: bytes) -> list[memoryview]:
+    """Return the frame of an order, whose model is already serialised.
+
+    Raises:
+        UnusableOutput: if the inputs cannot be sent.
+    """
+    payload = PayloadWriter()
+    payload.buffers.append(model)
+    inputs = [[name, payload.put(value)] for name, value in order.inputs.items()]
+    message = {
+        "number": order.number,
+        "model": len(model),
+        "inputs": inputs,
+        "collect": order.collect,
+    }
+    return pack(message, payload.buffers)
+
+
+def read_order(message: Any, payload: memoryview) -> Order:
+    """Return what :func:`pack_order` was given."""
+    reader = PayloadReader(payload)
+    model = onnx.ModelProto.FromString(bytes(reader.take(message["model"])))
+    inputs = {name: reader.value(described) for name, described in message["inputs"]}
+    return Order(message["number"], model, inputs, message["collect"])
+
+
+def pack_answer(number: int, response: Response) -> list[memoryview]:
+    """Return the frame of a worker's answer to an order."""
+    payload = PayloadWriter()
+    outputs = None
+    failure, message = response.failure, response.message
+    try:
+        if response.outputs is not None:
+            outputs = [payload.put(value) for value in response.outputs]
+    except UnusableOutput as error:
+        failure, message, payload = Outcome.ERROR, error.message, PayloadWriter()
+    answer = {
+        "number": number,
+        "outputs": None if failure else outputs,
+        "failure": None if failure is None else failure.value,
+        "message": message,
+        "lowered": response.lowered,
+        "changed": list(response.changed),
+        "seconds": response.seconds,
+    }
+    return pack(answer, payload.buffers)
+
+
+def read_answer(message: Any, payload: memoryview, order: Order) -> Response:
+    """Return a worker's answer to an order.
+
+    Raises:
+        ProtocolBreach: if it is not an answer, or one to another order.
+    """
+    match message:
+        case {"number": int(number)} if number != order.number:
+            raise ProtocolBreach("answered another case than it was asked")
+        case {
+            "number": int(),
+            "outputs": outputs,
+            "failure": failure,
+            "message": str(text),
+            "lowered": bool(lowered),
+            "changed": list(changed),
+            "seconds": float(seconds),
+        } if math.isfinite(seconds) and all(type(name) is str for name in changed):
+            pass
+        case _:
+            raise ProtocolBreach("sent a frame that answers nothing")
+    reader = PayloadReader(payload)
+    if failure is None and isinstance(outputs, list):
+        values = [reader.value(described) for described in outputs]
+        reader.end()
+        if not order.inputs.keys() >= set(changed):
+            raise ProtocolBreach("says that it changed inputs that it did not get")
+        return Response(values, lowered=lowered, changed=tuple(changed), seconds=seconds)
+    reader.end()
+    if type(failure) is not str or failure not in _REPORTED or outputs is not None:
+        raise ProtocolBreach("sent an answer with neither outputs nor a failure")
+    return Response(failure=Outcome(failure), message=_text(text), seconds=seconds)
+
+
+def _text(text: str) -> str:
+    return printable(text, lines=True)

@@ -1,0 +1,234 @@
+"""Workers that share the cases of one backend, one case in flight each."""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import onnx
+
+from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.run.interruption import Interruption
+from onnxopt_cli.run.limits import Limits
+from onnxopt_cli.run.messages import Order
+from onnxopt_cli.run.response import Response
+from onnxopt_cli.run.worker import Aside, State, Worker
+
+# A worker is replaced after so many cases, so that what grows slowly does not grow for ever.
+_CASES_PER_WORKER = 1000
+# A backend that has started once, and then fails to so many times in a row, is given up.
+_STARTS = 3
+# How often the clock is looked at where nothing happens.
+_TICK_SECONDS = 0.05
+
+
+class Switchboard:
+    """Where the workers of all pools are waited for."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.pools: list[Pool] = []
+
+    def turn(self, seconds: float = _TICK_SECONDS) -> None:
+        """Wait for something to happen, and see to it."""
+        self.selector.select(seconds)
+        for pool in self.pools:
+            pool.advance()
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for pool in self.pools:
+            pool.kill()
+        self.selector.close()
+
+
+class Job:
+    """A case that a pool is to run."""
+
+    def __init__(
+        self, pool: Pool, order: Order, started: Callable[[], None], interruption: Interruption
+    ) -> None:
+        self.order = order
+        self.started = started
+        self.response: Response | None = None
+        self.why_not = ""
+        self._pool = pool
+        self._interruption = interruption
+
+    @property
+    def done(self) -> bool:
+        """True if there is a response, or will never be one."""
+        return self.response is not None or bool(self.why_not)
+
+    def result(self) -> Response | str:
+        """Wait for the response; return in words why there is none."""
+        while not self.done:
+            if self._interruption.signal:
+                return "interrupted"
+            self._pool.switchboard.turn()
+        return self.response or self.why_not
+
+
+class Pool:
+    """A backend in worker processes.
+
+    Args:
+        backend: the backend as the user asked for it.
+        lowering: when it is given primitive operators.
+        limits: what each worker may use.
+        jobs: how many workers there may be; the first is started at once.
+        switchboard: where it is waited for.
+        interruption: set when the user wants the run to end.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        lowering: Lowering,
+        limits: Limits,
+        jobs: int,
+        switchboard: Switchboard,
+        interruption: Interruption,
+    ) -> None:
+        self.name = backend
+        self.version = ""
+        self.ahead = 2 * jobs
+        self.switchboard = switchboard
+        self._lowering = lowering
+        self._limits = limits
+        self._jobs = jobs
+        self._interruption = interruption
+        self._queue: deque[Job] = deque()
+        self._running: dict[Worker, Job] = {}
+        self._workers: list[Worker] = []
+        self._asides: list[Aside] = []
+        self._failed_starts = 0
+        self._refusal: OnnxoptError | None = None
+        self._ready = False
+        switchboard.pools.append(self)
+        self._start()
+
+    def ready(self) -> None:
+        """Wait until the backend has started.
+
+        Raises:
+            UsageError: if there is no such backend.
+            BackendUnavailable: if it does not start.
+        """
+        while not self._ready:
+            if self._refusal is not None:
+                raise self._refusal
+            if self._interruption.signal:
+                raise KeyboardInterrupt
+            self.switchboard.turn()
+
+    def submit(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+        started: Callable[[], None],
+    ) -> Job:
+        """Queue a case.
+
+        Args:
+            model: the model.
+            inputs: a value for every input that must be fed.
+            started: called when a worker gets the case.
+        """
+        order = Order(0, model, dict(inputs))
+        job = Job(self, order, started, self._interruption)
+        self._queue.append(job)
+        self.switchboard.turn(0)
+        return job
+
+    def renew(self) -> None:
+        """Let the next case meet a fresh worker; nothing may be queued."""
+        self._end_workers()
+        self._start()
+
+    def finish(self) -> list[Aside]:
+        """End all workers in peace; return what they did outside of any case."""
+        self._end_workers()
+        return self._asides
+
+    def kill(self) -> None:
+        """Kill all workers."""
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
+
+    def advance(self) -> None:
+        """Take what the workers have done, and give them what there is to do."""
+        for worker in self._workers:
+            worker.look()
+            self._collect(worker)
+        self._workers = [worker for worker in self._workers if worker.state is not State.GONE]
+        while self._queue:
+            free = next((worker for worker in self._workers if worker.free), None)
+            if free is None:
+                break
+            self._give(free, self._queue.popleft())
+        if self._queue and not self._interruption.signal:
+            self._grow()
+
+    def _collect(self, worker: Worker) -> None:
+        if worker.identity is not None and not self._ready:
+            self.name, self.version = worker.identity
+            self._ready = True
+        if worker.identity is not None and worker.free:
+            self._failed_starts = 0
+        if worker.refusal is not None:
+            self._failed_starts += 1
+            if not self._ready or self._failed_starts == _STARTS:
+                self._give_up(worker.refusal)
+        if worker.response is not None:
+            self._running.pop(worker).response = worker.response
+            worker.response = None
+            if worker.free and worker.asked >= _CASES_PER_WORKER:
+                worker.end()
+        if worker.aside is not None:
+            self._asides.append(worker.aside)
+        if worker.state is State.GONE and worker in self._running:
+            self._queue.appendleft(self._running.pop(worker))
+
+    def _give(self, worker: Worker, job: Job) -> None:
+        try:
+            model = job.order.model.SerializeToString()
+        except ValueError as error:
+            job.why_not = f"the model cannot be sent to a worker: {printable(str(error))}"
+            return
+        job.started()
+        self._running[worker] = job
+        worker.ask(job.order, model)
+
+    def _grow(self) -> None:
+        at_work = [worker for worker in self._workers if worker.state is not State.ENDING]
+        starting = any(worker.state is State.STARTING for worker in at_work)
+        if self._refusal is None and len(at_work) < self._jobs and not starting:
+            self._start()
+
+    def _start(self) -> None:
+        self._workers.append(
+            Worker(self.name, self._lowering, self._limits, self.switchboard.selector)
+        )
+
+    def _give_up(self, refusal: OnnxoptError) -> None:
+        self._refusal = refusal
+        for job in self._queue:
+            job.why_not = f"the backend could not be started again: {refusal.message}"
+        self._queue.clear()
+
+    def _end_workers(self) -> None:
+        self._queue.clear()
+        for worker in self._workers:
+            if worker.free:
+                worker.end()
+            elif worker.state is not State.ENDING:
+                worker.kill()
+        while self._workers and not self._interruption.signal:
+            self.switchboard.turn()
+        self.kill()

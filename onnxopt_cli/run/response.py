@@ -1,0 +1,88 @@
+"""What a backend did with a model and inputs, before anybody judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import onnx
+
+from onnxopt_cli.backends.lowering import Lowering, run_model
+from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.text import exception_text
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import (
+    BackendDied,
+    BackendHangs,
+    OnnxoptError,
+    ProtocolBreach,
+    Unsupported,
+)
+from onnxopt_cli.run.inputs import changed_inputs, copy_inputs
+
+_OUTCOMES: Mapping[type[BaseException], Outcome] = {
+    Unsupported: Outcome.UNSUPPORTED,
+    BackendDied: Outcome.CRASH,
+    BackendHangs: Outcome.TIMEOUT,
+    ProtocolBreach: Outcome.PROTOCOL,
+    MemoryError: Outcome.OOM,
+}
+# How C++ says what MemoryError says, in the words of an exception's text.
+_OUT_OF_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a backend did with a case.
+
+    Attributes:
+        outputs: what it returned, in the graph's order; None if it returned nothing.
+        failure: what happened instead; None if it returned.
+        message: why, in words; empty if it returned.
+        lowered: True if it was given primitive operators.
+        changed: names of inputs that it wrote into.
+        leak: what it left behind, in words; empty if nothing.
+        seconds: wall time in the backend.
+        printed: the end of what it wrote to stdout and stderr, where that was kept.
+    """
+
+    outputs: list[Value] | None = None
+    failure: Outcome | None = None
+    message: str = ""
+    lowered: bool = False
+    changed: tuple[str, ...] = ()
+    leak: str = ""
+    seconds: float = 0.0
+    printed: str = ""
+
+
+def respond(
+    backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value], lowering: Lowering
+) -> Response:
+    """Run a model on a backend; whatever that raises, except KeyboardInterrupt, is an answer."""
+    own = copy_inputs(inputs)
+    started = perf_counter()
+    try:
+        answer = run_model(backend, model, own, lowering)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a backend may raise anything
+        seconds = perf_counter() - started
+        return Response(failure=_failure(error), message=_message(error), seconds=seconds)
+    seconds = perf_counter() - started
+    changed = tuple(changed_inputs(inputs, own))
+    return Response(answer.outputs, lowered=answer.lowered, changed=changed, seconds=seconds)
+
+
+def _failure(error: BaseException) -> Outcome:
+    for kind, outcome in _OUTCOMES.items():
+        if isinstance(error, kind):
+            return outcome
+    text = _message(error)
+    return Outcome.OOM if any(words in text for words in _OUT_OF_MEMORY) else Outcome.ERROR
+
+
+def _message(error: BaseException) -> str:
+    return error.message if isinstance(error, OnnxoptError) else exception_text(error)
