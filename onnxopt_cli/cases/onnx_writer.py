@@ -55,13 +55,21 @@ def directory_files(content: Content) -> dict[str, bytes]:
         raise UsageError("an ONNX test directory cannot say that the model must be refused")
     if content.output_tolerances or not isinstance(content.tolerance, Relative | None):
         raise UsageError("an ONNX test directory has one rtol and atol for all outputs")
-    graph = content.model.graph
-    files = {"model.onnx": content.model.SerializeToString(deterministic=True)}
+    files = model_and_inputs(content)
     if content.tolerance is not None:
         files[FILE_NAME] = tolerance_bytes(content.tolerance)
-    files |= _value_files("input", fed_inputs(graph), content.inputs)
-    files |= _value_files("output", graph.output, content.expected)
+    files |= _value_files("output", content.model.graph.output, content.expected)
     return files
+
+
+def model_and_inputs(content: Content) -> dict[str, bytes]:
+    """Return the files of a test directory that say what to run, without what must come back.
+
+    Raises:
+        UsageError: if the inputs are not of the types that the model declares.
+    """
+    files = {"model.onnx": content.model.SerializeToString(deterministic=True)}
+    return files | _value_files("input", fed_inputs(content.model.graph), content.inputs)
 
 
 def _value_files(

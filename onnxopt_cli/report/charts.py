@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.report import numbers
 from onnxopt_cli.report.accuracy import Accuracy, merged_counts
@@ -161,7 +161,7 @@ def _image(draw: Callable[[Axes, Palette], None], palette: Palette, rows: int) -
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    style = {
+    style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": "onnxopt",
         "font.family": "sans-serif",

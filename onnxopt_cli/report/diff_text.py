@@ -88,6 +88,7 @@ def headline(result: Result) -> str:
 def failure_text(result: Result) -> str:
     """Return all that is known of a result that does not conform, as lines of plain text."""
     lines = [printable(result.message, lines=True)] if result.message else []
+    lines += [printable(result.printed, lines=True)] if result.printed else []
     lines += [printable(note) for note in (result.flaky, result.expectation) if note]
     for diff in result.diffs:
         if not diff.agrees:

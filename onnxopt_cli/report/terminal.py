@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -16,7 +16,8 @@ from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report import numbers
+from onnxopt_cli.report import diff_text
+from onnxopt_cli.report.repeat import repeat_command
 
 _STYLES = {
     Outcome.PASS: "green",
@@ -66,13 +67,21 @@ def output_lines(result: Result) -> Iterable[Text]:
         yield Text("  ").append_text(_headline(diff, result))
 
 
-def failure_panel(result: Result, about: str = "") -> Panel:
-    """Return all that is known of a case that did not conform."""
+def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -> Panel:
+    """Return all that is known of a case that did not conform.
+
+    Args:
+        result: the case on a backend.
+        options: those of the run, for the command that repeats it.
+        about: what the case asks.
+    """
     parts: list[RenderableType] = []
     if about:
         parts.append(Text(printable(about), style="italic"))
     if result.message:
         parts.append(Text(result.message))
+    if result.printed:
+        parts.append(Text(result.printed, style="dim"))
     for diff in result.diffs:
         if not diff.agrees:
             parts.append(_headline(diff, result))
@@ -80,37 +89,20 @@ def failure_panel(result: Result, about: str = "") -> Panel:
     agreeing = [diff.name for diff in result.diffs if diff.agrees]
     if agreeing and len(agreeing) < len(result.diffs):
         parts.append(Text(f"as expected: {', '.join(map(printable, agreeing))}", style="dim"))
-    parts.append(Text(f"again: {repeat_command(result)}", style="dim"))
+    parts.append(Text(f"again: {printable(repeat_command(result, options))}", style="dim"))
     title = Text.assemble(outcome_text(result), f" {printable(result.case)} on ")
     title.append(printable(result.backend))
     return Panel(Group(*parts), title=title, title_align="left", border_style="red")
 
 
-def repeat_command(result: Result) -> str:
-    """Return a command that runs just this case on just this backend."""
-    named = result.case.startswith("onnx-")
-    target = [result.case] if named else [str(result.location.path), "-k", result.case]
-    return shlex.join(["onnxopt", "run", *target, "-b", result.backend])
-
-
 def _headline(diff: Diff, result: Result) -> Text:
     line = Text(printable(diff.name), style="bold")
     line.append(f"  {diff.kind}  ", style="not bold")
-    if diff.structure is not None:
-        return line.append(diff.structure, style="red not bold")
-    if diff.elements and diff.tolerance is None and diff.mismatches:
-        return line.append(f"{diff.mismatches} of {diff.elements} differ", style="red not bold")
-    if diff.mismatches:
-        line.append(f"{diff.mismatches} of {diff.elements} off", style="red not bold")
-    else:
-        line.append("as expected", style="green not bold")
-    if diff.elements and diff.tolerance is not None:
-        line.append(
-            f"  max abs {numbers.error(diff.max_absolute)}, rel {numbers.error(diff.max_relative)}"
-            f", {numbers.count(diff.max_ulp)} ulp",
-            style="not bold",
-        )
-        line.append(f"  {numbers.error(diff.budget_used)} of the budget", style="dim not bold")
+    style = "green not bold" if diff.agrees else "red not bold"
+    line.append(printable(diff_text.finding(diff)), style=style)
+    if diff.structure is None and diff_text.errors(diff):
+        line.append(f"  {diff_text.errors(diff)}", style="not bold")
+        line.append(f"  {diff_text.budget(diff)}", style="dim not bold")
     weak = result.weak.get(diff.name, 0)
     if weak:
         line.append(f"  too weak to judge {weak}", style="yellow not bold")
@@ -120,36 +112,19 @@ def _headline(diff: Diff, result: Result) -> Text:
 def _details(diff: Diff) -> Iterable[RenderableType]:
     """Yield the tolerance that was applied, what would have passed, and the worst elements."""
     if diff.tolerance is not None:
-        line = Text(f"  allowed: {diff.tolerance}", style="dim")
-        needed = [
-            f"{name} {numbers.error(number)}"
-            for name, number in (("rtol", diff.needed_rtol), ("atol", diff.needed_atol))
-            if number
-        ]
-        if needed:
-            line.append(f"; would pass with {' or '.join(needed)}")
-        yield line
+        yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
         yield _worst_table(diff)
 
 
 def _worst_table(diff: Diff) -> Table:
-    numeric = diff.tolerance is not None
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    table.add_column("  at")
-    columns = ["expected", "actual"]
-    columns += ["abs error", "rel error", "ulp", "allowed"] if numeric else []
-    for column in columns:
+    first, *others = diff_text.worst_header(diff)
+    table.add_column(f"  {first}")
+    for column in others:
         table.add_column(column, justify="right", overflow="fold")
-    for worst in diff.worst:
-        row = [f"  [{', '.join(map(str, worst.index))}]"]
-        row += [
-            printable(numbers.element(side, diff.kind)) for side in (worst.expected, worst.actual)
-        ]
-        if numeric:
-            row += [numbers.error(worst.absolute), numbers.error(worst.relative)]
-            row += [numbers.count(worst.ulp), numbers.error(worst.limit)]
-        table.add_row(*map(Text, row))
+    for at, *cells in diff_text.worst_rows(diff):
+        table.add_row(*map(Text, (f"  {at}", *cells)))
     return table
 
 

@@ -17,7 +17,7 @@ class Selection:
     """Filters over cases; an empty one lets everything through.
 
     Attributes:
-        pattern: a glob that the whole id must match, or, without `*?[`, a piece of the id.
+        pattern: a case's whole id; or a glob that it must match; or, without `*?[`, a piece of it.
         operators: names of operators, one of which the model must contain.
         tags: tags, one of which the case must carry.
     """
@@ -35,7 +35,8 @@ class Selection:
         pattern = self.pattern.lower()
         if not set(pattern) & set("*?["):
             pattern = f"*{pattern}*"
-        chosen = [case for case in cases if fnmatchcase(case.id.lower(), pattern)]
+        chosen = [case for case in cases if case.id == self.pattern]
+        chosen = chosen or [case for case in cases if fnmatchcase(case.id.lower(), pattern)]
         if self.tags:
             chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
         if self.operators:

@@ -1,0 +1,148 @@
+"""Failing cases as ONNX test directories, with what the backend returned beside what was expected.
+
+::
+
+    DIR/<backend>/test_<case>/README.txt           what happened, and the command that repeats it
+                              model.onnx [data.json]
+                              test_data_set_0/input_<i>.pb output_<i>.pb actual_<i>.pb
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from onnxopt_cli.cases.onnx_writer import directory_files, model_and_inputs
+from onnxopt_cli.cases.tensor_data import tensor_of
+from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.tolerance import Relative
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import InvalidCase, UsageError
+from onnxopt_cli.report.diff_text import failure_text
+from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.verdict import failures
+from onnxopt_cli.run.expectation import Judging, expect
+
+_LONGEST = 80
+
+
+def check_folder(folder: Path) -> None:
+    """Make sure that a folder for artifacts can be made, or is there and empty.
+
+    Raises:
+        UsageError: if not.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
+    if not empty:
+        raise UsageError(
+            f"--artifacts {folder} is not empty", hint="remove it, or name another folder"
+        )
+
+
+def write_artifacts(
+    folder: Path, record: RunRecord, cases: Mapping[str, Case], judging: Judging
+) -> int:
+    """Write each result that is not as expected as a test directory.
+
+    Args:
+        folder: as :func:`check_folder` left it.
+        record: the run.
+        cases: by their ids.
+        judging: how outputs were judged.
+
+    Returns:
+        The number of directories.
+
+    Raises:
+        UsageError: if something cannot be written; nothing is overwritten.
+    """
+    failed = failures(record)
+    taken: set[str] = set()
+    folders = {it.name: folder / _free_name(it.name, taken) for it in record.backends}
+    names: dict[str, set[str]] = {it.name: set() for it in record.backends}
+    for result in failed:
+        files = _files(result, cases.get(result.case), judging)
+        files["README.txt"] = _readme(result, record).encode()
+        name = f"test_{_free_name(result.case, names[result.backend])}"
+        target = folders[result.backend] / name
+        try:
+            for part, data in files.items():
+                path = target / part
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as file:
+                    file.write(data)
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+    return len(failed)
+
+
+def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, bytes]:
+    """Return what can be said of the case in a test directory; nothing if it cannot be read."""
+    if case is None:
+        return {}
+    try:
+        content = case.read()
+        if content.rejects:
+            files = model_and_inputs(content)
+        else:
+            expectation = expect(content, str(case.location), judging)
+            files = directory_files(_with_outputs(content, expectation.outputs))
+    except (InvalidCase, UsageError):
+        return {}
+    return files | _actual_files(result.returned)
+
+
+def _with_outputs(content: Content, outputs: Mapping[str, Value]) -> Content:
+    """Return the content with its outputs, and of its tolerances what the layout can hold."""
+    tolerance = content.tolerance if isinstance(content.tolerance, Relative) else None
+    return replace(content, expected=outputs, tolerance=tolerance, output_tolerances={})
+
+
+def _actual_files(returned: Sequence[Value]) -> dict[str, bytes]:
+    files = {}
+    for index, value in enumerate(returned):
+        try:
+            tensor = tensor_of(value)  # type: ignore[arg-type] # a run keeps tensors alone
+        except ValueError:
+            continue
+        files[f"test_data_set_0/actual_{index}.pb"] = tensor.SerializeToString(deterministic=True)
+    return files
+
+
+def _readme(result: Result, record: RunRecord) -> str:
+    version = next((it.version for it in record.backends if it.name == result.backend), "")
+    lines = [
+        f"{result.outcome.value}: {printable(result.case)}",
+        f"backend: {printable(result.backend)} {printable(version)}".rstrip(),
+        f"case: {printable(str(result.location))}",
+        "",
+        failure_text(result),
+        "",
+        "again:",
+        f"  {printable(repeat_command(result, record.options))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _free_name(text: str, taken: set[str]) -> str:
+    """Return a file name for any text, and take it.
+
+    Only letters, digits, ``_``, ``-`` and inner dots are left, so that no name leads anywhere; one
+    that is taken, in whatever letter case, gets a number.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", text.replace("/", "-")).strip(".")[:_LONGEST] or "_"
+    name, number = plain, 1
+    while name.lower() in taken:
+        number += 1
+        name = f"{plain}-{number}"
+    taken.add(name.lower())
+    return name
