@@ -1,0 +1,146 @@
+"""``onnxopt backends check``: each rule is tied to a backend that breaks it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from exec_commands import spec
+
+from onnxopt_cli.backends.check.check import check_backend
+from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
+from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
+from onnxopt_cli.backends.check.rule import Verdict
+
+PLUGINS = Path(__file__).parent / "plugins"
+
+#: How exec_identity.py breaks which rules; what stands after the first follows from it.
+BREAKING_COMMANDS = {
+    "fields": ["overlooks fields that it does not know"],
+    "chatter": ["stays for the next case, and writes nothing unasked", ...],
+    "id": ["answers run with its id, and files in the folder", ...],
+    "folder": ["answers run with its id, and files in the folder", ...],
+    "damaged": ["reports a damaged model, and goes on"],
+    "unsupported": ["says that it does not know an operator"],
+    "type": ["gives outputs their element type and shape", ...],
+    "alike": ["answers the same question alike"],
+    "empty": ["survives an empty tensor"],
+    "large": ["survives a tensor of 10 MB"],
+    "names": ["survives names that are not ASCII"],
+    "shutdown": ["ends with exit code 0 on shutdown"],
+    "end-of-input": ["ends with exit code 0 when its input ends"],
+}
+BREAKING_PLUGINS = {
+    "Bare": ["returns a list, tuple or dict of outputs", ...],
+    "Scribbles": ["leaves its inputs as they are", ...],
+    "AcceptsAll": ["raises for a model that is wrong"],
+    "FailsForUnknown": ["says that it does not know an operator"],
+    "Doubles": ["gives outputs their element type and shape", ...],
+    "Counts": ["answers the same question alike"],
+    "EndsOnEmpty": ["survives an empty tensor"],
+    "CrashesOnLarge": ["survives a tensor of 10 MB"],
+    "CrashesOnNames": ["survives names that are not ASCII"],
+    "Prints": ["prints nothing"],
+}
+
+
+def command(breaks=""):
+    return spec(breaks, command=PLUGINS / "exec_identity.py", timeout=5)
+
+
+def plugin(name):
+    return f"python:{PLUGINS / 'rule_breakers.py'}:{name}"
+
+
+def broken(backend):
+    return [f.rule.name for f in check_backend(backend) if f.verdict is Verdict.FAIL]
+
+
+@pytest.mark.parametrize("breaks", BREAKING_COMMANDS)
+def test_a_command_that_breaks_a_rule_is_found_by_that_rule(breaks):
+    expected = BREAKING_COMMANDS[breaks]
+    found = broken(command(breaks))
+    assert expected[0] in found
+    assert expected[-1] is ... or found == expected
+
+
+@pytest.mark.parametrize("name", BREAKING_PLUGINS)
+def test_a_plugin_that_breaks_a_rule_is_found_by_that_rule(name):
+    expected = BREAKING_PLUGINS[name]
+    found = broken(plugin(name))
+    assert expected[0] in found
+    assert expected[-1] is ... or found == expected
+
+
+def test_every_rule_has_a_backend_that_breaks_it():
+    tied = {names[0] for names in BREAKING_COMMANDS.values()}
+    assert {rule.name for rule in COMMAND_RULES} - tied == {"answers hello"}
+    tied = {names[0] for names in BREAKING_PLUGINS.values()}
+    assert {rule.name for rule in PLUGIN_RULES} - tied == {"is found, and has prepare or run"}
+
+
+@pytest.mark.parametrize("backend", [command(), plugin("Keeps"), "numpy"])
+def test_a_backend_that_keeps_all_rules_passes_each(backend, onnxopt):
+    answer = onnxopt("backends", "check", backend)
+    lines = answer.out.splitlines()
+    count = len(tuple(COMMAND_RULES if backend.startswith("exec:") else PLUGIN_RULES))
+    assert answer.code == 0
+    assert lines[-1] == f"{count} pass"
+    assert sum(line.startswith("pass") for line in lines) == count
+
+
+def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
+    answer = onnxopt("backends", "check", plugin("CrashesOnLarge"))
+    words = " ".join(answer.out.split())
+    assert answer.code == 1
+    assert "fail survives a tensor of 10 MB its process was killed by SIGSEGV" in words
+    assert "to do: answer outputs, unsupported or an error" in words
+    assert words.endswith("10 pass, 1 fail")
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (spec("hello-error"), "no licence"),
+        (spec("hello-dies"), "ended with exit code 3"),
+        ("exec:./not-here", "is not there"),
+        (plugin("Nothing"), "neither prepare"),
+        (plugin("Misspelt"), "has no Misspelt"),
+        ("no-such-backend", "there is no backend"),
+    ],
+)
+def test_a_backend_that_does_not_start_breaks_the_first_rule_and_is_asked_no_more(
+    backend, words, onnxopt
+):
+    answer = onnxopt("backends", "check", backend)
+    assert answer.code == 1
+    assert words in " ".join(answer.out.split())
+    assert answer.out.splitlines()[-1] == "1 fail"
+
+
+def test_a_command_that_hangs_costs_its_timeout_only():
+    found = list(check_backend(spec("hello-hangs", timeout=0.3)))
+    assert len(found) == 1
+    assert found[0].found == "the command did not answer within 0.3 s, and was killed"
+
+
+def test_a_command_with_an_unknown_option_is_wrong_usage(onnxopt):
+    assert onnxopt("backends", "check", spec(speed="1")).code == 2
+
+
+def test_a_plugin_is_found_where_this_process_finds_it(workplace, monkeypatch):
+    (workplace / "here").mkdir()
+    (workplace / "here" / "vendor.py").write_text((PLUGINS / "rule_breakers.py").read_text())
+    monkeypatch.setattr(sys, "path", [str(workplace / "here"), *sys.path])
+    assert broken("python:vendor:Keeps") == []
+
+
+def test_what_a_command_states_is_what_it_is_asked(tmp_path):
+    script = tmp_path / "double_only.py"
+    text = (PLUGINS / "exec_identity.py").read_text()
+    script.write_text(text.replace(json.dumps("FLOAT"), json.dumps("DOUBLE")))
+    verdicts = {f.rule.name: f.verdict for f in check_backend(spec("", command=script))}
+    assert Verdict.FAIL not in verdicts.values()
+    assert verdicts["answers run with its id, and files in the folder"] is Verdict.NOT_SHOWN
