@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -126,6 +125,21 @@ def test_a_command_that_hangs_costs_its_timeout_only():
     assert found[0].found == "the command did not answer within 0.3 s, and was killed"
 
 
+@pytest.mark.parametrize("kind", ["command", "plugin"])
+def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it(
+    kind, monkeypatch, tmp_path
+):
+    if kind == "command":
+        backend = spec("hangs", tmp_path / "marker", timeout=0.3)
+    else:
+        monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 1.5)
+        backend = plugin("Sleeps")
+    *passed, last = check_backend(backend)
+    assert {finding.verdict for finding in passed} == {Verdict.PASS}
+    assert last.verdict is Verdict.FAIL
+    assert "and was killed" in last.found
+
+
 def test_a_command_with_an_unknown_option_is_wrong_usage(onnxopt):
     assert onnxopt("backends", "check", spec(speed="1")).code == 2
 
@@ -137,10 +151,19 @@ def test_a_plugin_is_found_where_this_process_finds_it(workplace, monkeypatch):
     assert broken("python:vendor:Keeps") == []
 
 
-def test_what_a_command_states_is_what_it_is_asked(tmp_path):
+def test_a_command_is_asked_about_types_that_it_states(tmp_path):
     script = tmp_path / "double_only.py"
     text = (PLUGINS / "exec_identity.py").read_text()
-    script.write_text(text.replace(json.dumps("FLOAT"), json.dumps("DOUBLE")))
+    script.write_text(text.replace('"FLOAT", "INT64"', '"DOUBLE"'))
+    findings = {f.rule.name: f for f in check_backend(spec("", command=script))}
+    assert {finding.verdict for finding in findings.values()} == {Verdict.PASS}
+    assert findings["gives outputs their element type and shape"].found == "DOUBLE"
+
+
+def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_ends(tmp_path):
+    script = tmp_path / "other_domain.py"
+    text = (PLUGINS / "exec_identity.py").read_text()
+    script.write_text(text.replace('"ai.onnx"', '"com.acme"'))
     verdicts = {f.rule.name: f.verdict for f in check_backend(spec("", command=script))}
     assert Verdict.FAIL not in verdicts.values()
     assert verdicts["answers run with its id, and files in the folder"] is Verdict.NOT_SHOWN

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -13,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from backend_models import model, one_node, value
+from conftest import REPOSITORY
 from exec_commands import spec
 from onnx import TensorProto, TypeProto, helper
 
@@ -28,6 +32,14 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 
+DIES_AFTER_STARTING = """\
+import os, signal
+from pathlib import Path
+from onnxopt_cli.backends.exec_process import CommandProcess
+process = CommandProcess(["sleep", "60"])
+print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 X = np.array([1.5, -2.0, np.nan], np.float32)
 
 
@@ -350,6 +362,24 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch):
     with pytest.raises(BackendHangs, match="was killed"):
         resolve_backend(spec("never-ends")).close()
     assert children() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_no_command_survives_whoever_started_it():
+    started = subprocess.run(
+        [sys.executable, "-c", DIES_AFTER_STARTING],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert started.returncode == -signal.SIGKILL
+    status = Path(f"/proc/{int(started.stdout)}/stat")
+    deadline = time.monotonic() + 5
+    # What has ended may still wait for somebody to ask how.
+    while status.exists() and status.read_text().rpartition(") ")[2][0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def children():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from itertools import count
 
 import numpy as np
@@ -83,6 +84,11 @@ class CrashesOnNames(Keeps):
         if not all(name.isascii() for name in inputs):
             os.abort()
         return super().run(model, inputs)
+
+
+class Sleeps(Keeps):
+    def run(self, _model, _inputs):
+        time.sleep(60)
 
 
 class Prints(Keeps):

@@ -17,7 +17,7 @@ from onnxopt_cli.errors import OnnxoptError
 def check_backend(text: str) -> Iterator[Finding]:
     """Yield what is found of each rule that a backend must keep.
 
-    Where the first rule, that it can be started, is broken, the others are not tested.
+    Where it does not even start, or hangs, the rules that follow are not tested.
 
     Args:
         text: how the user asks for the backend.
@@ -33,7 +33,7 @@ def check_backend(text: str) -> Iterator[Finding]:
         findings = findings_in_process(text, tuple(PLUGIN_RULES))
     for index, finding in enumerate(findings):
         yield finding
-        if index == 0 and finding.verdict is Verdict.FAIL:
+        if finding.hung or (index == 0 and finding.verdict is Verdict.FAIL):
             return
 
 

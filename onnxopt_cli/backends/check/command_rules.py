@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from time import perf_counter, sleep
 
-import numpy as np
-
 from onnxopt_cli.backends.check.common_rules import COMMON_RULES
 from onnxopt_cli.backends.check.questions import CANDIDATES, Question, question
 from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
@@ -85,7 +83,7 @@ def _command(subject: Subject) -> CommandSubject:
 
 
 def _simple(subject: Subject) -> Question:
-    array = np.array([1, 2, 3], np.float32)
+    array = subject.tensor()
     return subject.ask_what_it_runs(array) or question(CANDIDATES[0], array, subject.opset)
 
 

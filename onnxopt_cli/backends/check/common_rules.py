@@ -23,7 +23,7 @@ _ELEMENT_TYPES = ("FLOAT", "DOUBLE", "FLOAT16", "INT32", "INT64", "BOOL")
 
 def says_unsupported(subject: Subject) -> str:
     """An operator that nobody knows is reported as unsupported."""
-    asked = question(_UNKNOWN_OPERATOR, _tensor(), subject.opset)
+    asked = question(_UNKNOWN_OPERATOR, subject.tensor(), subject.opset)
     try:
         subject.returned(asked)
     except Unsupported as error:
@@ -58,7 +58,7 @@ def keeps_types(subject: Subject) -> str:
 
 def answers_alike(subject: Subject) -> str:
     """The same question has the same answer."""
-    asked = what_it_runs(subject, _tensor())
+    asked = what_it_runs(subject, subject.tensor())
     first, second = (answered(subject, asked) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if isinstance(one, np.ndarray) and one.tobytes() != np.asarray(other).tobytes():
@@ -68,17 +68,18 @@ def answers_alike(subject: Subject) -> str:
 
 def survives_empty(subject: Subject) -> str:
     """A tensor without elements is answered in an orderly way."""
-    return _survives(subject, np.zeros((0, 3), np.float32))
+    return _survives(subject, np.zeros((0, 3), subject.dtype))
 
 
 def survives_large(subject: Subject) -> str:
     """A tensor of ten megabytes is answered in an orderly way."""
-    return _survives(subject, np.arange(_TEN_MEGABYTES // 4, dtype=np.float32))
+    dtype = subject.dtype
+    return _survives(subject, np.ones(_TEN_MEGABYTES // dtype.itemsize, dtype))
 
 
 def survives_names(subject: Subject) -> str:
     """Names of inputs and outputs that are not ASCII are answered in an orderly way."""
-    return _survives(subject, _tensor(), _NOT_ASCII)
+    return _survives(subject, subject.tensor(), _NOT_ASCII)
 
 
 def what_it_runs(subject: Subject, array: Array) -> Question:
@@ -127,10 +128,6 @@ def _survives(subject: Subject, array: Array, names: tuple[str, str] = ("x", "y"
 
 def _words(error: Exception) -> str:
     return error.message if isinstance(error, OnnxoptError) else exception_text(error)
-
-
-def _tensor() -> Array:
-    return np.array([1, 2, 3], np.float32)
 
 
 _SURVIVE = "answer outputs, unsupported or an error, whatever the sizes and names are"

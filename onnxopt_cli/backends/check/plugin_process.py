@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from onnxopt_cli.backends.check.rule import Finding, Rule, Verdict, apply_rule
 from onnxopt_cli.backends.check.subject import BREAKDOWNS, PluginSubject
 from onnxopt_cli.backends.exec_process import CommandProcess
-from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
 # The process finds modules where this one does.
 _START = f"""\
@@ -40,7 +40,8 @@ def findings_in_process(text: str, rules: Sequence[Rule]) -> Iterator[Finding]:
             except BREAKDOWNS as error:
                 process.kill()
                 process = None
-                yield Finding(rule, Verdict.FAIL, _of_backend(error))
+                hung = isinstance(error, BackendHangs)
+                yield Finding(rule, Verdict.FAIL, _of_backend(error), hung)
                 continue
             verdict, found = json.loads(line)
             yield Finding(rule, Verdict(verdict), found)

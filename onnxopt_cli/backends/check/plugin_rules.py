@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-import numpy as np
-
 from onnxopt_cli.backends.check.common_rules import COMMON_RULES, answered, what_it_runs
 from onnxopt_cli.backends.check.questions import question
 from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
 from onnxopt_cli.backends.check.subject import PluginSubject, Subject
 from onnxopt_cli.core.text import exception_text
-from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Unsupported
 
 _STANDARD_OUTPUT = 1
@@ -25,20 +22,20 @@ def _starts(subject: Subject) -> str:
 
 
 def _returns_outputs(subject: Subject) -> str:
-    outputs = answered(subject, what_it_runs(subject, _tensor()))
+    outputs = answered(subject, what_it_runs(subject, subject.tensor()))
     return f"{len(outputs)} outputs"
 
 
 def _leaves_inputs(subject: Subject) -> str:
-    array = _tensor()
+    array = subject.tensor()
     subject.returned(what_it_runs(subject, array))
-    if array.tobytes() != _tensor().tobytes():
+    if array.tobytes() != subject.tensor().tobytes():
         raise Broken("an input is changed after the call")
     return "unchanged"
 
 
 def _refuses_dangling(subject: Subject) -> str:
-    asked = question("Identity", _tensor(), subject.opset)
+    asked = question("Identity", subject.tensor(), subject.opset)
     asked.model.graph.node[0].input[0] = "nowhere"
     try:
         subject.returned(asked)
@@ -51,7 +48,7 @@ def _refuses_dangling(subject: Subject) -> str:
 
 def _prints_nothing(subject: Subject) -> str:
     before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
-    asked = subject.ask_what_it_runs(_tensor())
+    asked = subject.ask_what_it_runs(subject.tensor())
     if asked is None:
         raise NotShown("it runs none of the models")
     subject.returned(asked)
@@ -59,10 +56,6 @@ def _prints_nothing(subject: Subject) -> str:
     if written:
         raise Broken(f"{written} bytes on standard output for one case")
     return "nothing"
-
-
-def _tensor() -> Array:
-    return np.array([1, 2, 3], np.float32)
 
 
 #: In the order in which they are tested.

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from onnxopt_cli.backends.check.subject import Subject
 from onnxopt_cli.core.text import exception_text
-from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
 
 class Verdict(StrEnum):
@@ -43,11 +43,13 @@ class Finding:
         rule: the rule.
         verdict: whether it is kept.
         found: what the backend did.
+        hung: whether it did not answer, so that every other rule would take as long.
     """
 
     rule: Rule
     verdict: Verdict
     found: str
+    hung: bool = False
 
 
 class Broken(Exception):
@@ -69,6 +71,7 @@ def apply_rule(rule: Rule, subject: Subject) -> Finding:
     except Broken as error:
         return Finding(rule, Verdict.FAIL, str(error))
     except OnnxoptError as error:
-        return Finding(rule, Verdict.FAIL, error.message)
+        hung = isinstance(error, BackendHangs)
+        return Finding(rule, Verdict.FAIL, error.message, hung)
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
         return Finding(rule, Verdict.FAIL, exception_text(error))

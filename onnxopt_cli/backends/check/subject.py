@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from onnx import helper
 
 from onnxopt_cli.backends.check.questions import CANDIDATES, OPSETS, Question, question
 from onnxopt_cli.backends.exec_backend import require_stated, timeout_of
@@ -40,6 +43,15 @@ class Subject:
         return question(operator, array, opset, names=names)
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """An element type that the backend may know."""
+        return np.dtype(np.float32)
+
+    def tensor(self) -> Array:
+        """Return a small tensor, the same at every call."""
+        return np.array([1, 2, 3], self.dtype)
+
+    @property
     def opsets(self) -> tuple[int, ...]:
         """Versions of ai.onnx that the backend may know, the likeliest first."""
         return OPSETS
@@ -50,7 +62,7 @@ class Subject:
         return self._runs[1] if self._runs else self.opsets[0]
 
     def _find_what_it_runs(self) -> tuple[str, int] | None:
-        array = np.array([1, 2, 3], np.float32)
+        array = self.tensor()
         for operator in CANDIDATES:
             for opset in self.opsets:
                 try:
@@ -107,6 +119,12 @@ class CommandSubject(Subject):
         if self._hello is None:
             self._hello = self.session.greet()
         return self._hello
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The first number type that the command states, float32 before all others."""
+        stated = [helper.tensor_dtype_to_np_dtype(dtype) for dtype in sorted(self.hello.dtypes)]
+        return next((dtype for dtype in stated if dtype.kind in "fiu"), super().dtype)
 
     @property
     def opsets(self) -> tuple[int, ...]:
