@@ -124,3 +124,18 @@ def test_operators_with_a_formula_are_found_wherever_they_hide():
     }}""")
     assert formula_operators(hidden) == (f"{DOMAIN}:Adagrad",)
     assert formula_operators(checked(hidden)) == ()
+
+
+@runtimes
+def test_a_functions_own_default_reaches_the_node_inside(runtime):
+    # 0.75 is the function's default of alpha; Adagrad's kin have another one, and Momentum none.
+    model = parsed(f"""<ir_version: 9, opset_import: ["": 15, "made.here": 1]>
+    g (INPUTS) => (float[2] Y) {{ Y = made.here.inner (R, T, X, G, V) }}
+    {FUNCTIONS.split("<domain", 2)[0]}<domain: "made.here", opset_import: ["": 15, "{DOMAIN}": 1]>
+inner <alpha: float = 0.75> (R, T, X, G, V) => (Z) {{
+    Y, W = {DOMAIN}.Momentum <alpha: float = @alpha, beta = 0.25, mode = "standard",
+        norm_coefficient = 0.125> (R, T, X, G, V)
+    Z = Add (Y, W)
+}}""")
+    (got,) = runtime(checked(model), VALUES)
+    np.testing.assert_array_equal(got, sum(momentum(*VALUES, alpha=0.75)))

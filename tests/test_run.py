@@ -231,7 +231,7 @@ def test_max_fail_stops_and_says_what_was_not_run(demo, onnxopt):
 
 def test_verbose_shows_every_output(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-v")
-    assert answer.out.count("X_new") == answer.out.count("V_new") == 2
+    assert answer.out.count("  X_new  float32[2]") == answer.out.count("  V_new  float32[2]") == 2
     assert "of the budget" in answer.out
 
 

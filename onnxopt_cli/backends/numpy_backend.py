@@ -36,7 +36,7 @@ class NumpyBackend:
         Raises:
             Unsupported: if onnx's evaluator has nothing for an operator.
         """
-        if _is_one_formula(model):
+        if sole_operator(model) is not None:
             return _Formula(model)
         with reporting_unsupported():
             return ReferenceModel(formula_evaluator(spell_out_defaults(model)))
@@ -53,11 +53,3 @@ class _Formula:
         call = cast("Call[Array]", sole_call(self._model, inputs))
         outputs = zip(self._model.graph.node[0].output, evaluate(call), strict=True)
         return [value for name, value in outputs if name]
-
-
-def _is_one_formula(model: onnx.ModelProto) -> bool:
-    operator = sole_operator(model)
-    return operator is not None and any(
-        (entry.domain, entry.version) == (operator.domain, operator.version)
-        for entry in model.opset_import
-    )

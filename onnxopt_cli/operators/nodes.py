@@ -19,12 +19,17 @@ def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.op_type for node in all_nodes(model)))
 
 
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that a node holds directly, as its attributes."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
 def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _walk(attribute.g.node)
-            elif attribute.type == onnx.AttributeProto.GRAPHS:
-                for graph in attribute.graphs:
-                    yield from _walk(graph.node)
+        for graph in subgraphs(node):
+            yield from _walk(graph.node)

@@ -16,6 +16,7 @@ from onnx import helper, inliner
 
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators import find_operator
+from onnxopt_cli.operators.function_defaults import spell_out_defaults
 from onnxopt_cli.operators.nodes import all_nodes
 
 #: Domain and name of a function; its overloads count as one.
@@ -38,10 +39,13 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     chosen = _functions_with_formulas(model)
     if not chosen:
         return inlined
+    # The inliner takes an operator's default for that of the function around it.
+    spelled = spell_out_defaults(model)
+    inlined.CopyFrom(spelled)
     # The inliner refuses a model for the imports of any function, so it gets to see the chosen.
     others = [function for function in model.functions if _id(function) not in chosen]
     del inlined.functions[:]
-    inlined.functions.extend(f for f in model.functions if _id(f) in chosen)
+    inlined.functions.extend(f for f in spelled.functions if _id(f) in chosen)
     _import_domains(inlined)
     try:
         inlined = inliner.inline_selected_functions(inlined, sorted(chosen))

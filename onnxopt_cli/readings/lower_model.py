@@ -11,10 +11,10 @@ from onnx import helper
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators import OPERATORS, find_operator
 from onnxopt_cli.operators.call import bind, node_attributes
-from onnxopt_cli.operators.nodes import all_nodes
+from onnxopt_cli.operators.nodes import all_nodes, subgraphs
 from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.readings.fresh_names import FreshNames
 from onnxopt_cli.readings.graph_tensors import GraphTensor, typed_tensors
-from onnxopt_cli.readings.graphs import FreshNames, subgraphs
 from onnxopt_cli.readings.inline_formulas import inline_formulas
 from onnxopt_cli.readings.lower_call import lower_call
 

@@ -1,4 +1,4 @@
-"""The graphs of a model, and the names they have taken."""
+"""The names that a model has taken, and new ones."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from onnxopt_cli.operators.nodes import all_nodes
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs that a node holds directly, as its attributes."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
+from onnxopt_cli.operators.nodes import all_nodes, subgraphs
 
 
 class FreshNames:
