@@ -8,6 +8,8 @@ import unicodedata
 # Control characters, format characters (bidirectional overrides among them), surrogates, and the
 # separators that some terminals take for line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# The last two codes of each plane are no characters; XML cannot hold them.
+_NONE = 0xFFFE
 _LONGEST = 4000
 # GitHub's runner takes an output line that begins so for a command to itself.
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
@@ -26,11 +28,15 @@ def printable(text: str, *, lines: bool = False) -> str:
         text = text.expandtabs(4)
     shown = "".join(
         character
-        if unicodedata.category(character) not in _HIDDEN or (lines and character == "\n")
+        if not _is_hidden(character) or (lines and character == "\n")
         else character.encode("unicode_escape", "surrogatepass").decode("ascii")
         for character in text
     )
     return _WORKFLOW_COMMAND.sub(r"\1\\x3a", shown)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in _HIDDEN or ord(character) & _NONE == _NONE
 
 
 def exception_text(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
@@ -85,6 +85,7 @@ def html_report(record: RunRecord) -> str:
     # Ours, and read from the package: not to be escaped.
     style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     failed = failures(record)
+    known = [it for it in record.results if it.conforms and it.outcome not in HARMLESS]
     page = environment.get_template("page.html").render(
         style=style,
         script=script,
@@ -94,8 +95,9 @@ def html_report(record: RunRecord) -> str:
         tallies=tallies(record),
         options=_options(record.options),
         used=[it for it in Outcome if any(result.outcome is it for result in record.results)],
-        rows=_matrix(record, failed),
+        rows=_matrix(record, [*failed, *known]),
         failures=failed,
+        known=known,
         measured=_measured(record),
         repeat=lambda result: repeat_command(result, record.options),
         text=diff_text,
@@ -129,9 +131,9 @@ def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _matrix(record: RunRecord, failed: list[Result]) -> list[tuple[str, list[_Cell | None]]]:
+def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[_Cell | None]]]:
     """Return each case with a cell a backend; None where the backend did not get to it."""
-    sections = {id(result): number for number, result in enumerate(failed, 1)}
+    sections = {id(result): number for number, result in enumerate(shown, 1)}
     rows: dict[str, dict[str, _Cell]] = {}
     for result in record.results:
         cells = rows.setdefault(result.case, {})

@@ -8,7 +8,6 @@ Source: https://github.com/jenkinsci/xunit-plugin, junit-10.xsd
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -20,8 +19,6 @@ from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.diff_text import failure_text, headline
 from onnxopt_cli.report.repeat import repeat_command
 
-# What XML 1.0 cannot hold and `printable` lets through.
-_NO_CHARACTERS = re.compile("[\ufffe\uffff]")
 #: Wrong answers; every other outcome that counts against the backend is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
 
@@ -34,7 +31,7 @@ def junit_report(record: RunRecord) -> str:
     root = Element("testsuites", name="onnxopt")
     for backend in record.backends:
         mine = [result for result in record.results if result.backend == backend.name]
-        suite = SubElement(root, "testsuite", name=_text(backend.name))
+        suite = SubElement(root, "testsuite", name=printable(backend.name))
         _add_properties(suite, {**record.versions, "backend": backend.version})
         for result in mine:
             _add_result(suite, result, record)
@@ -55,19 +52,19 @@ def _add_result(suite: Element, result: Result, record: RunRecord) -> None:
     case = SubElement(
         suite,
         "testcase",
-        name=_text(name),
-        classname=_text(group.replace("/", ".")),
+        name=printable(name),
+        classname=printable(group.replace("/", ".")),
         time=_seconds(result.seconds),
     )
     kind = _kind(result)
     if kind is not None:
         word = (result.standing or result.outcome).value
         told = headline(result) or result.expectation or word
-        child = SubElement(case, kind, type=word, message=_text(told))
+        child = SubElement(case, kind, type=word, message=printable(told))
         text = [str(result.location), failure_text(result)]
         if not result.conforms:
             text.append(f"again: {repeat_command(result, record.options)}")
-        child.text = _text("\n".join(filter(None, text)), lines=True)
+        child.text = printable("\n".join(filter(None, text)), lines=True)
 
 
 def _kind(result: Result) -> str | None:
@@ -83,17 +80,17 @@ def _add_problems(root: Element, problems: Sequence[Problem]) -> None:
     suite = SubElement(root, "testsuite", name="case and expectation files")
     for problem in problems:
         case = SubElement(
-            suite, "testcase", name=_text(problem.where), classname="files", time=_seconds(0)
+            suite, "testcase", name=printable(problem.where), classname="files", time=_seconds(0)
         )
-        error = SubElement(case, "error", type="invalid", message=_text(problem.what))
-        error.text = _text(str(problem), lines=True)
+        error = SubElement(case, "error", type="invalid", message=printable(problem.what))
+        error.text = printable(str(problem), lines=True)
     _count(suite, 0)
 
 
 def _add_properties(suite: Element, values: dict[str, str]) -> None:
     properties = SubElement(suite, "properties")
     for name, value in values.items():
-        SubElement(properties, "property", name=_text(name), value=_text(value))
+        SubElement(properties, "property", name=printable(name), value=printable(value))
 
 
 def _count(suite: Element, seconds: float) -> None:
@@ -105,7 +102,3 @@ def _count(suite: Element, seconds: float) -> None:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.6f}"
-
-
-def _text(text: str, *, lines: bool = False) -> str:
-    return _NO_CHARACTERS.sub(lambda it: f"\\u{ord(it[0]):04x}", printable(text, lines=lines))

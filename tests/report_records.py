@@ -1,0 +1,113 @@
+"""Records of runs to be rendered: an ordinary one, and one in which every name is hostile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from onnxopt_cli.compare import compare_outputs
+from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.core.tolerance import Budget
+from onnxopt_cli.errors import Problem
+
+#: What names, messages and values may hold.
+HOSTILE = (
+    "<script>document.title='owned'</script>",
+    '"><img src=x onerror="document.title=\'owned\'">',
+    "javascript:alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "a|b`c``d|e\\|f",
+    "[/x] [red]no[/red] [link](https://evil.example) ![i](https://evil.example/i.png)",
+    "https://evil.example www.evil.example @everyone #1",
+    "\x1b[31m\x00\x07 \u202egnp.exe \u2066x",
+    "\ufffe \uffff \udc80 ]]> <!-- -->",
+    "::error::owned\n::add-mask::x\r\n::set-output name=a::b",
+    "=cmd|' /C calc'!A0",
+    "../../etc/passwd",
+    "$\\frac{1}{0}$ 50%,x:y",
+    "</details></table><h1>owned",
+    "```\n# owned\n~~~",
+)
+
+
+def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
+    """An output of two elements, held against a derived budget; by default the second is off."""
+    expected = np.array([1.0, 2.0], dtype=np.float32)
+    budget = Budget(np.full(2, limit), factor=4.0)
+    got = np.array(actual, dtype=np.float32)
+    return compare_outputs({name: expected}, [got], lambda _: budget)[0]
+
+
+def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fields):
+    """A result of Adam; its outputs are wrong if it fails."""
+    right = [diff(name, actual=(1.0, 2.0)) for name in ("V_new", "H_new")]
+    diffs = ()
+    if outcome in (Outcome.PASS, Outcome.FAIL):
+        diffs = (diff(actual=(1.0, 2.0) if outcome is Outcome.PASS else (1.0, 2.5)), *right)
+    usual = {
+        "location": Location(Path("cases/demo.yaml"), 7),
+        "operators": ("Adam",),
+        "diffs": diffs,
+        "seconds": 0.25,
+    }
+    return Result(case=case, backend=backend, outcome=outcome, **(usual | fields))
+
+
+def record(*results, **fields):
+    """A run that gave these results."""
+    names = dict.fromkeys(it.backend for it in results)
+    usual = {
+        "versions": {"onnxopt": "1.2.3", "python": "3.11"},
+        "backends": tuple(BackendIdentity(name, "9.9") for name in names),
+        "options": {"targets": ["cases"]},
+        "exit_code": int(not all(it.conforms for it in results)),
+    }
+    return RunRecord(results=results, **(usual | fields))
+
+
+def every_outcome():
+    """A run with a result of each outcome, and each standing."""
+    results = [
+        result(
+            f"demo/adam/{outcome.value}",
+            outcome=outcome,
+            message="" if outcome in (Outcome.PASS, Outcome.FAIL) else f"says {outcome.value}",
+        )
+        for outcome in Outcome
+    ]
+    failing = result("demo/adam/known", outcome=Outcome.FAIL)
+    results.append(replace(failing, standing=Standing.EXPECTED, expectation="known: see 12"))
+    passing = result("demo/adam/surprise")
+    results.append(replace(passing, standing=Standing.UNEXPECTED_PASS, expectation="known: gone"))
+    return record(*results)
+
+
+def hostile():
+    """A run in which everything that others may choose is hostile, on three backends."""
+    results = []
+    for number, text in enumerate(HOSTILE):
+        for backend in ("numpy", HOSTILE[0], HOSTILE[4]):
+            outcome = (Outcome.FAIL, Outcome.ERROR, Outcome.PASS)[number % 3]
+            it = result(f"demo/{text}", backend, outcome, message=text if number % 3 else "")
+            diffs = tuple(replace(output, name=f"{output.name} {text}") for output in it.diffs)
+            place = Location(Path(text.replace("\0", "")), number)
+            results.append(replace(it, diffs=diffs, location=place, printed=text))
+    strings = np.array(HOSTILE, dtype=object)
+    blank = np.full(len(HOSTILE), "", dtype=object)
+    told = compare_outputs({"texts": strings}, [blank], lambda _: None, worst=len(HOSTILE))
+    results.append(result("demo/texts", "numpy", Outcome.FAIL, diffs=told, operators=HOSTILE))
+    return record(
+        *results,
+        options={"targets": list(HOSTILE), "expect": HOSTILE[0]},
+        versions={"onnxopt": "1.2.3", "machine": HOSTILE[0]},
+        problems=tuple(Problem(f"{text}:3", text) for text in HOSTILE),
+        findings=tuple(Problem(text, text) for text in HOSTILE),
+        explanations=tuple(Explanation(text, text, text, (text,), (text,)) for text in HOSTILE),
+        exit_code=1,
+    )

@@ -1,0 +1,158 @@
+"""The HTML page in Chromium: it works, asks for nothing, and hostile names do nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from report_records import hostile, record, result
+
+from onnxopt_cli.core.outcome import Outcome
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+from onnxopt_cli.report.html import html_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+
+
+class Browser:
+    """Opens a page and keeps what it became, what it said and what it asked for."""
+
+    def __init__(self, folder, run):
+        self.folder = folder
+        self.page = folder / "report.html"
+        self.page.write_text(html_report(run), encoding="utf-8")
+
+    def open(self, fragment="", *flags):
+        log = self.folder / "network.json"
+        done = subprocess.run(
+            [
+                CHROMIUM,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--no-first-run",
+                "--enable-logging=stderr",
+                "--virtual-time-budget=2000",
+                f"--user-data-dir={self.folder / 'profile'}",
+                f"--log-net-log={log}",
+                "--dump-dom",
+                *flags,
+                f"{self.page.as_uri()}{fragment}",
+            ],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+            check=True,
+        )
+        self.dom = done.stdout
+        self.console = re.findall(r"CONSOLE.*", done.stderr)
+        self.asked = requests_in(log.read_text(encoding="utf-8"))
+        assert "</html>" in self.dom
+        return self
+
+    def shown_cases(self):
+        body = re.search(r"<tbody>(.*?)</tbody>", self.dom, re.DOTALL)[1]
+        rows = re.findall(r'<tr([^>]*)><th scope="row"><bdi[^>]*>(.*?)</bdi>', body)
+        return [case for attributes, case in rows if "hidden" not in attributes]
+
+
+def requests_in(log):
+    """URLs that the page's own renderer asked the network for."""
+    if not log.rstrip().endswith("}"):
+        log = f"{log.rstrip().rstrip(',')}]}}"
+    events = json.loads(log)["events"]
+    urls = {event.get("params", {}).get("url", "") for event in events}
+    initiators = {event.get("params", {}).get("initiator", "") for event in events}
+    assert initiators <= {"", "not an origin"}, initiators
+    return {url for url in urls if "evil.example" in url}
+
+
+@pytest.fixture
+def browser(tmp_path):
+    return lambda run: Browser(tmp_path, run)
+
+
+@pytest.fixture
+def several():
+    return record(
+        result("demo/adam/b", "numpy"),
+        result("demo/adam/b", "other", Outcome.FAIL),
+        result("demo/adam/a", "numpy"),
+        result("demo/adam/a", "other"),
+        result("demo/momentum/c", "numpy", Outcome.ERROR, message="no"),
+        result("demo/momentum/c", "other"),
+    )
+
+
+def test_the_page_opens_without_an_error_and_without_a_request(browser, several):
+    seen = browser(several).open()
+    assert seen.console == []
+    assert seen.asked == set()
+    assert seen.shown_cases() == ["demo/adam/b", "demo/adam/a", "demo/momentum/c"]
+    assert "3 of 3 cases" in seen.dom
+
+
+@pytest.mark.parametrize(
+    ("fragment", "cases"),
+    [
+        ("#text=ADAM", ["demo/adam/b", "demo/adam/a"]),
+        ("#outcome=fail", ["demo/adam/b"]),
+        ("#text=momentum&outcome=fail", []),
+        ("#sort=0", ["demo/adam/a", "demo/adam/b", "demo/momentum/c"]),
+        ("#sort=-0", ["demo/adam/a", "demo/adam/b", "demo/momentum/c"][::-1]),
+        ("#sort=2", ["demo/adam/b", "demo/adam/a", "demo/momentum/c"]),
+        ("#sort=99&text=%ZZ", []),
+    ],
+)
+def test_the_address_says_what_is_shown_and_in_what_order(browser, several, fragment, cases):
+    seen = browser(several).open(fragment)
+    assert seen.shown_cases() == cases
+    assert seen.console == []
+
+
+def test_the_address_of_a_failure_unfolds_it(browser, several):
+    seen = browser(several).open("#failure-2")
+    opened = re.findall(r"<details[^>]*\bopen\b[^>]*>", seen.dom)
+    assert len(opened) == 1
+    assert 'id="failure-2"' in opened[0]
+
+
+def test_hostile_names_do_nothing(browser):
+    seen = browser(hostile()).open("#text=<script>document.title='owned'</script>")
+    assert "<title>onnxopt does not conform</title>" in seen.dom
+    assert seen.console == []
+    assert seen.asked == set()
+    assert len(re.findall("<script", seen.dom)) == 1
+
+
+def test_a_script_that_got_into_the_page_all_the_same_would_not_run(browser, several):
+    page = browser(several)
+    text = page.page.read_text(encoding="utf-8")
+    injected = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+    page.page.write_text(text.replace("<main>", f"<main>{injected}"), encoding="utf-8")
+    seen = page.open()
+    assert "<title>owned" not in seen.dom
+    assert any("Content Security Policy" in line for line in seen.console)
+
+
+def test_without_a_script_the_table_is_there(browser, several):
+    page = browser(several)
+    text = page.page.read_text(encoding="utf-8")
+    page.page.write_text(re.sub(r"<script>.*</script>", "", text, flags=re.DOTALL), "utf-8")
+    seen = page.open()
+    assert len(seen.shown_cases()) == 3
+    assert '<form id="filter" role="search" hidden' in seen.dom
