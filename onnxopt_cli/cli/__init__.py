@@ -23,7 +23,8 @@ _COMMANDS = {
     "audit": "Grade cases: which wrong implementations do they reject?",
     "lower": "Replace training operators by primitive ones.",
     "backends": "List the backends that can be tested.",
-    "schema": "Print the JSON Schema of case files.",
+    "report": "Make reports of logs, join them, compare them.",
+    "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
 _INTERNAL = 3

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxopt_cli.cli.run_limits import setting, worker_options
+from onnxopt_cli.cli.session_options import session_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from onnxopt_cli.core.record import Explanation
-    from onnxopt_cli.core.result import Result
     from onnxopt_cli.run.expectation import Judging
-    from onnxopt_cli.run.runner import Plan
 
 
 class _Limit(click.ParamType[float]):
@@ -89,6 +83,7 @@ class _Limit(click.ParamType[float]):
     help="When to replace training operators by primitive ones.",
 )
 @worker_options
+@session_options
 @click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")
 @click.option("--max-fail", type=click.IntRange(min=1), default=None, help="Stop after so many.")
 @click.option(
@@ -124,26 +119,18 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.cli.run_display import Display
+    from onnxopt_cli.cli.run_session import Request, conclude, run_session
     from onnxopt_cli.errors import NothingSelected
-    from onnxopt_cli.report.artifacts import check_folder, write_artifacts
-    from onnxopt_cli.report.files import Reports, append_step_summary
     from onnxopt_cli.run.executors import open_executors
-    from onnxopt_cli.run.gate import exit_code
-    from onnxopt_cli.run.identity import make_record
     from onnxopt_cli.run.interruption import interruptible
-    from onnxopt_cli.run.runner import Plan, run
+    from onnxopt_cli.run.runner import Plan
     from onnxopt_cli.run.select import Selection
 
-    reports = Reports.parse(options["reports"])
-    if options["artifacts"]:
-        check_folder(options["artifacts"])
-    judging = _judging(options)
+    request = Request.parse({"targets": targets, **options}, setting(options))
     names = list(dict.fromkeys(options["backends"]))
-    results: list[Result] = []
     with (
         interruptible() as interruption,
-        open_executors(names, setting(options), interruption) as backends,
+        open_executors(names, request.setting, interruption) as backends,
     ):
         collection = collect(targets)
         selection = Selection(options["pattern"], options["operators"], options["tags"])
@@ -151,7 +138,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
             cases=selection.choose(collection.cases),
             backends=backends,
             problems=collection.problems,
-            judging=judging,
+            judging=_judging(options),
             max_fail=options["max_fail"] or 0,
             interruption=interruption,
         )
@@ -162,40 +149,9 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
             )
         for backend in backends:
             backend.ready()
-        started = perf_counter()
-        with Display(plan, options) as display:
-            for row in run(plan):
-                display.show(row)
-                results.extend(row)
-    code = interruption.exit_code or exit_code(results, plan.problems)
-    explanations = _explanations(plan, results) if options["explain"] else []
-    display.finish(results, explanations, perf_counter() - started)
-    record = make_record(plan, results, {"targets": targets, **_plain(options)}, code)
-    record = replace(record, explanations=tuple(explanations))
-    reports.write(record)
-    append_step_summary(record)
-    if options["artifacts"]:
-        cases = {case.id: case for case in plan.cases}
-        write_artifacts(options["artifacts"], record, cases, judging)
-    return code
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options as JSON can hold them."""
-    return {name: str(it) if isinstance(it, Path) else it for name, it in options.items()}
-
-
-def _explanations(plan: Plan, results: Sequence[Result]) -> list[Explanation]:
-    """Explain failures; nothing is imported for it where there are none."""
-    from onnxopt_cli.core.outcome import Outcome
-
-    if not any(result.outcome is Outcome.FAIL for result in results):
-        return []
-    from onnxopt_cli.cli.console import stderr
-    from onnxopt_cli.run.explain import explain
-
-    with stderr().status("looking for a known mistake that does this"):
-        return explain(results, {case.id: case for case in plan.cases})
+        session = request.open(plan, [case.id for case in collection.cases])
+        display = run_session(session, options)
+    return conclude(session, display, request)
 
 
 def _judging(options: dict[str, Any]) -> Judging:

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from onnxopt_cli.cli.console import stderr, stdout
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
-from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report import terminal
@@ -76,11 +76,19 @@ class Display:
                 for line in terminal.output_lines(result):
                     self._print(line)
 
-    def finish(
-        self, results: Sequence[Result], explanations: Sequence[Explanation], seconds: float
-    ) -> None:
+    def show_rerun(self, result: Result) -> None:
+        """Print what running a case again has shown."""
+        if result.flaky and not self._quiet:
+            self._print(terminal.case_line([result], self._id_width))
+
+    def note(self, text: str) -> None:
+        """Print what was written beside the results."""
+        self._print(Text(text))
+
+    def finish(self, record: RunRecord, seconds: float) -> None:
         """Print the failures, the summary, the verdict and what explains it."""
-        failures = [it for it in results if it.outcome not in HARMLESS | _BRIEF]
+        results = record.results
+        failures = [it for it in results if not it.conforms and it.outcome not in _BRIEF]
         if not self._quiet:
             for result in failures[:_PANELS]:
                 about = self._about.get(result.case, "")
@@ -98,9 +106,11 @@ class Display:
             self._console.print()
             self._console.print(measured)
         self._console.print()
+        for line in terminal.finding_lines(record.findings):
+            self._print(line)
         for line in terminal.verdict(results, seconds):
             self._print(line)
-        for line in terminal.explanation_lines(explanations):
+        for line in terminal.explanation_lines(record.explanations):
             self._print(line)
         if self._plan.problems:
             count = len(self._plan.problems)
@@ -110,7 +120,7 @@ class Display:
         """Print each reason for which cases are unsupported once."""
         reasons: dict[tuple[str, str], int] = {}
         for result in results:
-            if result.outcome is Outcome.UNSUPPORTED:
+            if result.outcome is Outcome.UNSUPPORTED and not result.conforms:
                 key = (result.backend, result.message)
                 reasons[key] = reasons.get(key, 0) + 1
         for (backend, reason), count in list(reasons.items())[:_PANELS]:

@@ -15,7 +15,9 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import Problem
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.repeat import repeat_command
 
@@ -25,14 +27,24 @@ _STYLES = {
     Outcome.NOT_RUN: "dim",
     Outcome.UNSUPPORTED: "yellow",
 }
+_REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 
 
 def outcome_text(result: Result) -> Text:
     """Return the outcome in a word; capitals say that it counts against the backend."""
     outcome = result.outcome
-    word = outcome.value if outcome in _STYLES else outcome.value.upper()
-    text = Text(word, style=_STYLES.get(outcome, "bold red"))
-    return text.append(" (lowered)", style="dim") if result.lowered else text
+    if result.standing is Standing.EXPECTED and outcome not in HARMLESS:
+        return Text(f"{outcome.value} (expected)", style="dim")
+    loud = outcome not in _STYLES or result.standing is Standing.UNEXPECTED_PASS
+    word = outcome.value.upper() if loud else outcome.value
+    text = Text(word, style="bold red" if loud else _STYLES[outcome])
+    if result.lowered:
+        text.append(" (lowered)", style="dim")
+    if result.flaky:
+        text.append(f" (flaky: {printable(result.flaky)})", style="bold red")
+    elif result.standing in _REMARKS:
+        text.append(f" ({_REMARKS[result.standing]})", style="dim")
+    return text
 
 
 def case_line(results: Sequence[Result], id_width: int) -> Text:
@@ -80,6 +92,8 @@ def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -
         parts.append(Text(printable(about), style="italic"))
     if result.message:
         parts.append(Text(result.message))
+    if result.expectation:
+        parts.append(Text(printable(result.expectation), style="yellow"))
     if result.printed:
         parts.append(Text(result.printed, style="dim"))
     for diff in result.diffs:
@@ -160,9 +174,13 @@ def verdict(results: Sequence[Result], seconds: float) -> list[Text]:
         mine = [result for result in results if result.backend == backend]
         counts = Counter(result.outcome for result in mine)
         parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
-        conforms = all(result.outcome in HARMLESS for result in mine)
+        conforms = all(result.conforms for result in mine)
         word = Text("conforms", "bold green") if conforms else Text("does not conform", "bold red")
         line = Text.assemble(printable(backend), " ", word, f": {parts}")
+        standings = Counter(it.standing for it in mine if it.standing and not _plain(it))
+        if standings:
+            parts = ", ".join(f"{standings[it]} {it}" for it in Standing if standings[it])
+            line.append(f" ({parts})")
         lowered = sum(result.lowered for result in mine)
         if lowered:
             line.append(f", {lowered} of them lowered")
@@ -177,7 +195,20 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
         yield line.append(printable(it.text), style="" if it.deviations else "dim")
 
 
+def finding_lines(findings: Sequence[Problem]) -> list[Text]:
+    """Return a line for each entry of an expectation file that no longer holds."""
+    return [
+        Text.assemble(("expectation ", "bold red"), printable(f"{it.where}: {it.what}"))
+        for it in findings
+    ]
+
+
 _FEW = 12
+
+
+def _plain(result: Result) -> bool:
+    """Tell whether a result is what a case without any expectation would have."""
+    return result.standing is Standing.EXPECTED and result.outcome in HARMLESS
 
 
 def _operator(result: Result) -> str:

@@ -18,6 +18,7 @@ _OTHER = frozenset(
     {
         "artifacts",
         "backends",
+        "explain",
         "expect",
         "jobs",
         "log",

@@ -101,6 +101,19 @@ def read_log(path: Path) -> Log | None:
     return log
 
 
+def read_record(path: Path) -> RunRecord:
+    """Read the run that a log records, finished or not.
+
+    Raises:
+        UsageError: if the file cannot be read, is no log, or was cut off before anything was
+            written; names the first line that is wrong.
+    """
+    log = read_log(path)
+    if log is None:
+        raise UsageError(f"the log {printable(str(path))} has no record")
+    return log.record
+
+
 def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line.decode("utf-8"), parse_constant=_no_constant)

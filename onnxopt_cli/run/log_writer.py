@@ -6,11 +6,14 @@ import contextlib
 import errno
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.record_json import explanation_to_json, problem_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
@@ -114,6 +117,19 @@ class LogWriter:
             if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
                 raise
         self._synchronised = monotonic()
+
+
+def footer(record: RunRecord) -> dict[str, Any]:
+    """Return the last record of a run's log."""
+    counts = Counter(result.outcome.value for result in record.results)
+    return {
+        "record": "footer",
+        "exit_code": record.exit_code,
+        "counts": dict(sorted(counts.items())),
+        "problems": list(map(problem_to_json, record.problems)),
+        "findings": list(map(problem_to_json, record.findings)),
+        "explanations": list(map(explanation_to_json, record.explanations)),
+    }
 
 
 def _open(path: Path, flags: int) -> int:

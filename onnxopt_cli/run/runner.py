@@ -73,6 +73,11 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             yield asides
 
 
+def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
+    """Run one case, whether it is one of the plan's or not, and return its results."""
+    return _results(plan, _ask(plan, case))
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A case that has been read and, unless it is invalid, submitted to every backend."""

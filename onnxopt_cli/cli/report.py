@@ -1,0 +1,103 @@
+"""``onnxopt report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_LOG = click.Path(path_type=Path)
+
+
+@click.group("report")
+def command() -> None:
+    """Make reports of logs, join them, compare them.
+
+    \b
+    onnxopt run --log run.jsonl
+    onnxopt report render run.jsonl --report html=run.html
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+
+
+@command.command("render")
+@click.argument("log", type=_LOG)
+@click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    required=True,
+    metavar="FORMAT=PATH",
+    help="What to write, as for onnxopt run; may be given several times.",
+)
+def render(log: Path, reports: tuple[str, ...]) -> int:
+    """Write reports of a run from its log, finished or not.
+
+    \b
+    onnxopt report render run.jsonl --report json=run.json
+    """  # noqa: D301 - likewise
+    from onnxopt_cli.report.files import Reports
+    from onnxopt_cli.run.log_reader import read_record
+
+    wanted = Reports.parse(reports)
+    wanted.write(read_record(log))
+    return 0
+
+
+@command.command("merge")
+@click.argument("logs", type=_LOG, nargs=-1, required=True, metavar="LOG...")
+@click.option("-o", "--output", type=_LOG, required=True, metavar="OUT", help="The log to write.")
+def merge(logs: tuple[Path, ...], output: Path) -> int:
+    """Join the logs of all shards of a run, and judge the whole.
+
+    \b
+    onnxopt run --shard 1/2 --log 1.jsonl
+    onnxopt run --shard 2/2 --log 2.jsonl
+    onnxopt report merge 1.jsonl 2.jsonl -o run.jsonl
+
+    Exits as the whole run would have; with 2 if a shard is missing, given twice, not finished or of
+    another run.
+    """  # noqa: D301 - likewise
+    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.report import terminal
+    from onnxopt_cli.run.merge import merge_logs
+
+    record = merge_logs(logs, output)
+    seconds = sum(result.seconds for result in record.results)
+    lines = [
+        *terminal.finding_lines(record.findings),
+        *terminal.verdict(record.results, seconds),
+    ]
+    for line in lines:
+        stdout().print(line, soft_wrap=True)
+    return record.exit_code or 0
+
+
+@command.command("diff")
+@click.argument("old", type=_LOG)
+@click.argument("new", type=_LOG)
+def diff(old: Path, new: Path) -> int:
+    """Say what got better and what got worse from one run to another.
+
+    Outcomes are compared and, where they are the same, the errors of every output: as share of the
+    budget, and in ulp.
+
+    \b
+    onnxopt report diff before.jsonl after.jsonl
+
+    Exits with 1 if something got worse.
+    """  # noqa: D301 - likewise
+    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.report.comparison import (
+        Direction,
+        compare_runs,
+        comparison_table,
+        comparison_verdict,
+    )
+    from onnxopt_cli.run.log_reader import read_record
+
+    changes = compare_runs(read_record(old), read_record(new))
+    if changes:
+        stdout().print(comparison_table(changes))
+        stdout().print()
+    stdout().print(comparison_verdict(changes))
+    return int(any(change.direction is Direction.WORSE for change in changes))

@@ -1,0 +1,142 @@
+"""From the options of ``onnxopt run`` to a session, and through it to an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from onnxopt_cli.cli.run_display import Display
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.report.artifacts import check_folder, write_artifacts
+from onnxopt_cli.report.files import Reports, append_step_summary
+from onnxopt_cli.run.executors import Setting
+from onnxopt_cli.run.expect_update import update_expectations
+from onnxopt_cli.run.expectations import Expectations
+from onnxopt_cli.run.runner import Plan
+from onnxopt_cli.run.session import Session, Terms
+from onnxopt_cli.run.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user wants of a run beside its cases, checked before anything starts.
+
+    Attributes:
+        options: the command's options by name, targets included.
+        setting: how backends are run.
+        reports: the reports to write.
+        expectations: what is expected of the cases.
+        shard: which part of them runs; None for all.
+    """
+
+    options: Mapping[str, Any]
+    setting: Setting
+    reports: Reports
+    expectations: Expectations
+    shard: Shard | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any], setting: Setting) -> Request:
+        """Read and check the options.
+
+        Raises:
+            UsageError: if one is wrong, or an expectation file is.
+        """
+        reports = Reports.parse(options["reports"])
+        if options["artifacts"]:
+            check_folder(options["artifacts"])
+        shard = Shard.parse(options["shard"]) if options["shard"] else None
+        log, resume, update = options["log"], options["resume"], options["update_expect"]
+        if shard and update:
+            raise UsageError("--update-expect needs a whole run, --shard runs a part of one")
+        if log and resume and Path(log).resolve() != Path(resume).resolve():
+            raise UsageError("--resume goes on writing the log it reads; --log names another one")
+        files = [Path(path) for path in options["expect"]]
+        if update:
+            if not Path(update).absolute().parent.is_dir():
+                raise UsageError(f"--update-expect cannot write {update}: the folder must exist")
+            files = [path for path in files if path.resolve() != Path(update).resolve()]
+            files += [Path(update)] if Path(update).exists() else []
+        return cls(options, setting, reports, Expectations.read(tuple(files)), shard)
+
+    def open(self, plan: Plan, ids: Sequence[str]) -> Session:
+        """Return the session, ready to run.
+
+        Args:
+            plan: what to run, all shards of it, on backends that have started.
+            ids: of all cases that the targets hold, selected or not.
+
+        Raises:
+            UsageError: if the log cannot be written, or the one to be resumed is of another run.
+        """
+        terms = Terms(
+            selected=plan.cases,
+            ids=ids,
+            expectations=self.expectations,
+            options=self.options,
+            setting=self.setting,
+            shard=self.shard,
+            reruns=self.options["rerun"] or 0,
+        )
+        if self.shard:
+            plan = replace(plan, cases=self.shard.choose(plan.cases))
+        path = self.options["resume"] or self.options["log"]
+        session = Session(plan, terms, Path(path) if path else None)
+        if self.options["resume"]:
+            session.resume()
+        else:
+            session.begin()
+        return session
+
+
+def run_session(session: Session, options: Mapping[str, Any]) -> Display:
+    """Run a session and show each result; return what shows the rest."""
+    display = Display(session.plan, options)
+    with display:
+        for row in session.rows():
+            display.show(row)
+        for result in session.rerun():
+            display.show_rerun(result)
+    return display
+
+
+def conclude(session: Session, display: Display, request: Request) -> int:
+    """End a session, show the verdict, write what was asked for, and return the exit code.
+
+    Raises:
+        UsageError: if a file cannot be written; the verdict has been shown by then.
+    """
+    options = request.options
+    seconds = perf_counter() - session.began
+    explanations = _explanations(session) if options["explain"] else []
+    record = session.finish(explanations)
+    display.finish(record, seconds)
+    if request.shard and not session.plan.cases:
+        display.note(f"no selected case belongs to shard {request.shard}")
+    if options["update_expect"]:
+        path = Path(options["update_expect"])
+        terms = session.terms
+        display.note(update_expectations(path, terms.expectations, record, terms.ids))
+    request.reports.write(record)
+    append_step_summary(record)
+    if options["artifacts"]:
+        cases = {case.id: case for case in session.plan.cases}
+        write_artifacts(options["artifacts"], record, cases, session.plan.judging)
+    session.require_log()
+    return record.exit_code or 0
+
+
+def _explanations(session: Session) -> list[Explanation]:
+    """Explain failures; nothing is imported for it where there are none."""
+    if not any(result.outcome is Outcome.FAIL for result in session.results):
+        return []
+    from onnxopt_cli.cli.console import stderr
+    from onnxopt_cli.run.explain import explain
+
+    with stderr().status("looking for a known mistake that does this"):
+        return explain(session.results, {case.id: case for case in session.plan.cases})

@@ -1,0 +1,158 @@
+"""What got better and what got worse from one run to another. Nothing here prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rich.table import Table
+from rich.text import Text
+
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.report import numbers
+
+# Outcomes that are not named here are the worst.
+_RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
+_WORST = 4
+
+
+class Direction(StrEnum):
+    """Where a change leads."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two runs.
+
+    Attributes:
+        direction: where it leads.
+        case: the case's id.
+        backend: the backend in the new run, or in the old one where the case is gone.
+        what: the outcome, or an output.
+        before: how it was; empty where there was no result.
+        now: how it is; empty where there is no result.
+    """
+
+    direction: Direction
+    case: str
+    backend: str
+    what: str
+    before: str
+    now: str
+
+
+def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
+    """Return all that changed in outcome or accuracy, what got worse first.
+
+    Backends are compared by name; where each run has but one, these two are compared.
+    """
+    before, after = _by_case(old), _by_case(new)
+    changes = [
+        change
+        for key in dict.fromkeys([*after, *before])
+        for change in _changes(before.get(key), after.get(key))
+    ]
+    order = list(Direction)
+    return sorted(changes, key=lambda change: order.index(change.direction))
+
+
+def comparison_table(changes: Sequence[Change]) -> Table:
+    """Return changes as a table."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    for title in ("", "case", "backend", "what", "before", "now"):
+        table.add_column(title, overflow="fold")
+    styles = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.OTHER: "dim"}
+    for it in changes:
+        cells = (it.case, it.backend, it.what, it.before or "-", it.now or "-")
+        first = Text(it.direction.value, styles[it.direction])
+        table.add_row(first, *(Text(printable(cell)) for cell in cells))
+    return table
+
+
+def comparison_verdict(changes: Sequence[Change]) -> Text:
+    """Return the changes in numbers."""
+    if not changes:
+        return Text("nothing changed", "green")
+    counts = [
+        f"{sum(change.direction is direction for change in changes)} {direction}"
+        for direction in Direction
+    ]
+    return Text(", ".join(counts))
+
+
+def _by_case(record: RunRecord) -> dict[tuple[str, str], Result]:
+    single = len(record.backends) == 1
+    return {(it.case, "" if single else it.backend): it for it in record.results}
+
+
+def _changes(before: Result | None, now: Result | None) -> Iterator[Change]:
+    there = now or before
+    if there is None:
+        return
+    case, backend = there.case, there.backend
+    was, is_now = (_word(before), _word(now))
+    if was != is_now:
+        yield Change(_direction(before, now), case, backend, "outcome", was, is_now)
+        return
+    if before is None or now is None:
+        return
+    old = {diff.name: diff for diff in before.diffs}
+    for diff in now.diffs:
+        if diff.name in old:
+            yield from _accuracy(case, backend, old[diff.name], diff)
+
+
+def _word(result: Result | None) -> str:
+    if result is None:
+        return ""
+    return f"{result.outcome} (flaky)" if result.flaky else result.outcome.value
+
+
+def _direction(before: Result | None, now: Result | None) -> Direction:
+    """Say where a change of outcome leads; a case that came or went leads nowhere."""
+    if before is None or now is None or Outcome.NOT_RUN in {before.outcome, now.outcome}:
+        return Direction.OTHER
+    old, new = _rank(before), _rank(now)
+    if old == new:
+        return Direction.OTHER
+    return Direction.WORSE if new > old else Direction.BETTER
+
+
+def _rank(result: Result) -> float:
+    # What passes now and then is worse than what passes, and better than what fails.
+    rank = _RANKS.get(result.outcome, _WORST)
+    return min(rank, 2.5) if result.flaky else rank
+
+
+def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
+    """Yield how an output's error changed, in budgets where both have the same, and in ulp."""
+    if str(old.tolerance) == str(new.tolerance):
+        measures = [("of the budget", old.budget_used, new.budget_used)]
+    else:
+        measures = [("abs error", old.max_absolute, new.max_absolute)]
+    if old.max_ulp is not None and new.max_ulp is not None:
+        measures.append(("ulp", old.max_ulp, new.max_ulp))
+    for unit, was, now in measures:
+        if _size(now) != _size(was):
+            direction = Direction.WORSE if _size(now) > _size(was) else Direction.BETTER
+            before, after = (f"{_number(number)} {unit}" for number in (was, now))
+            yield Change(direction, case, backend, new.name, before, after)
+            return
+
+
+def _size(number: float) -> float:
+    return math.inf if math.isnan(number) else number
+
+
+def _number(number: float) -> str:
+    return numbers.count(number) if isinstance(number, int) else numbers.error(number)

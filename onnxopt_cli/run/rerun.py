@@ -1,0 +1,123 @@
+"""Telling a flaky case from a failing one by running it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+
+#: Runs cases in order on a backend that has seen no case yet.
+Fresh = Callable[[Sequence[Case]], list[Result]]
+
+# Nothing that running again could change.
+_SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
+
+# After these a worker is another one: what came before has no effect on what comes after.
+_DEADLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
+
+_VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
+
+
+def run_again(
+    cases: Sequence[Case],
+    results: Mapping[str, Result],
+    suspects: Sequence[Result],
+    fresh: Fresh,
+    times: int,
+) -> Iterator[Result]:
+    """Yield each suspect that is worth another run, with what makes it flaky if something does.
+
+    Each runs alone, several times; then in the order of the run, to see whether the cases before
+    it make the difference. Where they do, the one that does is looked for.
+
+    Args:
+        cases: what ran, in its order.
+        results: what came out on one backend, by id of the case.
+        suspects: those of the results that do not conform.
+        fresh: runs cases on that backend.
+        times: how often each runs alone, at least once.
+    """
+    by_id = {case.id: case for case in cases}
+    doubtful: list[tuple[Result, Outcome]] = []
+    for result in suspects:
+        if result.outcome in _SETTLED:
+            continue
+        alone = [fresh([by_id[result.case]])[0].outcome for _ in range(times)]
+        if len(set(alone)) > 1:
+            yield replace(result, flaky=_share([result.outcome, *alone]))
+        else:
+            doubtful.append((result, alone[0]))
+    if doubtful:
+        calm = [case for case in cases if results[case.id].outcome not in _DEADLY]
+        yield from _in_order(doubtful, list(by_id), calm, by_id, fresh, times)
+
+
+def _in_order(
+    doubtful: Sequence[tuple[Result, Outcome]],
+    order: Sequence[str],
+    calm: Sequence[Case],
+    by_id: Mapping[str, Case],
+    fresh: Fresh,
+    times: int,
+) -> Iterator[Result]:
+    """Yield results of cases whose outcome alone is always the same."""
+    place = {name: index for index, name in enumerate(order)}
+    last = max(place[result.case] for result, _ in doubtful)
+    once = fresh([case for case in calm if place[case.id] <= last])
+    together = {result.case: result.outcome for result in once}
+    culprits: list[Case] = []
+    for result, alone in doubtful:
+        before = [case for case in calm if place[case.id] < place[result.case]]
+        case = by_id[result.case]
+        found = together.get(result.case, alone)
+        if result.case not in together and alone is not result.outcome:
+            # What ends the process would take away what the others ran in, so it runs on its own.
+            found = fresh([*before, case])[-1].outcome
+        if found is not alone:
+            text = _dependence(before, case, found, fresh, culprits)
+            yield replace(result, flaky=text)
+        elif alone is not result.outcome:
+            yield replace(result, flaky=_share([result.outcome, *[alone] * times]))
+        else:
+            yield result
+
+
+def _dependence(
+    before: Sequence[Case], case: Case, outcome: Outcome, fresh: Fresh, culprits: list[Case]
+) -> str:
+    """Say after which case alone a case has the outcome that it has in order."""
+
+    def same_after(prefix: Sequence[Case]) -> bool:
+        return fresh([*prefix, case])[-1].outcome is outcome
+
+    verb = _VERBS.get(outcome, f"ends in {outcome}")
+    earlier = {other.id for other in before}
+    for known in culprits:
+        if known.id in earlier and same_after([known]):
+            return f"{verb} only after {printable(known.id)}"
+    if not same_after(before):
+        return f"{verb} only now and then"
+    # It is so after everything from `start` on, and not after everything from `end` on.
+    start, end = 0, len(before)
+    while end - start > 1:
+        middle = (start + end) // 2
+        if same_after(before[middle:]):
+            start = middle
+        else:
+            end = middle
+    culprit = before[start]
+    if not same_after([culprit]):
+        return f"{verb} only after {printable(culprit.id)} and others before it"
+    culprits.append(culprit)
+    return f"{verb} only after {printable(culprit.id)}"
+
+
+def _share(outcomes: Sequence[Outcome]) -> str:
+    passed = sum(outcome is Outcome.PASS for outcome in outcomes)
+    others = sorted({outcome.value for outcome in outcomes} - {Outcome.PASS.value})
+    text = f"{passed} of {len(outcomes)} passed"
+    return f"{text}; the others: {', '.join(others)}" if len(others) > 1 else text

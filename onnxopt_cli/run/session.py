@@ -1,0 +1,254 @@
+"""A run with its log: what a log already has, what runs, what runs again, and the end of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
+from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.run.case_list import CaseList
+from onnxopt_cli.run.executors import Setting
+from onnxopt_cli.run.expectations import Expectations
+from onnxopt_cli.run.fresh import Interrupted, fresh_backend
+from onnxopt_cli.run.gate import exit_code
+from onnxopt_cli.run.identity import versions
+from onnxopt_cli.run.judge import not_run
+from onnxopt_cli.run.log_header import Header
+from onnxopt_cli.run.log_reader import Log, read_log
+from onnxopt_cli.run.log_writer import LogWriter, footer
+from onnxopt_cli.run.rerun import run_again
+from onnxopt_cli.run.runner import Plan, run
+from onnxopt_cli.run.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Under which terms a plan runs.
+
+    Attributes:
+        selected: the selected cases, those of other shards too.
+        ids: ids of all cases that the targets hold, selected or not.
+        expectations: what is expected of them.
+        options: the command's options by name.
+        setting: how backends are run.
+        shard: which part of the selected cases runs; None for all.
+        reruns: how often a case that does not conform runs again alone; 0 for never.
+    """
+
+    selected: Sequence[Case]
+    ids: Sequence[str]
+    expectations: Expectations
+    options: Mapping[str, Any]
+    setting: Setting
+    shard: Shard | None = None
+    reruns: int = 0
+
+
+class Session:
+    """A run in progress.
+
+    Attributes:
+        plan: what runs, with what the log and the expectations need to know of it.
+        terms: under which terms.
+        began: when, by the clock that counts from anywhere.
+        resumed: number of results that were taken from the log.
+    """
+
+    def __init__(self, plan: Plan, terms: Terms, log: Path | None = None) -> None:
+        self.terms = terms
+        self._backends = {it.name: BackendIdentity(it.name, it.version) for it in plan.backends}
+        self._results: dict[tuple[str, str], Result] = {}
+        self._settled: set[tuple[str, str]] = set()
+        self._finished = False
+        self._writer: LogWriter | None = None
+        self._log = log
+        self.began = perf_counter()
+        self.resumed = 0
+        self.plan = replace(plan, started=self._started, review=self._review)
+
+    def begin(self) -> None:
+        """Open the log, if there is to be one.
+
+        Raises:
+            UsageError: if it cannot be written.
+        """
+        if self._log is not None:
+            self._writer = LogWriter.create(self._log)
+            self._writer.write(self._header().to_json())
+
+    def resume(self) -> None:
+        """Go on with the log: take the results that it has, and run the others.
+
+        Raises:
+            UsageError: if it is no log, cannot be written, or is of another run.
+        """
+        assert self._log is not None  # noqa: S101 - what to resume is what to write
+        log = read_log(self._log)
+        header = self._header()
+        if log is None:
+            self._writer = LogWriter.append(self._log, 0)
+            self._writer.write(header.to_json())
+            return
+        self._require_same(log, header)
+        self._take(log)
+        if not log.finished:
+            self._writer = LogWriter.append(self._log, log.size)
+            self._writer.write({"record": "resume", "at": _now()})
+
+    def rows(self) -> Iterator[tuple[Result, ...]]:
+        """Yield the results of each case, one a backend: those that the log has, then new ones."""
+        names = list(self._backends)
+        known = {case for case, _ in self._results}
+        for case in [case for case in self.plan.cases if case.id in known]:
+            yield tuple(self._results[case.id, name] for name in names)
+        cases = [case for case in self.plan.cases if case.id not in known]
+        if not cases:
+            return
+        for row in self._run(replace(self.plan, cases=cases)):
+            for result in row:
+                self._results[result.case, result.backend] = result
+                self._write({"record": "end", "result": result_to_json(result)})
+            yield row
+
+    def rerun(self) -> Iterator[Result]:
+        """Run again what does not conform, and yield the results of it."""
+        if not self.terms.reruns or self._finished:
+            return
+        try:
+            for backend in self._backends:
+                yield from self._rerun_on(backend)
+        except Interrupted:
+            return
+
+    def _rerun_on(self, backend: str) -> Iterator[Result]:
+        mine = {case: it for (case, name), it in self._results.items() if name == backend}
+        cases = [case for case in self.plan.cases if case.id in mine]
+        suspects = [
+            mine[case.id]
+            for case in cases
+            if not mine[case.id].conforms and (case.id, backend) not in self._settled
+        ]
+        if not suspects:
+            return
+        with fresh_backend(self.plan, backend, self.terms.setting) as fresh:
+            for found in run_again(cases, mine, suspects, fresh, self.terms.reruns):
+                result = self._review(found)
+                self._results[result.case, result.backend] = result
+                self._write({"record": "rerun", "result": result_to_json(result)})
+                yield result
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The results so far, in the order in which they came."""
+        return tuple(self._results.values())
+
+    def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
+        """End the run and its log, and return its record with explanations of the failures."""
+        plan, terms = self.plan, self.terms
+        backends = tuple(self._backends.values())
+        findings = terms.expectations.findings(terms.ids, backends)
+        code = exit_code(self.results, plan.problems, findings)
+        record = RunRecord(
+            versions=versions(),
+            backends=backends,
+            options=_plain(terms.options),
+            results=self.results,
+            problems=tuple(plan.problems),
+            findings=findings,
+            explanations=tuple(explanations),
+            exit_code=plan.interruption.exit_code or code,
+        )
+        self._write(footer(record))
+        if self._writer is not None:
+            self._writer.close()
+        return record
+
+    def require_log(self) -> None:
+        """Refuse a log that could not be written to its end.
+
+        Raises:
+            UsageError: saying why.
+        """
+        if self._writer is not None:
+            self._writer.require_complete()
+
+    def _run(self, plan: Plan) -> Iterator[tuple[Result, ...]]:
+        if not plan.max_fail:
+            return run(plan)
+        failed = {result.case for result in self._results.values() if not result.conforms}
+        if len(failed) < plan.max_fail:
+            return run(replace(plan, max_fail=plan.max_fail - len(failed)))
+        why = "stopped by --max-fail"
+        return (tuple(not_run(case, it.name, why) for it in plan.backends) for case in plan.cases)
+
+    def _take(self, log: Log) -> None:
+        """Take from a log the cases that have run on all backends; all of it if it is finished."""
+        names = list(self._backends)
+        for case in self.plan.cases:
+            keys = [(case.id, name) for name in names]
+            rows = [log.results[key] for key in keys if key in log.results]
+            ran = log.finished or all(it.outcome is not Outcome.NOT_RUN for it in rows)
+            if len(rows) == len(names) and ran:
+                self._results |= dict(zip(keys, map(self._review, rows), strict=True))
+        started = date.fromisoformat(log.header.started[:10])
+        expectations = replace(self.terms.expectations, today=started)
+        self.terms = replace(self.terms, expectations=expectations)
+        self._settled = log.rerun
+        self._finished = log.finished
+        if log.finished:
+            # What backends did outside of the cases, too.
+            self._results |= {key: self._review(it) for key, it in log.results.items()}
+        self.resumed = len(self._results)
+
+    def _require_same(self, log: Log, header: Header) -> None:
+        found = log.header.differences(header)
+        if log.header.shard != header.shard:
+            found.append(f"the shard ({log.header.shard or 'all'}, now {header.shard or 'all'})")
+        if found:
+            raise UsageError(
+                f"cannot resume {printable(str(self._log))}, which is of another run; "
+                f"what differs: {'; '.join(found)}",
+                hint="run it with the same cases, backends and options, or write another log",
+            )
+
+    def _header(self) -> Header:
+        return Header(
+            started=_now(),
+            versions=versions(),
+            backends=tuple(self._backends.values()),
+            cases=CaseList.of(self.terms.selected),
+            shard=self.terms.shard,
+            expectations=self.terms.expectations.hash,
+            options=_plain(self.terms.options),
+        )
+
+    def _started(self, case: str, backend: str) -> None:
+        self._write({"record": "start", "case": case, "backend": backend})
+
+    def _review(self, result: Result) -> Result:
+        return self.terms.expectations.review(result, self._backends[result.backend])
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(record)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as a log gives them back."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
+    return plain
