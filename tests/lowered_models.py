@@ -6,7 +6,8 @@ import numpy as np
 from onnx import checker, parser
 
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.attributes import complete_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.lower_model import formula_operators, lower_model
 

@@ -13,7 +13,8 @@ from runtimes import NEWEST, newest_opset, runtimes
 
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.attributes import node_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.lower_model import formula_operators, lower_model
 

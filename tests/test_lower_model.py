@@ -12,7 +12,8 @@ from runtimes import NEWEST, runtimes
 
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.attributes import complete_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.lower_model import lower, lower_model
 

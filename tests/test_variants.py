@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.attributes import complete_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.readings.arithmetic import (
     Arithmetic,
     computed,

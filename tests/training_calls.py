@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.attributes import complete_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.operator import FLOATS
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
 

@@ -11,7 +11,8 @@ from onnx import helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.attributes import node_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.evaluate import evaluate
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from onnxopt_cli.cases.question import Given, Question
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.attributes import complete_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.bound import Judgement, bound
 from onnxopt_cli.readings.domain import nonnegative_tensors

@@ -16,8 +16,9 @@ from onnxopt_cli.cases.tensor_text import always
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.operators.call import Attributes, bind
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.attributes import Attributes, attribute_value
+from onnxopt_cli.operators.call import bind
+from onnxopt_cli.operators.operator import Attribute, AttributeValue, Operator
 
 
 def formula_subject(operator: Operator, fields: CaseFields) -> Subject:
@@ -42,7 +43,7 @@ def formula_subject(operator: Operator, fields: CaseFields) -> Subject:
     outputs = None
     if len(inputs) == len(names):
         # A wrong attribute has been noticed already, and has no part in the check of the inputs.
-        _check_signature(operator, fields, inputs)
+        _check_signature(operator, fields, inputs, attributes)
         outputs = _outputs(operator, fields, inputs, output_names)
     fields.finish()
     return Subject(
@@ -69,16 +70,6 @@ def default_dtype(operator: Operator, name: str) -> np.dtype[Any]:
     return DTYPES[operator.dtypes[0]]
 
 
-def paired_inputs(operator: Operator, groups: int) -> list[tuple[int, int]]:
-    """Return for each output the positions of the inputs that have its dtype and its shape."""
-    count = len(operator.scalars)
-    return [
-        (count + operator.tensors.index(like) * groups + group, count + group)
-        for like in operator.outputs.values()
-        for group in range(groups)
-    ]
-
-
 def _tensor(
     fields: CaseFields, name: str, node: Node, dtype: np.dtype[Any]
 ) -> DeclaredTensor | None:
@@ -96,30 +87,44 @@ def _attributes(operator: Operator, fields: CaseFields) -> Attributes:
         list(known),
         [attribute.name for attribute in operator.attributes if attribute.required],
     )
-    attributes: dict[str, float | str] = {}
+    attributes: dict[str, AttributeValue] = {}
     for name, node in fields.mapping("attributes").items():
         if name not in known or id(node) in fields.broken:
             continue
-        choices = known[name].choices
         try:
-            if choices and node.scalar not in choices:
-                raise unexpected(node, " or ".join(choices))
-            if not choices:
-                element_array([node], np.dtype(np.float32))
+            attributes[name] = _attribute(operator, known[name], node)
         except FormatError as error:
             fields.errors.append(error)
-        else:
-            attributes[name] = node.scalar if isinstance(node.scalar, str) else number(node)
     return attributes
 
 
-def _check_signature(operator: Operator, fields: CaseFields, inputs: list[DeclaredTensor]) -> None:
+def _attribute(operator: Operator, attribute: Attribute, node: Node) -> AttributeValue:
+    if attribute.choices:
+        if node.scalar not in attribute.choices:
+            raise unexpected(node, " or ".join(attribute.choices))
+        return str(node.scalar)
+    nodes = node.items if attribute.each and node.items is not None else [node]
+    element_array(nodes, np.dtype(np.float32))
+    value = [number(item) for item in nodes]
+    try:
+        return attribute_value(operator, attribute, value if attribute.each else value[0])
+    except NodeError as error:
+        raise FormatError(node, error.message) from error
+
+
+def _check_signature(
+    operator: Operator,
+    fields: CaseFields,
+    inputs: list[DeclaredTensor],
+    attributes: Attributes,
+) -> None:
     """Let the operator's own check judge the inputs; point at the one that it names."""
     try:
-        bind(operator, inputs, {})
+        bind(operator, inputs, attributes)
     except NodeError as error:
         subject = error.message.removeprefix(f"{operator.name}: ").partition(" ")[0]
-        node = fields.mapping("inputs").get(subject, fields.place("inputs"))
+        nodes = {**fields.mapping("inputs"), **fields.mapping("attributes")}
+        node = nodes.get(subject, fields.place("inputs"))
         fields.errors.append(FormatError(node, error.message))
 
 
@@ -130,9 +135,9 @@ def _outputs(
     if fields.node.field("outputs") is None:
         return None
     fields.check_names("outputs", names, names)
-    groups = len(names) // len(operator.outputs)
+    groups = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
     outputs: dict[str, Declared] = {}
-    for name, (like, base) in zip(names, paired_inputs(operator, groups), strict=True):
+    for name, (like, base) in zip(names, operator.places(groups), strict=True):
         node = fields.mapping("outputs").get(name)
         if node is None:
             continue

@@ -16,7 +16,7 @@ from onnxopt_cli.cases.declared import (
     DeclaredTensor,
 )
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 PRODUCER = "onnxopt"
 
@@ -71,7 +71,7 @@ def node_model(
 
 def formula_model(
     operator: Operator,
-    attributes: Mapping[str, float | str],
+    attributes: Mapping[str, AttributeValue],
     inputs: Sequence[Array | DeclaredTensor],
     *,
     graph_name: str,
@@ -88,18 +88,8 @@ def formula_model(
         producer_name: who the model says made it.
         input_names: of the graph; those of the operator if left out.
     """
-    count = len(operator.scalars)
-    size = (len(inputs) - count) // len(operator.tensors)
-    tensors = {
-        name: inputs[count + position * size : count + (position + 1) * size]
-        for position, name in enumerate(operator.tensors)
-    }
-    first = tensors[operator.tensors[0]]
-    pairs = [
-        (like, base)
-        for name in operator.outputs.values()
-        for like, base in zip(tensors[name], first, strict=True)
-    ]
+    size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
+    pairs = [(inputs[like], inputs[base]) for like, base in operator.places(size)]
     return node_model(
         operator.name,
         domain=operator.domain,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from onnxopt_cli.cases.tensor_random import RandomTensor
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: A tensor, or how to draw one.
 Given = Array | RandomTensor
@@ -34,7 +34,7 @@ class Question:
     about: str
     operator: Operator
     inputs: Mapping[str, Given]
-    attributes: Mapping[str, float | str]
+    attributes: Mapping[str, AttributeValue]
     source: str = ""
     tags: Sequence[str] = ()
     notes: str = ""

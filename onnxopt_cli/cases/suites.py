@@ -18,7 +18,8 @@ from onnxopt_cli.cases.yaml_writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.attributes import complete_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.evaluate import evaluate
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.formula_case import default_dtype, group_count, paired_inputs
+from onnxopt_cli.cases.formula_case import default_dtype, group_count
 from onnxopt_cli.cases.tensor_notation import (
     list_tokens,
     mapping_tokens,
@@ -20,7 +20,7 @@ from onnxopt_cli.cases.tensor_notation import (
 from onnxopt_cli.cases.tensor_random import RandomTensor
 from onnxopt_cli.core.tolerance import Relative, Ulps
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 _WIDTH = 100
 _FLOAT32 = np.dtype(np.float32)
@@ -45,7 +45,7 @@ class WrittenCase:
 
     name: str
     inputs: Mapping[str, Array | RandomTensor]
-    attributes: Mapping[str, float | str] = field(default_factory=dict)
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     outputs: Mapping[str, Array] | None = None
     about: str = ""
     source: str = ""
@@ -99,7 +99,7 @@ def _case_lines(case: WrittenCase, operator: Operator) -> list[str]:
     if case.rejects:
         lines.append(f"{indent}rejects: true")
     if case.attributes:
-        fields = {name: [_attribute_text(value)] for name, value in case.attributes.items()}
+        fields = {name: _attribute_tokens(value) for name, value in case.attributes.items()}
         lines += _wrapped(f"{indent}attributes: ", mapping_tokens(fields))
     lines += _tensor_lines(
         "inputs", case.inputs, {name: default_dtype(operator, name) for name in case.inputs}
@@ -128,9 +128,15 @@ def _output_dtypes(case: WrittenCase, operator: Operator) -> dict[str, np.dtype[
     return {
         name: case.inputs[names[like]].dtype
         for name, (like, _) in zip(
-            operator.output_names(groups), paired_inputs(operator, groups), strict=True
+            operator.output_names(groups), operator.places(groups), strict=True
         )
     }
+
+
+def _attribute_tokens(value: AttributeValue) -> list[str]:
+    if isinstance(value, tuple):
+        return list_tokens([[_attribute_text(item)] for item in value])
+    return [_attribute_text(value)]
 
 
 def _attribute_text(value: float | str) -> str:

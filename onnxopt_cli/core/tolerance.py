@@ -43,6 +43,19 @@ class Ulps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """The other right result of a choice that rounding decides, element by element.
+
+    Attributes:
+        expected: the output where every such choice falls the other way.
+        limit: as in a budget.
+    """
+
+    expected: Array
+    limit: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Budget:
     """A limit for each element, derived from the formula and the inputs.
 
@@ -50,11 +63,13 @@ class Budget:
         limit: the largest allowed absolute error, of the output's shape, in a wide float type;
             infinite where the case cannot judge the element.
         factor: how many times the rounding bound the limit is.
+        otherwise: what is right as well, each element on its own; None if nothing else is.
     """
 
     limit: Array
     factor: float
     provenance: Provenance = Provenance.DERIVED
+    otherwise: Branch | None = None
 
     def __str__(self) -> str:
         return f"{self.factor:g} times the rounding bound of the formula ({self.provenance})"

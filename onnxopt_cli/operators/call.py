@@ -6,16 +6,17 @@ The operands may be anything with a dtype and a shape: arrays for evaluation, sy
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import onnx
 
 from onnxopt_cli.core.values import dtype_name
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.operators.operator import Attribute, Operator
+from onnxopt_cli.operators.attributes import Attributes
+from onnxopt_cli.operators.operator import Operator
 
 #: A static shape; a dimension or the whole may be unknown to symbols.
 Shape = tuple[int | None, ...]
@@ -34,8 +35,7 @@ class Operand(Protocol):
 
 
 T = TypeVar("T", bound=Operand)
-
-Attributes = Mapping[str, float | str]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Call(Generic[T]):
 
     Attributes:
         operator: whose formula it is.
-        attributes: every attribute by name, numbers being exact float32 values.
+        attributes: every attribute by name, numbers being exact float32 values; a tuple has one
+            number for all groups or one for each.
         scalars: the shared inputs.
         groups: the tensors of each group, in the operator's order.
         omitted: names of the attributes that the node leaves to their defaults.
@@ -62,24 +63,60 @@ class Call(Generic[T]):
         """Call the formula for every group with operands made by the given functions.
 
         Returns:
-            For each output in the node's order: what the formula yielded, the tensor that has its
-            element type, and the tensor that has its shape.
+            For each output in the node's order: what the formula yielded, the input that has its
+            element type, and the input that has its shape.
         """
-        scalars = [scalar(value) for value in self.scalars]
-        attributes = {
-            name: value if isinstance(value, str) else number(value)
-            for name, value in self.attributes.items()
+        operator = self.operator
+        scalars = {
+            item.name: scalar(value)
+            for item, value in zip(operator.scalars, self.scalars, strict=True)
         }
-        yields = [
-            self.operator.formula(*scalars, *map(tensor, group), **attributes)
-            for group in self.groups
-        ]
-        tensors = self.operator.tensors
+        yields: dict[str, list[Any]] = {name: [] for name in operator.outputs}
+        for index, group in enumerate(self.groups):
+            attributes = {
+                name: value if isinstance(value, str) else number(_of_group(value, index))
+                for name, value in self.attributes.items()
+            }
+            results = operator.formula(*scalars.values(), *map(tensor, group), **attributes)
+            for (name, like), result in zip(operator.outputs.items(), results, strict=True):
+                if operator.carries(name):
+                    scalars[like], yields[name] = result, [result]
+                else:
+                    yields[name].append(result)
+        inputs = self.inputs
         return [
-            (results[position], group[tensors.index(like)], group[0])
-            for position, like in enumerate(self.operator.outputs.values())
-            for results, group in zip(yields, self.groups, strict=True)
+            (result, inputs[like], inputs[base])
+            for result, (like, base) in zip(
+                chain.from_iterable(yields.values()),
+                operator.places(len(self.groups)),
+                strict=True,
+            )
         ]
+
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """The node's inputs in its order."""
+        members = zip(*self.groups, strict=True)
+        return (*self.scalars, *(tensor for tensors in members for tensor in tensors))
+
+    def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
+        """Compute the node's outputs group by group; at once if something is carried over them."""
+        if any(map(self.operator.carries, self.operator.outputs)):
+            return compute(self)
+        single = [
+            compute(
+                replace(
+                    self,
+                    groups=(group,),
+                    attributes={
+                        name: (_of_group(value, index),) if isinstance(value, tuple) else value
+                        for name, value in self.attributes.items()
+                    },
+                )
+            )
+            for index, group in enumerate(self.groups)
+        ]
+        return [output for outputs in zip(*single, strict=True) for output in outputs]
 
 
 def bind(
@@ -95,7 +132,8 @@ def bind(
     Args:
         operator: the node's operator.
         inputs: the node's inputs in order, None for one that is left out.
-        attributes: from :func:`node_attributes` or :func:`complete_attributes`.
+        attributes: from :func:`~onnxopt_cli.operators.attributes.node_attributes` or
+            :func:`~onnxopt_cli.operators.attributes.complete_attributes`.
         outputs: number of outputs of the node, if there is a node.
         omitted: names of the attributes that the node leaves to their defaults, where known.
 
@@ -114,11 +152,18 @@ def bind(
             hint=f"give all {operator.tensors[0]} first, then all {operator.tensors[1]}, and so on",
         )
     number = len(tensors) // size
-    if outputs is not None and outputs != number * len(operator.outputs):
+    expected = len(operator.output_names(number))
+    if outputs is not None and outputs != expected:
         raise NodeError(
             f"{operator.name} with {number} optimized tensor{'s' * (number > 1)} has "
-            f"{number * len(operator.outputs)} outputs; the node has {outputs}"
+            f"{expected} output{'s' * (expected > 1)}; the node has {outputs}"
         )
+    for attribute, values in attributes.items():
+        if isinstance(values, tuple) and len(values) not in (1, number):
+            raise NodeError(
+                f"{operator.name}: {attribute} has {len(values)} numbers; it takes one for all "
+                f"tensors, or one for each of {number}"
+            )
     names = operator.input_names(number)
     for scalar, name, value in zip(operator.scalars, names, scalars, strict=False):
         _check_dtype(operator, name, value, scalar.dtypes)
@@ -134,76 +179,6 @@ def bind(
             first, name = names[count + group], names[count + position * number + group]
             _check_broadcast(operator, first, members[0].shape, name, value.shape)
     return Call(operator, attributes, scalars, groups, omitted)
-
-
-def node_attributes(operator: Operator, node: onnx.NodeProto) -> Attributes:
-    """Read a node's attributes, with the defaults of those it leaves out.
-
-    Raises:
-        NodeError: if one is unknown, missing, given twice or of the wrong type.
-    """
-    given: dict[str, float | str] = {}
-    for attribute in node.attribute:
-        if attribute.name in given:
-            raise NodeError(f"{operator.name}: attribute {attribute.name} is given twice")
-        if attribute.ref_attr_name:
-            raise NodeError(
-                f"{operator.name}: attribute {attribute.name} refers to a function's attribute "
-                f"{attribute.ref_attr_name}, whose value is not known here"
-            )
-        value = onnx.helper.get_attribute_value(attribute)
-        given[attribute.name] = value.decode("utf-8", "replace") if type(value) is bytes else value
-        if type(value) is not float and type(value) is not bytes:
-            kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
-            raise NodeError(
-                f"{operator.name}: attribute {attribute.name} must be a FLOAT or a STRING; "
-                f"it is of type {kind}"
-            )
-    return complete_attributes(operator, given)
-
-
-def complete_attributes(operator: Operator, given: Mapping[str, object]) -> Attributes:
-    """Check attributes against the signature, round numbers to float32 and fill in defaults.
-
-    Raises:
-        NodeError: if one is unknown, missing or of the wrong type; says which are known.
-    """
-    known = {attribute.name for attribute in operator.attributes}
-    for name in given:
-        if name not in known:
-            raise NodeError(
-                f"{operator.name} has no attribute {name}",
-                hint="it has " + ", ".join(sorted(known)),
-            )
-    return {
-        attribute.name: _attribute_value(operator, attribute, given.get(attribute.name))
-        for attribute in operator.attributes
-    }
-
-
-def _attribute_value(operator: Operator, attribute: Attribute, given: object) -> float | str:
-    if given is None:
-        if attribute.default is None:
-            raise NodeError(f"{operator.name}: attribute {attribute.name} is required")
-        return attribute.default
-    if attribute.choices:
-        if given not in attribute.choices:
-            raise NodeError(
-                f"{operator.name}: attribute {attribute.name} is {given!r}; "
-                f"allowed are {' and '.join(attribute.choices)}"
-            )
-        return str(given)
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise NodeError(
-            f"{operator.name}: attribute {attribute.name} must be a number; it is {given!r}"
-        )
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(given))
-    if math.isinf(rounded) and not math.isinf(given):
-        raise NodeError(
-            f"{operator.name}: attribute {attribute.name} is {given!r}, out of float32's range"
-        )
-    return rounded
 
 
 def _require_all(operator: Operator, inputs: Sequence[T | None]) -> list[T]:
@@ -247,3 +222,9 @@ def _size(shape: Shape) -> int:
 
 def _text(shape: Shape) -> str:
     return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
+
+
+def _of_group(value: float | tuple[float, ...], index: int) -> float:
+    if isinstance(value, tuple):
+        return value[index] if len(value) > 1 else value[0]
+    return value

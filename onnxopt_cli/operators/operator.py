@@ -14,6 +14,9 @@ from onnxopt_cli.operators.forms import Form
 #: Element types that the training operators take for R and the tensors.
 FLOATS = ("float32", "float64")
 
+#: An attribute's value; a tuple is one number for all groups, or one for each.
+AttributeValue = float | str | tuple[float, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -37,11 +40,16 @@ class Attribute:
         default: used where the node leaves it out, rounded to float32 as the node would hold it;
             None if the attribute is required.
         choices: the allowed strings; empty if the attribute is a number.
+        limits: the least and the largest allowed number; None if every number is allowed.
+        each: True for a list of numbers, one for all groups or one for each; the formula gets the
+            number of its group.
     """
 
     name: str
     default: float | None = None
     choices: tuple[str, ...] = ()
+    limits: tuple[float, float] | None = None
+    each: bool = False
 
     def __post_init__(self) -> None:
         if self.default is not None:
@@ -59,7 +67,8 @@ class Operator:
     """An operator: one formula, and everything needed to apply it to a node.
 
     The node's inputs are ``scalars``, then for each name in ``tensors`` one tensor a group; its
-    outputs are, for each name in ``outputs``, one tensor a group.
+    outputs are, for each name in ``outputs``, one tensor a group. An output that is like a scalar
+    is one for the whole node: what the formula yields for a group is that scalar for the next one.
 
     Attributes:
         name: the node's op_type.
@@ -69,7 +78,8 @@ class Operator:
             the group's outputs; plain NumPy, written as in the specification.
         scalars: the inputs that all groups share.
         tensors: names of a group's tensors; all others broadcast to the shape of the first.
-        outputs: name of each output and of the tensor whose element type it has.
+        outputs: name of each output and of the tensor whose element type it has; it has the shape
+            of the group's first tensor. Or of the scalar whose element type and shape it has.
         attributes: the node's attributes.
         dtypes: allowed element types of the tensors, each tensor on its own.
         deviations: wrong formulas that a person would name.
@@ -103,7 +113,28 @@ class Operator:
 
     def output_names(self, groups: int) -> list[str]:
         """Names of the outputs of a node with so many groups: X1_new, X2_new, V1_new, ..."""
-        return self._numbered(tuple(self.outputs), groups)
+        return [
+            name
+            for output in self.outputs
+            for name in ([output] if self.carries(output) else self._numbered((output,), groups))
+        ]
+
+    def carries(self, output: str) -> bool:
+        """Tell whether a node has the output once, carried from group to group."""
+        return self.outputs[output] not in self.tensors
+
+    def places(self, groups: int) -> list[tuple[int, int]]:
+        """Return for each output of a node the inputs that have its element type and its shape."""
+        scalars = [scalar.name for scalar in self.scalars]
+        count = len(scalars)
+        places: list[tuple[int, int]] = []
+        for like in self.outputs.values():
+            if like in scalars:
+                places.append((scalars.index(like),) * 2)
+            else:
+                start = count + self.tensors.index(like) * groups
+                places += [(start + group, count + group) for group in range(groups)]
+        return places
 
     @staticmethod
     def _numbered(names: tuple[str, ...], groups: int) -> list[str]:

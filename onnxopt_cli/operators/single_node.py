@@ -10,7 +10,8 @@ from onnx import numpy_helper
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators import find_operator
-from onnxopt_cli.operators.call import Call, bind, node_attributes
+from onnxopt_cli.operators.attributes import node_attributes
+from onnxopt_cli.operators.call import Call, bind
 from onnxopt_cli.operators.operator import Operator
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.core.tolerance import Budget
+from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
-from onnxopt_cli.readings.bounded import Level, given, number, output
+from onnxopt_cli.readings.bounded import Bounded, Level, given, number, output
 from onnxopt_cli.readings.evaluate import WIDE, rounded
 from onnxopt_cli.readings.precision import Precision, coarsest, precision_of
 
@@ -38,12 +38,16 @@ class Judgement:
             dtype included, float64. Zero where NaN or Inf must be met; infinite where honest
             evaluations may yield anything.
         factor: multiple of the error that is allowed.
+        otherwise: what is right as well, element by element, where rounding decides a choice, and
+            the same elsewhere; None if no choice is in doubt. Outputs are judged one by one: that
+            all of them come from the same side of a choice is not asked.
     """
 
     expected: Array
     value: Array
     error: Array
     factor: float
+    otherwise: Judgement | None = None
 
     @property
     def limit(self) -> Array:
@@ -53,7 +57,9 @@ class Judgement:
     @property
     def budget(self) -> Budget:
         """The limit as a tolerance."""
-        return Budget(self.limit, self.factor)
+        other = self.otherwise
+        branch = None if other is None else Branch(other.expected, other.limit)
+        return Budget(self.limit, self.factor, otherwise=branch)
 
     @property
     def weak_elements(self) -> Array:
@@ -63,7 +69,8 @@ class Judgement:
         """
         limit = self.limit
         size = np.abs(self.value)
-        return np.isinf(limit) | (np.isfinite(size) & (size > 0) & (limit >= size))
+        weak = np.isinf(limit) | (np.isfinite(size) & (size > 0) & (limit >= size))
+        return weak if self.otherwise is None else weak | self.otherwise.weak_elements
 
     @property
     def weak(self) -> int:
@@ -83,11 +90,10 @@ def bound(call: Call[Array], factor: float = FACTOR) -> list[Judgement]:
             more digits than the output's, so that the expected value itself is off.
     """
     with np.errstate(all="ignore"):
-        groups = [_bound_group(replace(call, groups=(group,)), factor) for group in call.groups]
-    return [judgement for output in zip(*groups, strict=True) for judgement in output]
+        return call.by_group(lambda part: _bound_part(part, factor))
 
 
-def _bound_group(call: Call[Array], factor: float) -> list[Judgement]:
+def _bound_part(call: Call[Array], factor: float) -> list[Judgement]:
     scalar_precision = _scalar_precision(call)
     results = call.apply(
         lambda scalar: given(scalar.reshape(()), scalar_precision, Level.SCALAR),
@@ -99,13 +105,22 @@ def _bound_group(call: Call[Array], factor: float) -> list[Judgement]:
 
 def _scalar_precision(call: Call[Array]) -> Precision:
     """Return the coarsest type in which what comes from R and T may be computed."""
-    operands = (*call.scalars, *(tensor for group in call.groups for tensor in group))
-    return coarsest(precision_of(each.dtype) for each in operands if each.dtype.kind == "f")
+    return coarsest(precision_of(each.dtype) for each in call.inputs if each.dtype.kind == "f")
 
 
 def _judgement(result: Any, like: Array, first: Array, factor: float) -> Judgement:
     precision = precision_of(like.dtype)
     bounded = output(result, precision)
+    judgement = _of_branch(bounded, precision, like, first, factor)
+    if bounded.otherwise is None:
+        return judgement
+    other = _of_branch(bounded.otherwise, precision, like, first, factor)
+    return replace(judgement, otherwise=other)
+
+
+def _of_branch(
+    bounded: Bounded, precision: Precision, like: Array, first: Array, factor: float
+) -> Judgement:
     value = np.broadcast_to(np.asarray(bounded.value, WIDE), first.shape)
     error = np.broadcast_to(bounded.error, first.shape)
     if precision.unit_roundoff <= np.finfo(WIDE).eps / 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.evaluate import WIDE
+from onnxopt_cli.readings.exactness import UNROUNDED, is_held, is_unrounded
 from onnxopt_cli.readings.number_range import (
     allow_for_order,
     allow_for_range,
@@ -39,6 +40,9 @@ class Bounded(NDArrayOperatorsMixin):
     Where the error is 0 every honest evaluation yields the value, be it NaN or Inf. Where it is
     infinite honest evaluations may yield anything.
 
+    A choice on a comparison that rounding can turn over has two right results and nothing between
+    them: the value, and ``otherwise``. What is computed from it element by element has both, too.
+
     Attributes:
         value: what the evaluate reading computes; booleans for the result of a comparison.
         error: bound on ``abs(computed - value)``, float64, of a shape that broadcasts to the
@@ -52,6 +56,11 @@ class Bounded(NDArrayOperatorsMixin):
         terms: the operands whose sum the value is; empty if it is no sum.
         kept: the same value in the finer of the types that it was computed from, for an output of
             that type; None if they were alike.
+        unrounded: tells where the value is exact though its rule allows for a rounding; None if
+            the rule says all. It matters to comparisons alone.
+        otherwise: what the value is where the choice falls the other way, and the same elsewhere;
+            None if nothing is in doubt.
+        choice: the condition of that choice.
     """
 
     value: Any
@@ -62,15 +71,20 @@ class Bounded(NDArrayOperatorsMixin):
     factors: tuple[tuple[Bounded, int], ...] = ()
     terms: tuple[Bounded, ...] = ()
     kept: Bounded | None = None
+    unrounded: Callable[[], Any] | None = None
+    otherwise: Bounded | None = None
+    choice: Bounded | None = None
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
     ) -> Bounded:
         if method != "__call__" or options:
             raise NotImplementedError(f"the bound reading knows numpy.{ufunc.__name__} as it is")
-        operands = [_as_bounded(operand) for operand in inputs]
+        operands = [as_bounded(operand) for operand in inputs]
         if ufunc in COMPARISONS:
-            return _compare(ufunc, *operands)
+            from onnxopt_cli.readings.bounded_functions import compare
+
+            return compare(ufunc, *operands)
         if ufunc not in RULES:
             raise NotImplementedError(f"the bound reading has no rule for numpy.{ufunc.__name__}")
         return _operate(ufunc, RULES[ufunc], operands)
@@ -82,11 +96,14 @@ class Bounded(NDArrayOperatorsMixin):
         inputs: Sequence[Any],
         options: dict[str, Any],
     ) -> Any:
-        if function not in _FUNCTIONS:
+        # They make operands of this class.
+        from onnxopt_cli.readings.bounded_functions import FUNCTIONS
+
+        if function not in FUNCTIONS:
             raise NotImplementedError(
                 f"the bound reading has no rule for numpy.{function.__name__}"
             )
-        return _FUNCTIONS[function](*inputs, **options)
+        return FUNCTIONS[function](*inputs, **options)
 
     @cached_property
     def magnitude(self) -> Any:
@@ -97,6 +114,13 @@ class Bounded(NDArrayOperatorsMixin):
     def reach(self) -> Any:
         """Magnitude of what a factor may meet: the terms of a sum one by one, or the value."""
         return sum(term.magnitude for term in self.terms) if self.terms else self.magnitude
+
+    @cached_property
+    def doubt(self) -> Any:
+        """Error as a comparison sees it: none where no evaluation rounds."""
+        if self.unrounded is None or not np.any(self.error):
+            return self.error
+        return np.where(self.unrounded(), 0.0, self.error)
 
     @cached_property
     def span(self) -> tuple[float, float]:
@@ -111,7 +135,7 @@ def given(tensor: Array, precision: Precision, level: Level) -> Bounded:
     if precision.dtype is not None and tensor.dtype != precision.dtype:
         difference = np.abs(value - value.astype(precision.dtype).astype(WIDE))
         error = np.float64(np.where(np.isfinite(value), difference, 0.0))
-    return _within_range(Bounded(value, error, precision, level))
+    return within_range(Bounded(value, error, precision, level))
 
 
 def number(value: float) -> Bounded:
@@ -121,13 +145,17 @@ def number(value: float) -> Bounded:
 
 def output(result: Any, precision: Precision) -> Bounded:
     """Return what a formula yields, or a plain number, rounded to an output's type."""
-    result = _as_bounded(result)
+    result = as_bounded(result)
     finer = precision.unit_roundoff < result.precision.unit_roundoff
-    return _converted(result.kept if finer and result.kept else result, precision)
+    chosen = result.kept if finer and result.kept else result
+    converted = _converted(chosen, precision)
+    if chosen.otherwise is None:
+        return converted
+    return replace(converted, otherwise=_converted(chosen.otherwise, precision))
 
 
-def _as_bounded(operand: Any) -> Bounded:
-    # A plain number stays what it is, so that the value is computed as in the evaluate reading.
+def as_bounded(operand: Any) -> Bounded:
+    """Return an operand; a plain number as it is, to be computed as in the evaluate reading."""
     return operand if isinstance(operand, Bounded) else Bounded(operand, np.float64(0.0))
 
 
@@ -139,6 +167,8 @@ def _operate(ufunc: np.ufunc, rule: Rule, operands: list[Bounded]) -> Bounded:
     is the value that is kept. A scalar that meets a tensor takes the tensor's type; it may have
     been computed in a coarser one, but that is no reason to compute tensors in it.
     """
+    if any(operand.otherwise for operand in operands):
+        return _operate_on_both(ufunc, rule, operands)
     level = max(operand.level for operand in operands)
     highest = [operand for operand in operands if operand.level == level]
     precision = coarsest(operand.precision for operand in highest)
@@ -157,7 +187,40 @@ def _operate(ufunc: np.ufunc, rule: Rule, operands: list[Bounded]) -> Bounded:
     return replace(result, kept=kept) if kept else result
 
 
-def _joining(operand: Bounded, level: Level, precision: Precision) -> Bounded:
+def _operate_on_both(ufunc: np.ufunc, rule: Rule, operands: list[Bounded]) -> Bounded:
+    """Carry out an operation for both results of a choice that its operands come from.
+
+    Of operands from several choices, anything between the results of each may be right.
+    """
+    first, *others = {id(each.choice): each.choice for each in operands if each.otherwise}.values()
+    if others:
+        return _operate(ufunc, rule, list(map(either, operands)))
+    result = _operate(ufunc, rule, [replace(operand, otherwise=None) for operand in operands])
+    other = _operate(ufunc, rule, [operand.otherwise or operand for operand in operands])
+    return replace(result, otherwise=other, choice=first)
+
+
+def either(operand: Bounded) -> Bounded:
+    """Return an operand whose error covers both results of a choice, and what is between them."""
+    other = operand.otherwise
+    if other is None:
+        return operand
+    apart = np.abs(np.float64(other.value - operand.value)) + np.maximum(operand.error, other.error)
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    alike = (operand.value == other.value) & (operand.error == other.error)
+    return replace(
+        operand,
+        error=np.where(alike, operand.error, apart),
+        may_cross=operand.may_cross | other.may_cross | ~alike,
+        factors=(),
+        terms=(),
+        kept=None,
+        unrounded=None,
+        otherwise=None,
+    )
+
+
+def joining(operand: Bounded, level: Level, precision: Precision) -> Bounded:
     """Return an operand as it enters an operation of a level and type."""
     if operand.precision is precision:
         return operand
@@ -171,16 +234,28 @@ def _joining(operand: Bounded, level: Level, precision: Precision) -> Bounded:
 def _typed(operand: Bounded, precision: Precision) -> Bounded:
     """Scale the error of an expression of attributes alone to the type that it meets."""
     error = operand.error * (precision.unit_roundoff / UNTYPED.unit_roundoff)
-    return _within_range(replace(operand, error=error, precision=precision))
+    return within_range(replace(operand, error=error, precision=precision))
 
 
 def _converted(operand: Bounded, precision: Precision) -> Bounded:
     """Round an operand to a type."""
     if operand.precision is UNTYPED:
         operand = _typed(operand, precision)
-    error = operand.error + _rounding(operand.magnitude, precision)
-    return _within_range(
-        replace(operand, error=error, precision=precision, factors=(), terms=(), kept=None)
+    rounding = _rounding(operand.magnitude, precision)
+    if np.any(operand.error == 0):
+        held = (operand.error == 0) & is_held(operand.value, precision)
+        rounding = np.where(held, 0.0, rounding)
+    error = operand.error + rounding
+    return within_range(
+        replace(
+            operand,
+            error=error,
+            precision=precision,
+            factors=(),
+            terms=(),
+            kept=None,
+            unrounded=None,
+        )
     )
 
 
@@ -190,7 +265,8 @@ def _rounding(magnitude: Any, precision: Precision) -> Any:
     return rounding if (rounding < np.inf).all() else np.where(rounding < np.inf, rounding, 0.0)
 
 
-def _within_range(operand: Bounded) -> Bounded:
+def within_range(operand: Bounded) -> Bounded:
+    """Allow for what the precision's range does to an operand."""
     error = allow_for_range(operand.value, operand.magnitude, operand.error, operand.precision)
     return operand if error is operand.error else replace(operand, error=error)
 
@@ -198,7 +274,7 @@ def _within_range(operand: Bounded) -> Bounded:
 def _propagate(
     ufunc: np.ufunc, rule: Rule, operands: list[Bounded], level: Level, precision: Precision
 ) -> Bounded:
-    operands = [_joining(operand, level, precision) for operand in operands]
+    operands = [joining(operand, level, precision) for operand in operands]
     value = ufunc(*(operand.value for operand in operands))
     result = Bounded(value, np.float64(0.0), precision, level)
     magnitude = result.magnitude
@@ -211,8 +287,10 @@ def _propagate(
     factors = _factors(rule, operands)
     if factors:
         error = allow_for_order(factors, value, magnitude, error, precision)
-    result = _within_range(
-        replace(result, error=error, factors=factors, terms=tuple(operands) if rule.is_sum else ())
+    unrounded = partial(is_unrounded, operands, result) if ufunc in UNROUNDED else None
+    terms = tuple(operands) if rule.is_sum else ()
+    result = within_range(
+        replace(result, error=error, factors=factors, terms=terms, unrounded=unrounded)
     )
     crosses = rule.crosses(magnitude, result.error, *operands)
     return result if crosses is False else replace(result, may_cross=crosses)
@@ -235,38 +313,3 @@ def _factors(rule: Rule, operands: Sequence[Bounded]) -> tuple[tuple[Bounded, in
         for operand, sign in zip(operands, rule.exponents, strict=False)
         for factor, exponent in operand.factors or ((operand, 1),)
     )
-
-
-def _compare(ufunc: np.ufunc, a: Bounded, b: Bounded) -> Bounded:
-    value = ufunc(a.value, b.value)
-    reach = a.error + b.error
-    undecided = reach > 0
-    if undecided.any():
-        undecided = undecided & ~(np.abs(np.float64(a.value - b.value)) > reach)
-    return Bounded(value, np.float64(undecided))
-
-
-def _choose(condition: Any, x: Any, y: Any) -> Bounded:
-    """Apply numpy.where; a choice that rounding can turn over is anywhere between both branches."""
-    condition, x, y = _as_bounded(condition), _as_bounded(x), _as_bounded(y)
-    level = max(x.level, y.level)
-    precision = coarsest(each.precision for each in (x, y) if each.level == level)
-    x, y = _joining(x, level, precision), _joining(y, level, precision)
-    value = np.where(condition.value, x.value, y.value)
-    error = np.where(condition.value, x.error, y.error)
-    may_cross: Any = x.may_cross | y.may_cross
-    if np.any(may_cross):
-        may_cross = np.where(condition.value, x.may_cross, y.may_cross)
-    undecided = condition.error > 0
-    if undecided.any():
-        apart = np.abs(np.float64(x.value - y.value)) + np.maximum(x.error, y.error)
-        apart = np.where(np.isnan(apart), np.inf, apart)
-        error = np.where(undecided, apart, error)
-        may_cross = may_cross | undecided
-    chosen = x if np.ndim(condition.value) == 0 and condition.value else y
-    factors = chosen.factors if np.ndim(condition.value) == 0 else ()
-    return Bounded(value, error, precision, level, may_cross, factors)
-
-
-#: NumPy functions that are no ufuncs.
-_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {np.where: _choose}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import Attributes, Call
+from onnxopt_cli.operators.attributes import Attributes
+from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
 from onnxopt_cli.readings.implementation import Implementation
@@ -106,6 +107,5 @@ def _described(call: Call[Array]) -> tuple[Attributes, dict[str, Array]]:
     attributes = {
         name: value for name, value in call.attributes.items() if name not in call.omitted
     }
-    tensors = [tensor for members in zip(*call.groups, strict=True) for tensor in members]
     names = call.operator.input_names(len(call.groups))
-    return attributes, dict(zip(names, [*call.scalars, *tensors], strict=True))
+    return attributes, dict(zip(names, call.inputs, strict=True))

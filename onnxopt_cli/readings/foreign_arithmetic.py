@@ -57,19 +57,15 @@ def computed_by_torch(call: Call[Array]) -> list[Array]:
 
 
 def _lowered(call: Call[GraphTensor]) -> onnx.ModelProto:
-    places = [
-        (group[call.operator.tensors.index(like)].dtype, group[0].shape)
-        for like in call.operator.outputs.values()
-        for group in call.groups
-    ]
+    inputs = call.inputs
     outputs = [
-        GraphTensor(f"output_{index}", dtype, shape) for index, (dtype, shape) in enumerate(places)
+        GraphTensor(f"output_{index}", inputs[like].dtype, inputs[base].shape)
+        for index, (like, base) in enumerate(call.operator.places(len(call.groups)))
     ]
     fresh = count()
     nodes = lower_call(
         call, [output.name for output in outputs], lambda stem: f"{stem}_{next(fresh)}"
     )
-    inputs = [*call.scalars, *(tensor for group in call.groups for tensor in group)]
     graph = helper.make_graph(
         nodes, call.operator.name, list(map(_declared, inputs)), list(map(_declared, outputs))
     )

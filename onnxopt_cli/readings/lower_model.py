@@ -10,7 +10,8 @@ from onnx import helper
 
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators import OPERATORS, find_operator
-from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.attributes import node_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.nodes import all_nodes, subgraphs
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.fresh_names import FreshNames

@@ -66,6 +66,8 @@ class Recorder:
         if key not in self._known:
             name = self._fresh(op_type)
             node = helper.make_node(op_type, inputs, [name], name=name, **attributes)
+            # Of its two outputs, values and indices, the first is the one that is used.
+            node.output.extend([self._fresh(f"{op_type}_indices")] if op_type == "TopK" else [])
             self._nodes.append(node)
             self._known[key] = name
         return self._known[key]

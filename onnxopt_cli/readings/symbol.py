@@ -18,6 +18,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from onnx import helper
 
 from onnxopt_cli.operators.call import Shape
+from onnxopt_cli.operators.percentile import percentile
 from onnxopt_cli.readings.recorder import Recorder
 
 _BOOL = np.dtype(np.bool_)
@@ -131,6 +132,51 @@ def _where(recorder: Recorder, condition: Any, x: Any, y: Any) -> Symbol:
     return _result(recorder, "Where", [choice, *branches], dtype, weak=_all_weak((x, y)))
 
 
+def _sum(recorder: Recorder, operand: Symbol) -> Symbol:
+    name = recorder.node("ReduceSum", operand.name, keepdims=0)
+    return Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
+
+
+def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
+    """Record a percentile, as :func:`~onnxopt_cli.operators.percentile.percentile` defines it.
+
+    The rank is computed in double. TopK sorts in no order that NaN has a place in: it gets zero for
+    NaN, which then is added to the result. And it gets an infinite element more, so that there is
+    one to take where the tensor is empty.
+    """
+    dtype = operand.dtype
+
+    def node(op_type: str, *inputs: str, dtype: np.dtype[Any] = dtype, **attributes: Any) -> Symbol:
+        return Symbol(recorder, recorder.node(op_type, *inputs, **attributes), dtype, ())
+
+    def integers(*numbers: int) -> str:
+        return recorder.constant(np.array(numbers, _INTEGER))
+
+    zero = as_dtype(recorder, 0, dtype)
+    flat = node("Reshape", operand.name, integers(-1))
+    is_nan = node("IsNaN", flat.name, dtype=_BOOL)
+    numbers = node("Where", is_nan.name, zero.name, flat.name)
+    nan = node("ReduceSum", recorder.node("Where", is_nan.name, flat.name, zero.name), keepdims=0)
+    size = node("Reshape", recorder.node("Size", flat.name), integers(1), dtype=_INTEGER)
+    infinity = recorder.constant(np.array([np.inf], dtype))
+    padded = recorder.node("Concat", numbers.name, infinity, axis=0)
+    count = recorder.node("Add", size.name, integers(1))
+    ordered = recorder.node("TopK", padded, count, axis=0, largest=0)
+    last = node("Max", recorder.node("Sub", size.name, integers(1)), integers(0), dtype=_INTEGER)
+    rank = as_dtype(recorder, last, _WEAK) * percent / 100
+    floor = node("Floor", rank.name, dtype=_WEAK)
+    lower = as_dtype(recorder, floor, _INTEGER)
+    upper = node("Min", recorder.node("Add", lower.name, integers(1)), last.name, dtype=_INTEGER)
+    a, b = (
+        node("Reshape", recorder.node("Gather", ordered, index.name), integers())
+        for index in (lower, upper)
+    )
+    fraction = node("Reshape", recorder.node("Sub", rank.name, floor.name), integers(), dtype=_WEAK)
+    whole = (fraction == 0) | (a == b)
+    between = a + (b - a) * as_dtype(recorder, fraction, dtype)
+    return _where(recorder, whole, a, between) + nan
+
+
 def _record(
     recorder: Recorder,
     op_type: str,
@@ -224,4 +270,6 @@ _UFUNCS: dict[np.ufunc, Rule] = {
 
 _FUNCTIONS: dict[Callable[..., Any], Rule] = {
     np.where: _where,
+    np.sum: _sum,
+    percentile: _percentile,
 }

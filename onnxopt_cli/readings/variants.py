@@ -116,11 +116,7 @@ def _by_blocks(call: Call[Array]) -> list[Array]:
 
 
 def _group_by_group(compute: Compute) -> Compute:
-    def compute_all(call: Call[Array]) -> list[Array]:
-        groups = [compute(replace(call, groups=(group,))) for group in call.groups]
-        return [output for outputs in zip(*groups, strict=True) for output in outputs]
-
-    return compute_all
+    return lambda call: call.by_group(compute)
 
 
 _OWN_TYPES = computed(Arithmetic())

@@ -289,9 +289,5 @@ def _olds(call: Call[Array]) -> list[Array]:
 
 
 def _sources(call: Call[Array]) -> list[tuple[Array, Any]]:
-    operator = call.operator
-    return [
-        (group[operator.tensors.index(like)], group[0])
-        for like in operator.outputs.values()
-        for group in call.groups
-    ]
+    inputs = call.inputs
+    return [(inputs[like], inputs[base]) for like, base in call.operator.places(len(call.groups))]

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 from onnxopt_cli.readings.evaluate import evaluate, rounded
 from onnxopt_cli.readings.implementation import Compute, Implementation
 
@@ -171,13 +171,16 @@ def _scalar_changed(position: int, change: Rounding) -> Compute:
 
 def _attributes_changed(change: Callable[[float], float]) -> Compute:
     def compute(call: Call[Array]) -> list[Array]:
-        changed = {
-            name: value if isinstance(value, str) else change(value)
-            for name, value in call.attributes.items()
-        }
+        changed = {name: _changed(value, change) for name, value in call.attributes.items()}
         return evaluate(replace(call, attributes=changed))
 
     return compute
+
+
+def _changed(value: AttributeValue, change: Callable[[float], float]) -> AttributeValue:
+    if isinstance(value, str):
+        return value
+    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
 
 
 def _results_typed(dtype: Callable[[Call[Array], int], np.dtype[Any]]) -> Compute:

@@ -15,7 +15,8 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.operators.call import Attributes, Call
+from onnxopt_cli.operators.attributes import Attributes
+from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.single_node import sole_call
 from onnxopt_cli.readings.deviate import deviations
