@@ -1,0 +1,72 @@
+"""How accurate a backend is, from its results alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from report_records import result
+
+from onnxopt_cli.compare import compare_outputs
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Budget
+from onnxopt_cli.report.accuracy import accuracy
+
+NAMES = ("X_new", "V_new", "H_new")
+
+
+def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
+    """Outputs around 1.0, so many ulp off."""
+    expected = np.ones(len(ulps), dtype=np.float32)
+    actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)
+    step = float(np.spacing(np.float32(1)))
+    budget = tolerance or Budget(np.full(len(ulps), limit * step), factor=4.0)
+    wanted = dict.fromkeys(names, expected)
+    return compare_outputs(wanted, [actual] * len(names), lambda _: budget)
+
+
+def test_budget_used_is_the_largest_share_and_the_median_of_the_medians():
+    results = [result(diffs=outputs(ulps, limit=10)) for ulps in ([0, 1, 5], [2, 3, 4], [6, 6, 8])]
+    rows = accuracy(results)
+    assert [row.output for row in rows] == list(NAMES)
+    assert rows[0].budget_most == pytest.approx(0.8)
+    assert rows[0].budget_median == pytest.approx(0.3)
+    assert (rows[0].tensors, rows[0].elements) == (3, 9)
+
+
+def test_bits_lost_come_from_the_largest_distance_to_the_rounded_result():
+    (row, *_) = accuracy([result(diffs=outputs([0, 0, 7]))])
+    assert (row.max_ulp, row.bits_lost) == (7, 3.0)
+    assert row.ulp_counts == (2, 0, 0, 1)
+    assert (row.ulp_within(0.5), row.ulp_within(0.99)) == (0, 7)
+
+
+def test_an_element_that_alone_is_infinite_loses_all_bits():
+    expected = {name: np.ones(2, dtype=np.float32) for name in NAMES}
+    actual = [np.array([1.0, np.inf], dtype=np.float32)] * 3
+    diffs = compare_outputs(expected, actual, lambda _: Budget(np.ones(2), 4.0))
+    (row, *_) = accuracy([result(diffs=diffs)])
+    assert (row.bits_lost, row.not_finite, row.ulp_within(0.99)) == (math.inf, 1, None)
+
+
+def test_the_outputs_of_several_tensors_are_taken_together_whatever_a_model_calls_them():
+    names = [f"{letter}{number}" for letter in "abc" for number in (1, 2)]
+    rows = accuracy([result(diffs=outputs([1], names)), result(diffs=outputs([3]))])
+    assert [(row.output, row.tensors) for row in rows] == [(name, 3) for name in NAMES]
+
+
+def test_only_outputs_with_a_derived_budget_count():
+    exact = result(diffs=outputs([0]))
+    others = [
+        result(diffs=outputs([9], tolerance=ONNX_DEFAULT)),
+        result(diffs=outputs([9]), operators=("Relu",)),
+        result(diffs=outputs([9]), operators=("Adam", "Relu")),
+        result(diffs=()),
+    ]
+    assert accuracy(others) == ()
+    assert [row.max_ulp for row in accuracy([exact, *others])] == [0, 0, 0]
+
+
+def test_backends_come_in_the_order_of_the_run():
+    results = [result(backend=name, diffs=outputs([0])) for name in ("z", "a", "z")]
+    assert [row.backend for row in accuracy(results)] == ["z"] * 3 + ["a"] * 3
