@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: How long a worker may take to end when it is asked to.
-TEARDOWN_SECONDS = 10.0
+_LONGEST_TEARDOWN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,11 @@ class Limits:
     timeout: float = 60.0
     startup: float = 60.0
     memory: int = 4 << 30
+
+    @property
+    def teardown(self) -> float:
+        """Seconds that a worker may take to end when it is asked to."""
+        return min(self.timeout, _LONGEST_TEARDOWN_SECONDS)
 
 
 def limit_memory(size: int) -> None:

@@ -1,48 +1,140 @@
-"""Starting the process of a worker, and making sure that it and all it started are gone."""
+"""The process of a worker, its channel and what it prints; it is left with nothing of it behind."""
 
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any
 
-from onnxopt_cli.run.processes import descendants
+from onnxopt_cli.run.channel import Channel, ChannelClosed
+from onnxopt_cli.run.printed import Printed
+from onnxopt_cli.run.processes import descendants, resident
 
 # The worker imports what this process would, from the same places, whatever its folder.
 _START = (
     "import sys; channel, runner, memory, *sys.path = sys.argv[1:]; "
     "from onnxopt_cli.run.worker_main import main; main(int(channel), int(runner), int(memory))"
 )
-_PATIENCE_SECONDS = 2.0
+# How long a keeper may take to leave nothing behind.
+_PATIENCE_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerProcess:
     """A started worker, behind its keeper where there is one.
 
-    Attributes:
-        popen: the process.
-        channel: the runner's end of the private socket, not blocking.
-        printed: descriptor of the pipe that stdout and stderr go to.
-        ended: descriptor that becomes readable when the process ends; None if the system has none.
-    """
-
-    popen: subprocess.Popen[bytes]
-    channel: socket.socket
-    printed: int
-    ended: int | None
-
-
-def start_process(memory: int) -> WorkerProcess:
-    """Start a worker.
-
     Args:
         memory: bytes that each process of it may hold, or 0.
+        selector: where its descriptors are registered, until they are closed.
+
+    Attributes:
+        pid: the process that was started: the keeper, where there is one.
+        open: True until the worker has closed its channel.
     """
+
+    def __init__(self, memory: int, selector: selectors.BaseSelector) -> None:
+        self._popen, connection, printed = _start(memory)
+        self.pid = self._popen.pid
+        self.open = True
+        self._channel = Channel(connection)
+        self._socket = connection.fileno()
+        self._printed = Printed(printed)
+        # Readable when the process has ended; where the system has none, the clock has to do.
+        self._ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        self._selector = selector
+        self._registered: set[int] = set()
+        for descriptor in (self._socket, printed, self._ended):
+            if descriptor is not None:
+                selector.register(descriptor, selectors.EVENT_READ)
+                self._registered.add(descriptor)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None if it runs."""
+        return self._popen.poll()
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes of all its processes."""
+        return sum(map(resident, descendants(self.pid)))
+
+    def send(self, frame: Sequence[memoryview]) -> None:
+        """Send a frame, now as far as there is room, the rest whenever :meth:`receive` is called.
+
+        If the worker has closed the channel nothing happens: it is about to be found dead.
+        """
+        with suppress(ChannelClosed):
+            self._channel.send(frame)
+        self._await_room()
+
+    def receive(self) -> tuple[Any, memoryview] | None:
+        """Return the next frame, or None if it is not all there yet or will never be.
+
+        Raises:
+            ProtocolBreach: if what came is no frame.
+        """
+        if not self.open:
+            return None
+        try:
+            if self._channel.sending:
+                self._channel.flush()
+                self._await_room()
+            return self._channel.receive()
+        except ChannelClosed:
+            self.open = False
+            self._unregister(self._socket)
+            return None
+
+    def has_more(self) -> bool:
+        """Tell whether bytes are there that belong to no frame yet received."""
+        return self._channel.more()
+
+    def finish(self) -> None:
+        """Tell the worker that it will be asked nothing more."""
+        self._channel.finish()
+
+    def read_printed(self) -> None:
+        """Take what it has printed."""
+        if not self._printed.read():
+            self._unregister(self._printed.descriptor)
+
+    def forget_printed(self) -> None:
+        """Let go of what it has printed so far."""
+        self._printed.forget()
+
+    def printed(self) -> str:
+        """Return the end of what it has printed, fit to be shown."""
+        self.read_printed()
+        return self._printed.text()
+
+    def kill(self) -> None:
+        """Kill the worker and all that it started, if it still runs, and close everything."""
+        _kill(self._popen)
+        for descriptor in list(self._registered):
+            self._unregister(descriptor)
+        self._printed.close()
+        self._channel.socket.close()
+        if self._ended is not None:
+            os.close(self._ended)
+
+    def _await_room(self) -> None:
+        if self._socket in self._registered:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel.sending else 0)
+            self._selector.modify(self._socket, events)
+
+    def _unregister(self, descriptor: int) -> None:
+        if descriptor in self._registered:
+            self._selector.unregister(descriptor)
+            self._registered.discard(descriptor)
+
+
+def _start(memory: int) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+    """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
     arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), *sys.path]
@@ -63,12 +155,10 @@ def start_process(memory: int) -> WorkerProcess:
         theirs.close()
         os.close(write_end)
     ours.setblocking(False)
-    ended = os.pidfd_open(popen.pid) if hasattr(os, "pidfd_open") else None
-    return WorkerProcess(popen, ours, printed, ended)
+    return popen, ours, printed
 
 
-def kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a worker and all that it started; return when they are gone."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
     if sys.platform != "linux":

@@ -1,0 +1,296 @@
+"""Backends that misbehave, each in one way, at the case whose node adds the constant 2 (or always).
+
+A case is one Momentum node; `R` says what the backend does: at BAD it misbehaves, at any other
+value it computes what it should.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+
+from onnxopt_cli.backends.resolve import resolve_backend
+
+BAD = np.float32(0.5)
+NUMPY = resolve_backend("numpy")
+KEPT = []
+SLEEP = shutil.which("sleep")
+
+
+class Well:
+    """Computes what it should."""
+
+    def run(self, model, inputs):
+        return NUMPY.prepare(model).run(inputs)
+
+
+class Misbehaves(Well):
+    def run(self, model, inputs):
+        if inputs["R"] == BAD:
+            self.misbehave()
+        return super().run(model, inputs)
+
+
+def channel():
+    """Find the socket to the runner, as a backend that wants to lie would."""
+    for descriptor in range(3, 256):
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                return socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue
+    raise AssertionError("no socket")
+
+
+def frame(message, payload=b""):
+    text = json.dumps(message).encode()
+    return struct.pack("<4sIQ", b"oxw1", len(text), len(payload)) + text + payload
+
+
+def answer(number):
+    return {
+        "number": number, "outputs": [], "failure": None, "message": "", "lowered": False,
+        "changed": [], "seconds": 0.0,
+    }  # fmt: skip
+
+
+def segfault():
+    os.write(1, b"about to fall\n")
+    ctypes.string_at(0)
+
+
+def trap_sigterm_and_spin():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spin()
+
+
+def spin():
+    while True:
+        pass
+
+
+def close_channel():
+    os.closerange(3, 256)
+    time.sleep(60)
+
+
+def allocate():
+    while True:
+        KEPT.append(bytearray(b"x") * (16 << 20))
+
+
+def allocate_shared():
+    import mmap
+
+    while True:
+        KEPT.append(mmap.mmap(-1, 16 << 20))
+        KEPT[-1].write(b"x" * (16 << 20))
+
+
+def abort_like_cpp():
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
+    os.abort()
+
+
+def flood():
+    for _ in range(400):
+        os.write(1, b"y" * (1 << 16))
+        os.write(2, b"z" * (1 << 16))
+
+
+def leave_child():
+    KEPT.append(subprocess.Popen([SLEEP, "300"]))
+
+
+def leave_daemon():
+    """Leave a process that has its own session and no parent."""
+    start = f"import subprocess; subprocess.Popen([{SLEEP!r}, '300'], start_new_session=True)"
+    subprocess.run([sys.executable, "-c", start], check=True)
+
+
+def leak_thread():
+    threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+
+
+def leak_descriptor():
+    KEPT.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def grow():
+    KEPT.append(np.ones(64 << 17))
+
+
+def speak(text):
+    channel().sendall(text)
+
+
+def answer_again_later():
+    def late():
+        time.sleep(0.3)
+        speak(frame(answer(2)))
+
+    threading.Thread(target=late, daemon=True).start()
+
+
+class BadText(Exception):
+    def __str__(self):
+        raise SystemExit(7)
+
+
+def raise_(error):
+    raise error
+
+
+def one(action):
+    """Return a backend that does this at the bad case."""
+    backend = Misbehaves()
+    backend.misbehave = action
+    return backend
+
+
+exits = one(lambda: os._exit(0))
+segfaults = one(segfault)
+aborts = one(os.abort)
+kills_itself = one(lambda: os.kill(os.getpid(), signal.SIGKILL))
+kills_its_keeper = one(lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)))
+closes_channel = one(close_channel)
+sys_exits = one(lambda: sys.exit(0))
+interrupts = one(lambda: raise_(KeyboardInterrupt()))
+raises_base = one(lambda: raise_(BaseException("odd\x1b[31m")))
+raises_bad_text = one(lambda: raise_(BadText()))
+spins = one(spin)
+stops = one(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+stops_all = one(lambda: (os.kill(os.getppid(), signal.SIGSTOP), os.kill(os.getpid(), 19)))
+ignores_sigterm = one(trap_sigterm_and_spin)
+allocates = one(allocate)
+allocates_shared = one(allocate_shared)
+allocates_in_cpp = one(abort_like_cpp)
+floods = one(flood)
+leaves_child = one(leave_child)
+leaves_daemon = one(leave_daemon)
+leaks_threads = one(leak_thread)
+leaks_descriptors = one(leak_descriptor)
+grows = one(grow)
+sends_garbage = one(lambda: speak(b"\x80\x04garbage, or a pickle"))
+sends_huge = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 10, 1 << 60)))
+sends_bad_json = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 100_000, 0) + b"[" * 100_000))
+answers_another = one(lambda: speak(frame(answer(9999))))
+answers_the_last = one(lambda: speak(frame(answer(1))))
+answers_too_much = one(lambda: speak(frame({**answer(2), "outputs": [{"dtype": "float32",
+                       "shape": [1 << 40]}]})))  # fmt: skip
+answers_twice_later = one(answer_again_later)
+starts_a_helper_once = one(lambda: KEPT or leave_child())
+
+
+class DiesAtTeardown(Well):
+    def __init__(self):
+        atexit.register(os.abort)
+
+
+class HangsAtTeardown(Well):
+    def __init__(self):
+        atexit.register(time.sleep, 300)
+
+
+class Waits(Well):
+    """Takes a moment."""
+
+    def run(self, model, inputs):
+        time.sleep(0.2)
+        return super().run(model, inputs)
+
+
+class DiesAfterTheAnswer(Well):
+    """Dies when no case runs."""
+
+    def run(self, model, inputs):
+        if inputs["R"] == BAD:
+            threading.Timer(0.2, os._exit, [3]).start()
+        return super().run(model, inputs)
+
+
+class ReusesItsBuffer(Well):
+    """Returns the same array each time, with new content."""
+
+    buffers: tuple = ()
+
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        if not self.buffers:
+            self.buffers = tuple(np.empty_like(output) for output in outputs)
+        for buffer, output in zip(self.buffers, outputs, strict=True):
+            buffer[...] = output
+        return self.buffers
+
+
+class AnswersAgainMuchLater(Well):
+    """Answers the bad case once more while a later one runs; its thread was always there."""
+
+    def __init__(self):
+        self.told = threading.Event()
+        threading.Thread(target=self.speak_late, daemon=True).start()
+
+    def speak_late(self):
+        self.told.wait()
+        time.sleep(0.3)
+        speak(frame(answer(2)))
+
+    def run(self, model, inputs):
+        if inputs["R"] == BAD:
+            self.told.set()
+        elif self.told.is_set():
+            time.sleep(0.2)
+        return super().run(model, inputs)
+
+
+class NeverReads(Well):
+    """Answers once, and stops before it reads the next request."""
+
+    def __init__(self):
+        self.answered = threading.Event()
+        threading.Thread(target=self.stop, daemon=True).start()
+
+    def stop(self):
+        self.answered.wait()
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        self.answered.set()
+        return outputs
+
+
+class Hangs(Well):
+    """Never answers, and has a child."""
+
+    def run(self, _model, _inputs):
+        subprocess.Popen([SLEEP, "300"], start_new_session=True)
+        time.sleep(300)
+
+
+class SegfaultsOften(Well):
+    """Dies at every 20th case of its life, and is ONNX Runtime at all others."""
+
+    def __init__(self):
+        self.backend = resolve_backend("onnxruntime")
+        self.calls = 0
+
+    def run(self, model, inputs):
+        self.calls += 1
+        if self.calls % 20 == 0:
+            segfault()
+        return self.backend.prepare(model).run(inputs)

@@ -1,0 +1,140 @@
+"""What a worker may send: it comes out as it went in, or is refused, and does nothing else."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.errors import ProtocolBreach
+from onnxopt_cli.run.frames import FrameReader
+from onnxopt_cli.run.inputs import changed_inputs
+from onnxopt_cli.run.messages import Order, pack_answer, pack_order, read_answer, read_order
+from onnxopt_cli.run.response import Response
+
+ORDER = Order(7, onnx.ModelProto(), {"x": np.zeros(2, np.float32)})
+
+VALUES = [
+    np.float32(1.5) * np.ones((2, 3), np.float32),
+    np.zeros((0, 3), np.int64),
+    np.array(3.0),
+    np.array([True, False]),
+    np.array([1, -8, 7]).astype(ml_dtypes.int4),
+    np.array([1.5, np.nan]).astype(ml_dtypes.bfloat16),
+    np.array([1 + 2j], np.complex64),
+    np.array([["", "a\0"], ["\u00e9\U0001f600", "\ud800"]], object),
+    np.array([1.25], np.longdouble),
+    np.arange(12.0).reshape(3, 4)[::-1, ::2],
+    None,
+    [],
+    [np.zeros(2, np.uint8), None, [np.ones(1)]],
+    {1: np.zeros(1), 2: np.ones(2)},
+    {"a": np.zeros(1, np.float16)},
+]
+
+
+def travel(frame, chunk=1 << 20):
+    """Put a frame through a reader in chunks and return what comes out."""
+    data, reader, done = memoryview(b"".join(frame)), FrameReader(), []
+    while data:
+        room = reader.buffer()
+        size = min(len(room), chunk, len(data))
+        room[:size] = data[:size]
+        data = data[size:]
+        frame = reader.received(size)
+        if frame is not None:
+            done.append(frame)
+    assert reader.empty
+    return done
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_values_come_out_as_they_went_in(chunk):
+    response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5)
+    ((message, payload),) = travel(pack_answer(7, response), chunk)
+    came = read_answer(message, payload, ORDER)
+    names = [str(i) for i in range(len(VALUES))]
+    before = dict(zip(names, VALUES, strict=True))
+    assert changed_inputs(before, dict(zip(names, came.outputs, strict=True))) == []
+    assert (came.lowered, came.changed, came.seconds) == (True, ("x",), 0.5)
+
+
+def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
+    model = onnx.ModelProto(producer_name="me")
+    frame = pack_order(Order(3, model, {"x": np.ones(2)}), model.SerializeToString())
+    ((message, payload),) = travel(frame)
+    assert message.keys() == {"number", "model", "inputs", "collect"}
+    order = read_order(message, payload)
+    assert order.model == model
+    assert order.inputs["x"].tolist() == [1, 1]
+
+
+def test_what_cannot_be_sent_is_an_error_of_the_backend():
+    dates = np.zeros(2, dtype=[("day", "i4")])
+    ((message, payload),) = travel(pack_answer(7, Response([dates])))
+    assert read_answer(message, payload, ORDER).failure is Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 8},
+        {"number": "7"},
+        {"outputs": None},
+        {"outputs": [[]]},
+        {"outputs": [{"dtype": "O", "shape": [1]}]},
+        {"outputs": [{"dtype": "object", "shape": [1]}]},
+        {"outputs": [{"dtype": "V8", "shape": [1]}]},
+        {"outputs": [{"dtype": "float32", "shape": [-1]}]},
+        {"outputs": [{"dtype": "float32", "shape": [True]}]},
+        {"outputs": [{"dtype": "float32", "shape": [1 << 62, 1 << 62]}]},
+        {"outputs": [{"dtype": "float32", "shape": [10**5000]}]},
+        {"outputs": [{"dtype": "float32", "shape": [0]}]},
+        {"outputs": [{"dtype": "string", "shape": [1]}]},
+        {"outputs": [{"map": [[[], None]]}]},
+        {"failure": "pass"},
+        {"failure": ["error"]},
+        {"failure": "error"},
+        {"message": None},
+        {"changed": ["y"]},
+        {"changed": [[]]},
+        {"seconds": float("inf")},
+        {"seconds": "1"},
+    ],
+)
+def test_an_answer_that_is_none_is_refused(change):
+    ((message, payload),) = travel(pack_answer(7, Response([np.zeros(1, np.float32)])))
+    read_answer(message, payload, ORDER)
+    with pytest.raises(ProtocolBreach):
+        read_answer({**message, **change}, payload, ORDER)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damaged_frames_are_read_or_refused_but_never_anything_else(data):
+    whole = bytearray(b"".join(pack_answer(7, Response(VALUES))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    reader, rest = FrameReader(), memoryview(whole)
+    try:
+        while rest:
+            room = reader.buffer()
+            size = min(len(room), len(rest))
+            room[:size] = rest[:size]
+            rest = rest[size:]
+            frame = reader.received(size)
+            if frame is not None:
+                read_answer(*frame, ORDER)
+    except ProtocolBreach:
+        return
+
+
+def test_what_a_worker_says_is_made_printable():
+    ((message, payload),) = travel(
+        pack_answer(7, Response(failure=Outcome.ERROR, message="a\x1b[31mb"))
+    )
+    assert read_answer(message, payload, ORDER).message == r"a\x1b[31mb"

@@ -1,0 +1,154 @@
+"""Runs with worker processes: order, limits, interruption, and that no process is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from isolated import HOSTILE, start, write_cases
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+@pytest.fixture
+def demo(tmp_path):
+    write_cases(tmp_path, {"first": 0.25, "bad": 0.5, "last": 0.125})
+    return tmp_path
+
+
+@pytest.fixture
+def many(tmp_path):
+    write_cases(tmp_path, {f"case{i}": 0.5 if i in {3, 7} else 0.25 for i in range(12)})
+    return tmp_path
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_results_come_in_the_order_of_the_cases_whatever_the_number_of_workers(many):
+    runs = [start(many, "segfaults", "-j", jobs).wait() for jobs in ("1", "3")]
+    assert [list(run.outcomes) for run in runs] == [[f"case{i}" for i in range(12)]] * 2
+    assert runs[0].outcomes == runs[1].outcomes
+    assert [name for name, it in runs[0].outcomes.items() if it == "crash"] == ["case3", "case7"]
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_max_fail_stops_after_the_same_case_whatever_the_number_of_workers(many, jobs):
+    run = start(many, "segfaults", "-x", "-j", jobs).wait()
+    expected = ["pass"] * 3 + ["crash"] + ["not-run"] * 8
+    assert list(run.outcomes.values()) == expected
+    assert run.code == 1
+    assert run.survivors() == []
+
+
+def test_several_backends_have_workers_of_their_own(demo):
+    run = start(demo, "segfaults", "-b", f"python:{HOSTILE}:Well", "-b", "numpy").wait()
+    rows = json.loads(run.report.read_text())["results"]
+    assert [(row["case"].rsplit("/", 1)[1], row["outcome"]) for row in rows] == [
+        ("first", "pass"), ("first", "pass"), ("first", "pass"),
+        ("bad", "crash"), ("bad", "pass"), ("bad", "pass"),
+        ("last", "pass"), ("last", "pass"), ("last", "pass"),
+    ]  # fmt: skip
+
+
+def test_the_first_ctrl_c_ends_with_a_report_of_what_was_done(many):
+    run = start(many, "Waits", "-j", "1")
+    time.sleep(1.5)
+    run.process.send_signal(signal.SIGINT)
+    run.wait(10)
+    assert run.code == 130
+    outcomes = list(run.outcomes.values())
+    assert outcomes[0] == "pass"
+    assert outcomes[-1] == "not-run"
+    assert len(outcomes) == 12
+    assert run.results["case11"]["message"] == "interrupted"
+    assert run.survivors() == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_case_is_killed_and_the_exit_code_says_by_what(demo, number, code):
+    run = start(demo, "Hangs", "-j", "2")
+    wait_until(lambda: run.sleepers() == 2)
+    run.process.send_signal(number)
+    run.wait(10)
+    assert run.code == code
+    assert set(run.outcomes.values()) == {"not-run"}
+    assert run.survivors() == []
+
+
+def test_a_second_ctrl_c_ends_at_once(demo):
+    run = start(demo, "Hangs", "--isolation", "none")
+    wait_until(lambda: run.sleepers() == 1)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(10) == 130
+    # What an unwatched backend has started is for the user to end.
+    for process in run.survivors(0):
+        os.kill(process.number, signal.SIGKILL)
+    run.process.communicate()
+
+
+def test_when_the_runner_is_killed_nothing_of_the_backend_survives(demo):
+    run = start(demo, "Hangs", "-j", "2")
+    # The runner, and for each of two cases a keeper, a worker and its sleeping daemon.
+    wait_until(lambda: run.sleepers() == 2)
+    run.process.kill()
+    run.process.communicate()
+    assert run.survivors() == []
+
+
+def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):
+    write_cases(tmp_path, {"first": 0.25})
+    text = (tmp_path / "demo.yaml").read_text()
+    large = "{random: {normal: {}, seed: 1}, shape: [4000000]}"
+    text += text.split("cases:\n")[1].replace("name: first", "name: large")
+    head, tail = text.rsplit("X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]", 1)
+    (tmp_path / "demo.yaml").write_text(f"{head}X: {large}, G: {large}, V: {large}{tail}")
+    run = start(tmp_path, "NeverReads", "-j", "1", "--timeout", "5").wait()
+    assert run.outcomes == {"first": "pass", "large": "timeout"}, run.out + run.err
+    assert run.survivors() == []
+
+
+def test_without_isolation_the_backend_runs_in_the_runner(demo):
+    run = start(demo, "exits", "--isolation", "none").wait()
+    assert run.code == 0
+    assert not run.outcomes
+
+
+def test_our_own_reference_runs_in_a_worker_if_asked(demo):
+    run = start(demo, f"python:{HOSTILE}:Well", "-b", "numpy", "--isolation", "process").wait()
+    assert run.code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--memory", "2 GB"], "write it as in 2GiB"),
+        (["--memory", "1MiB"], "less than 64MiB"),
+        (["-j", "0"], "neither auto nor a number"),
+        (["--timeout", "0"], "not in the range"),
+        (["--isolation", "vm"], "is not one of"),
+    ],
+)
+def test_a_limit_that_is_none_is_wrong_usage(demo, onnxopt, monkeypatch, options, says):
+    monkeypatch.chdir(demo)
+    answer = onnxopt("run", "demo.yaml", *options)
+    assert answer.code == 2
+    assert says in " ".join(answer.err.split())
+
+
+def test_a_backend_that_is_not_there_is_wrong_usage(demo, onnxopt, monkeypatch):
+    monkeypatch.chdir(demo)
+    answer = onnxopt("run", "demo.yaml", "-b", "python:nowhere.py:Backend")
+    assert answer.code == 2
+    assert "does not exist" in answer.err
