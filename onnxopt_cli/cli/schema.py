@@ -8,12 +8,17 @@ import click
 
 
 @click.command("schema")
-def command() -> None:
-    """Print the JSON Schema of case files, for editors and other tools.
+@click.argument("kind", type=click.Choice(["case", "expect", "log"]), default="case")
+def command(kind: str) -> None:
+    """Print the JSON Schema of case files, expectation files or logs, for editors and tools.
 
     \b
     onnxopt schema > onnxopt.schema.json
+    onnxopt schema expect > onnxopt-expect.schema.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.case_schema import case_schema
+    from onnxopt_cli.run.expect_file import expect_schema
+    from onnxopt_cli.run.log_schema import log_schema
 
-    click.echo(json.dumps(case_schema(), indent=2))
+    schemas = {"case": case_schema, "expect": expect_schema, "log": log_schema}
+    click.echo(json.dumps(schemas[kind](), indent=2))

@@ -1,0 +1,131 @@
+"""A file of small cases and backends that do as the tests need, for tests of whole runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+
+_HEAD = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
+_CASE = """\
+  - name: {name}
+    attributes: {{alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}}
+    inputs: {{R: 0.1, T: 1, X: [{place}.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}}
+"""
+
+_BACKENDS = '''\
+import os
+import time
+
+import numpy as np
+
+from onnxopt_cli.backends.resolve import resolve_backend
+
+__version__ = "1.5.0"
+NUMPY = resolve_backend("numpy")
+
+
+class Right:
+    """What every other backend departs from; `seen` are the first elements of X so far."""
+
+    def __init__(self):
+        self.seen = []
+
+    def run(self, model, inputs):
+        first = float(inputs["X"].reshape(-1)[0])
+        outputs = self.answer(first, NUMPY.prepare(model).run(inputs))
+        self.seen.append(first)
+        return outputs
+
+    def answer(self, first, outputs):
+        return outputs
+
+
+def off(outputs):
+    return [outputs[0] + np.float32(0.25), *outputs[1:]]
+
+
+class Off(Right):
+    def answer(self, first, outputs):
+        return off(outputs)
+
+
+class OffAtC(Right):
+    def answer(self, first, outputs):
+        return off(outputs) if first == 3 else outputs
+
+
+class RaisesAtB(Right):
+    def answer(self, first, outputs):
+        if first == 2:
+            raise ValueError("no luck")
+        return off(outputs) if first == 3 else outputs
+
+
+class UnsupportedAtB(Right):
+    def answer(self, first, outputs):
+        if first == 2:
+            raise NotImplementedError("not here")
+        return outputs
+
+
+class FailsAfterB(Right):
+    """Case e fails once b has run, at any time before."""
+
+    def answer(self, first, outputs):
+        return off(outputs) if first == 5 and 2 in self.seen else outputs
+
+
+class PassesAfterB(Right):
+    """Case e fails unless b has run; case d ends the process, and so takes that away."""
+
+    def answer(self, first, outputs):
+        if first == 4:
+            os._exit(3)
+        return off(outputs) if first == 5 and 2 not in self.seen else outputs
+
+
+class NowAndThen(Right):
+    """Every second answer to case c is wrong, whatever process it comes from."""
+
+    def answer(self, first, outputs):
+        if first != 3:
+            return outputs
+        with open("answers", "a") as file:
+            file.write("x")
+        return off(outputs) if os.path.getsize("answers") % 2 else outputs
+
+
+class SlowAtD(Right):
+    def answer(self, first, outputs):
+        if first == 4 and not os.path.exists("go"):
+            time.sleep(60)
+        with open("ran", "a") as file:
+            file.write("abcdef"[int(first) - 1])
+        return outputs
+'''
+
+
+def write_demo(folder: Path) -> Path:
+    """Write ``demo.yaml`` with the cases ``demo/demo/a`` to ``f``, and ``vendor.py``."""
+    cases = (_CASE.format(name=name, place=place) for place, name in enumerate(NAMES, start=1))
+    (folder / "demo.yaml").write_text(_HEAD + "".join(cases))
+    (folder / "vendor.py").write_text(_BACKENDS)
+    return folder
+
+
+def backend(name: str) -> str:
+    """Return how a backend of ``vendor.py`` is asked for."""
+    return f"python:vendor.py:{name}"
+
+
+def records(path: Path) -> list[dict]:
+    """Return the records of a log."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run_arguments(name: str, *more: str) -> tuple[str, ...]:
+    """Return the arguments that run the demo in this process, without explanations."""
+    target = name if name == "numpy" else backend(name)
+    return ("run", "demo.yaml", "-b", target, "--isolation", "none", "--no-explain", *more)
