@@ -113,3 +113,24 @@ def test_a_mistake_that_nobody_knows_is_not_explained(workplace, onnxopt):
     answer = onnxopt("run", "steps.yaml", "-b", "python:strange.py:Adam", "-q")
     assert "consistent" not in answer.out
     assert "none of" in answer.out
+
+
+@pytest.mark.parametrize("form", ["log", "report"])
+def test_a_saved_run_can_be_explained_later(workplace, onnxopt, form):
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "torch_like.py").write_text(PYTORCH)
+    saved = workplace / "saved"
+    save = ["--log", saved] if form == "log" else ["--report", f"json={saved}"]
+    onnxopt("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "--no-explain", "-q", *save)
+    answer = onnxopt("explain", saved)
+    assert answer.code == 0
+    assert "epsilon added after bias correction" in answer.out
+    assert onnxopt("explain", workplace / "steps.yaml").code == 2
+
+
+def test_nothing_is_explained_where_nothing_failed(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS)
+    onnxopt("run", "steps.yaml", "--log", "run.jsonl", "-q")
+    answer = onnxopt("explain", "run.jsonl")
+    assert answer.code == 0
+    assert "no failing case" in answer.out

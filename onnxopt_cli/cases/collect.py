@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,7 +13,7 @@ from onnxopt_cli.cases.corpora import CORPORA, corpus
 from onnxopt_cli.cases.onnx_directory import find_directories
 from onnxopt_cli.cases.suites import SUITES, suite_cases
 from onnxopt_cli.cases.yaml_file import read_yaml_file
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 
@@ -57,6 +58,26 @@ def collect(targets: Sequence[str]) -> Collection:
     if not cases and not problems:
         raise NothingSelected(f"no case in {', '.join(map(printable, targets))}")
     return Collection(tuple(cases.values()), tuple(problems))
+
+
+def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
+    """Find cases of an earlier run by their ids and where they stood.
+
+    Args:
+        places: the location of each case by its id.
+
+    Returns:
+        The cases by id; those that are no longer there are left out.
+    """
+    targets = {
+        str(place.path) if place.path.exists() else case.partition("/")[0]
+        for case, place in places.items()
+    }
+    found: dict[str, Case] = {}
+    for target in sorted(targets):
+        with contextlib.suppress(UsageError):
+            found |= {case.id: case for case in _find(target)[0] if case.id in places}
+    return found
 
 
 def _find(target: str) -> tuple[list[Case], list[Problem]]:

@@ -1,0 +1,52 @@
+"""A run that was saved, as a log or as a JSON report, read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onnxopt_cli.core.record import BackendIdentity, RunRecord
+from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
+from onnxopt_cli.errors import Problem, UsageError
+from onnxopt_cli.report.json_report import SCHEMA
+from onnxopt_cli.run.log_reader import read_record
+
+_MOST_BYTES = 1 << 30
+
+
+def read_saved_run(path: Path) -> RunRecord:
+    """Read a run from a log or a JSON report.
+
+    Raises:
+        UsageError: if the file cannot be read, or is neither.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{path} is too large for a saved run")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        # Not one document: a log has one a line, and its reader says what is wrong with it.
+        return read_record(path)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        return read_record(path)
+    try:
+        return _record(document)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(f"{path} is no report of onnxopt: {error}") from error
+
+
+def _record(document: dict[str, Any]) -> RunRecord:
+    return RunRecord(
+        versions=document["versions"],
+        backends=tuple(BackendIdentity(it["name"], it["version"]) for it in document["backends"]),
+        options=document["options"],
+        results=tuple(map(result_from_json, document["results"])),
+        problems=tuple(Problem(it["where"], it["what"]) for it in document["problems"]),
+        explanations=tuple(map(explanation_from_json, document["explanations"])),
+        exit_code=document["exit_code"],
+    )
