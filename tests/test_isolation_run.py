@@ -49,6 +49,13 @@ def test_max_fail_stops_after_the_same_case_whatever_the_number_of_workers(many,
     assert run.survivors() == []
 
 
+def test_a_backend_that_dies_at_every_20th_case_loses_those_cases_alone(tmp_path):
+    write_cases(tmp_path, {f"case{i}": 0.25 for i in range(1, 46)})
+    run = start(tmp_path, "SegfaultsOften", "-j", "1").wait()
+    assert [name for name, it in run.outcomes.items() if it != "pass"] == ["case20", "case40"]
+    assert len(run.outcomes) == 45
+
+
 def test_several_backends_have_workers_of_their_own(demo):
     run = start(demo, "segfaults", "-b", f"python:{HOSTILE}:Well", "-b", "numpy").wait()
     rows = json.loads(run.report.read_text())["results"]

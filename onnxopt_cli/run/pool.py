@@ -207,8 +207,8 @@ class Pool:
 
     def _grow(self) -> None:
         at_work = [worker for worker in self._workers if worker.state is not State.ENDING]
-        starting = any(worker.state is State.STARTING for worker in at_work)
-        if self._refusal is None and len(at_work) < self._jobs and not starting:
+        starting = sum(worker.state is State.STARTING for worker in at_work)
+        if self._refusal is None and len(at_work) < self._jobs and starting < len(self._queue):
             self._start()
 
     def _start(self) -> None:
