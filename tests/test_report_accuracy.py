@@ -51,8 +51,12 @@ def test_an_element_that_alone_is_infinite_loses_all_bits():
 
 def test_the_outputs_of_several_tensors_are_taken_together_whatever_a_model_calls_them():
     names = [f"{letter}{number}" for letter in "abc" for number in (1, 2)]
-    rows = accuracy([result(diffs=outputs([1], names)), result(diffs=outputs([3]))])
+    several = [
+        outputs([ulp], [name])[0] for ulp, name in zip([1, 1, 2, 2, 4, 4], names, strict=True)
+    ]
+    rows = accuracy([result(diffs=tuple(several)), result(diffs=outputs([0]))])
     assert [(row.output, row.tensors) for row in rows] == [(name, 3) for name in NAMES]
+    assert [row.max_ulp for row in rows] == [1, 2, 4]
 
 
 def test_only_outputs_with_a_derived_budget_count():

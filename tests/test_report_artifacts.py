@@ -112,3 +112,5 @@ def test_no_name_leads_out_of_the_folder_or_to_another_case(tmp_path):
     assert len(written) == len(results)
     assert all(path.is_relative_to(folder) and path.name == "README.txt" for path in written)
     assert all(len(path.relative_to(folder).parts) == 3 for path in written)
+    # Also where letter case does not count.
+    assert len({str(path).lower() for path in written}) == len(written)

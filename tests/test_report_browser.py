@@ -17,7 +17,8 @@ pytest.importorskip("matplotlib")
 
 from onnxopt_cli.report.html import html_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 pytestmark = [
     pytest.mark.browser,

@@ -50,6 +50,13 @@ def test_problems_of_files_come_first_with_their_lines():
     assert commands(run) == [("a.yaml", "3", "invalid", "wrong"), ("dir", None, "invalid", "worse")]
 
 
+def test_a_name_that_looks_escaped_arrives_as_it_is():
+    run = record(result("a%0Ab%3A%2C100%", outcome=Outcome.ERROR, message="50%0A"))
+    ((_, _, title, message),) = commands(run)
+    assert title == "error: a%0Ab%3A%2C100% on numpy"
+    assert message.startswith("50%0A\n")
+
+
 def test_hostile_text_stays_in_its_own_command():
     run = hostile()
     failed = sum(not it.conforms for it in run.results)

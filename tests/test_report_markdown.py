@@ -70,6 +70,15 @@ def test_nothing_foreign_becomes_markup_and_all_of_it_is_shown():
         assert text in shown
 
 
+@pytest.mark.parametrize("text", [*HOSTILE, "````\n# owned"])
+def test_a_hostile_message_stays_in_its_fence(text):
+    run = record(result(outcome=Outcome.ERROR, message=f"first\n{text}"))
+    seen = Seen(markdown_report(run))
+    headings = [data for tag, data in seen.text if tag in ("h1", "h2")]
+    assert headings == ["onnxopt does not conform", "1 not as expected"]
+    assert seen.tags <= OURS
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_backend_s_name_keeps_its_row_whole(text):
     cells = Seen(markdown_report(record(result(backend=text)))).cells
