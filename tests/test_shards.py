@@ -1,0 +1,221 @@
+"""Shards, joining their logs, and comparing runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from demo import NAMES, records, run_arguments, write_demo
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.run.log_reader import read_log
+from onnxopt_cli.run.shard import Shard
+
+# Hashes of the ids, as they were when this was written: logs of other versions must join.
+PLACES = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 4}
+OTHER_THAN_A = "1/2"
+IDS = st.lists(st.text(), unique=True, max_size=20)
+
+
+@pytest.fixture
+def demo(workplace):
+    return write_demo(workplace)
+
+
+@pytest.fixture
+def shards(demo, onnxopt):
+    """Write the logs of all shards of a run; return their paths."""
+
+    def call(name, count, *more):
+        paths = [f"{index}.jsonl" for index in range(1, count + 1)]
+        for index, path in enumerate(paths, start=1):
+            (demo / path).unlink(missing_ok=True)
+            shard = ["--shard", f"{index}/{count}"]
+            onnxopt(*run_arguments(name, *shard, "--log", path, *more))
+        return paths
+
+    return call
+
+
+@given(ids=IDS, count=st.integers(1, 9))
+def test_every_id_belongs_to_one_shard(ids, count):
+    every = [Shard(index, count) for index in range(1, count + 1)]
+    assert all(sum(shard.holds(case) for shard in every) == 1 for case in ids)
+
+
+def test_the_shard_of_an_id_is_the_same_everywhere_and_always():
+    places = [
+        next(index for index in range(1, 5) if Shard(index, 4).holds(f"demo/demo/{name}"))
+        for name in NAMES
+    ]
+    assert places == [PLACES[name] for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    "text", ["0/2", "3/2", "1", "1/", "/2", "a/b", "1/2/3", "-1/2", "1/9999999"]
+)
+def test_a_shard_that_is_none_is_refused(demo, onnxopt, text):
+    answer = onnxopt(*run_arguments("numpy", f"--shard={text}"))
+    assert (answer.code, "--shard" in answer.err) == (2, True)
+
+
+def test_a_shard_without_cases_is_no_failure(demo, onnxopt):
+    answer = onnxopt(*run_arguments("Off", "-k", "demo/demo/a", "--shard", OTHER_THAN_A))
+    assert (answer.code, "no selected case belongs to shard" in answer.out) == (0, True)
+
+
+def comparable(record):
+    results = [{**result_to_json(it), "seconds": 0} for it in record.results]
+    return (
+        sorted(results, key=lambda it: it["case"]),
+        set(record.problems),
+        record.findings,
+        record.backends,
+        record.exit_code,
+        {**record.options, "log": None},
+    )
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    count=st.integers(1, 5),
+    name=st.sampled_from(["numpy", "RaisesAtB", "Off"]),
+    expect=st.sampled_from(["", "{case: demo/demo/c, outcome: fail}", "{case: x, outcome: fail}"]),
+    order=st.randoms(use_true_random=False),
+)
+def test_the_logs_of_all_shards_join_to_the_log_of_the_whole_run(
+    demo, onnxopt, shards, count, name, expect, order
+):
+    (demo / "e.yaml").write_text(f"onnxopt-expect: 1\nexpect:\n  {f'- {expect}' if expect else ''}")
+    (demo / "whole.jsonl").unlink(missing_ok=True)
+    whole = onnxopt(*run_arguments(name, "--expect", "e.yaml", "--log", "whole.jsonl"))
+    paths = shards(name, count, "--expect", "e.yaml")
+    order.shuffle(paths)
+    merged = onnxopt("report", "merge", *paths, "-o", "merged.jsonl")
+    assert merged.code == whole.code, merged.text
+    logs = [read_log(demo / log) for log in ("whole.jsonl", "merged.jsonl")]
+    assert comparable(logs[0].record) == comparable(logs[1].record)
+    assert logs[0].header.cases == logs[1].header.cases
+    assert logs[1].finished
+    assert logs[1].header.shard is None
+
+
+def test_a_missing_shard_is_named(shards, onnxopt, demo):
+    shards("numpy", 4)
+    answer = onnxopt("report", "merge", "1.jsonl", "3.jsonl", "-o", "out.jsonl")
+    assert (answer.code, "missing: 2/4, 4/4" in answer.err) == (2, True)
+    assert not (demo / "out.jsonl").exists()
+
+
+def test_a_shard_given_twice_is_named(shards, onnxopt, demo):
+    shards("numpy", 2)
+    (demo / "copy.jsonl").write_bytes((demo / "1.jsonl").read_bytes())
+    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "copy.jsonl", "-o", "out.jsonl")
+    assert answer.code == 2
+    assert "copy.jsonl is shard 1/2, and so is 1.jsonl" in answer.err
+
+
+@pytest.mark.parametrize("lines", [0, 1, -1])
+def test_a_shard_that_is_not_finished_is_named(shards, onnxopt, demo, lines):
+    shards("numpy", 2)
+    whole = (demo / "2.jsonl").read_text().splitlines(keepends=True)
+    (demo / "2.jsonl").write_text("".join(whole[:lines]))
+    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl")
+    assert (answer.code, "2.jsonl is not finished" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--rtol", "1"], "the option rtol"),
+        (["-k", "demo/demo/[abc]"], "the cases"),
+        (["-b", "onnx-reference"], "the backends"),
+        (["--expect", "e.yaml"], "the content of the expectation files"),
+    ],
+)
+def test_a_shard_of_another_run_is_named_with_what_differs(shards, onnxopt, demo, more, says):
+    (demo / "e.yaml").write_text("onnxopt-expect: 1\n")
+    shards("numpy", 2)
+    onnxopt(*run_arguments("numpy", "--shard", "2/2", "--log", "other.jsonl", *more))
+    answer = onnxopt("report", "merge", "1.jsonl", "other.jsonl", "-o", "out.jsonl")
+    assert answer.code == 2
+    assert "other.jsonl is of another run than 1.jsonl" in answer.err
+    assert says in answer.err
+
+
+def test_a_whole_run_is_no_shard(shards, onnxopt, demo):
+    paths = shards("numpy", 2)
+    onnxopt(*run_arguments("numpy", "--log", "whole.jsonl"))
+    answer = onnxopt("report", "merge", *paths, "whole.jsonl", "-o", "out.jsonl")
+    assert (answer.code, "whole.jsonl is of a whole run" in answer.err) == (2, True)
+
+
+def test_a_result_that_was_taken_out_of_a_shard_is_missed(shards, onnxopt, demo):
+    paths = shards("numpy", 2)
+    kept = [it for it in records(demo / "1.jsonl") if it["record"] not in {"start", "end"}]
+    (demo / "1.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in kept))
+    answer = onnxopt("report", "merge", *paths, "-o", "out.jsonl")
+    assert (answer.code, "cases, the run has 6" in answer.err) == (2, True)
+
+
+def test_a_log_is_not_merged_into_itself(shards, onnxopt, demo):
+    paths = shards("numpy", 2)
+    before = (demo / "1.jsonl").read_bytes()
+    answer = onnxopt("report", "merge", *paths, "-o", "1.jsonl")
+    assert (answer.code, "is one of the logs to be merged" in answer.err) == (2, True)
+    assert (demo / "1.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def diff(demo, onnxopt):
+    """Compare the runs of two backends."""
+
+    def call(old, new, *more):
+        for name in dict.fromkeys((old, new)):
+            (demo / f"{name}.jsonl").unlink(missing_ok=True)
+            onnxopt(*run_arguments(name, "--log", f"{name}.jsonl", *more))
+        return onnxopt("report", "diff", f"{old}.jsonl", f"{new}.jsonl")
+
+    return call
+
+
+def test_what_got_worse_is_shown_first_and_exits_with_1(diff):
+    answer = diff("RaisesAtB", "OffAtC")
+    assert answer.code == 0
+    assert "0 worse, 1 better, 0 other" in answer.out
+    answer = diff("OffAtC", "RaisesAtB")
+    assert answer.code == 1
+    row = next(line.split() for line in answer.out.splitlines() if line.startswith("worse"))
+    assert row[1] == "demo/demo/b"
+    assert row[-2:] == ["pass", "error"]
+
+
+def test_an_error_that_grows_within_the_tolerance_got_worse(diff):
+    answer = diff("numpy", "Off", "--atol", "1")
+    assert answer.code == 1
+    assert "6 worse, 0 better, 0 other" in answer.out
+    assert "of the budget" in answer.out
+    assert diff("Off", "numpy", "--atol", "1").code == 0
+
+
+def test_the_same_run_twice_changes_nothing(diff):
+    answer = diff("OffAtC", "OffAtC")
+    assert (answer.code, answer.out) == (0, "nothing changed\n")
+
+
+def test_cases_that_came_or_went_are_neither_better_nor_worse(demo, onnxopt):
+    onnxopt(*run_arguments("numpy", "--log", "all.jsonl"))
+    onnxopt(*run_arguments("numpy", "-k", "demo/demo/[ab]", "--log", "two.jsonl"))
+    for old, new in (("all.jsonl", "two.jsonl"), ("two.jsonl", "all.jsonl")):
+        answer = onnxopt("report", "diff", old, new)
+        assert (answer.code, "0 worse, 0 better, 4 other" in answer.out) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["render", "merge", "diff"])
+def test_every_report_command_shows_an_example(onnxopt, command):
+    answer = onnxopt("report", command, "--help")
+    assert (answer.code, f"onnxopt report {command} " in answer.out) == (0, True)
