@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tracemalloc
+
 import pytest
 from isolated import start, write_cases
 
-pytestmark = pytest.mark.skipif(
-    "not __import__('sys').platform.startswith('linux')", reason="needs /proc"
-)
+from onnxopt_cli.run.printed import Printed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 @pytest.fixture
@@ -67,7 +71,9 @@ def test_a_backend_that_does_not_answer_is_a_timeout_and_is_killed(demo, backend
     check(demo, backend, "timeout", "no answer within 0.5 s", "--timeout", "0.5")
 
 
-@pytest.mark.parametrize("backend", ["allocates", "allocates_shared", "allocates_in_cpp"])
+@pytest.mark.parametrize(
+    "backend", ["allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much"]
+)
 def test_a_backend_that_wants_all_memory_is_out_of_memory(demo, backend):
     check(demo, backend, "oom", "", "--memory", "512MiB")
 
@@ -86,8 +92,9 @@ def test_what_a_case_leaves_behind_is_a_leak_on_that_case(demo, backend, says):
     check(demo, backend, "leak", says)
 
 
-def test_a_helper_that_is_started_once_and_kept_is_no_leak(demo):
-    check(demo, "starts_a_helper_once", "pass", "", code=0)
+@pytest.mark.parametrize("backend", ["starts_a_helper_once", "keeps_much_once"])
+def test_what_is_taken_once_and_kept_is_no_leak(demo, backend):
+    check(demo, backend, "pass", "", code=0)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,23 @@ def test_an_earlier_cases_number_is_no_answer_and_spoils_no_other_case(demo):
 def test_a_flood_of_output_is_kept_to_a_cap_and_changes_no_verdict(demo):
     run = check(demo, "floods", "pass", "", code=0)
     assert len(run.out) < 10_000
+
+
+def test_of_a_flood_only_the_end_is_held():
+    read_end, write_end = os.pipe()
+    printed = Printed(read_end)
+    tracemalloc.start()
+    for number in range(400):
+        os.write(write_end, b"y" * 20_000 + b"%d\n" % number)
+        printed.read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    text = printed.text()
+    os.close(write_end)
+    printed.close()
+    assert peak < 500_000
+    assert text.startswith("... the end of 80")
+    assert text.endswith("y399")
 
 
 def test_a_backend_that_returns_the_same_buffer_again_changes_nothing(demo):

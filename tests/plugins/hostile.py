@@ -111,6 +111,11 @@ def flood():
         os.write(2, b"z" * (1 << 16))
 
 
+def ask_for_too_much():
+    """Ask for memory without using it, so that none of it is ever resident."""
+    KEPT.append(np.zeros(8 << 30, np.uint8))
+
+
 def leave_child():
     KEPT.append(subprocess.Popen([SLEEP, "300"]))
 
@@ -192,6 +197,8 @@ answers_the_last = one(lambda: speak(frame(answer(1))))
 answers_too_much = one(lambda: speak(frame({**answer(2), "outputs": [{"dtype": "float32",
                        "shape": [1 << 40]}]})))  # fmt: skip
 answers_twice_later = one(answer_again_later)
+asks_for_too_much = one(ask_for_too_much)
+keeps_much_once = one(lambda: KEPT or KEPT.append(np.ones(160 << 17)))
 starts_a_helper_once = one(lambda: KEPT or leave_child())
 
 
@@ -203,6 +210,13 @@ class DiesAtTeardown(Well):
 class HangsAtTeardown(Well):
     def __init__(self):
         atexit.register(time.sleep, 300)
+
+
+class SaysWhoItIs(Well):
+    """Raises the number of its process."""
+
+    def run(self, _model, _inputs):
+        raise ValueError(os.getpid())
 
 
 class Waits(Well):
