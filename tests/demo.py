@@ -73,8 +73,14 @@ class UnsupportedAtB(Right):
 class FailsAfterB(Right):
     """Case e fails once b has run, at any time before."""
 
+    culprit = 2
+
     def answer(self, first, outputs):
-        return off(outputs) if first == 5 and 2 in self.seen else outputs
+        return off(outputs) if first == 5 and self.culprit in self.seen else outputs
+
+
+class FailsAfterD(FailsAfterB):
+    culprit = 4
 
 
 class PassesAfterB(Right):

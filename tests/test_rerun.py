@@ -37,13 +37,13 @@ def test_a_case_that_always_fails_is_not(demo, onnxopt):
     assert "flaky" not in answer.out
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
-def test_a_case_that_fails_only_after_another_names_it(demo, onnxopt, isolation):
+@pytest.mark.parametrize(("culprit", "isolation"), [("b", "none"), ("d", "none"), ("b", "process")])
+def test_a_case_that_fails_only_after_another_names_it(demo, onnxopt, culprit, isolation):
     arguments = [
         "run",
         "demo.yaml",
         "-b",
-        backend("FailsAfterB"),
+        backend(f"FailsAfter{culprit.upper()}"),
         "--isolation",
         isolation,
         "-j",
@@ -52,7 +52,7 @@ def test_a_case_that_fails_only_after_another_names_it(demo, onnxopt, isolation)
     answer = onnxopt(*arguments, "--no-explain", "--rerun", "2", "--report", "json=out.json")
     assert answer.code == 1
     assert flaky(demo / "out.json") == {
-        "demo/demo/e": ("fail", "fails only after demo/demo/b"),
+        "demo/demo/e": ("fail", f"fails only after demo/demo/{culprit}"),
     }
 
 

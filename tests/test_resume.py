@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -75,6 +76,19 @@ def test_a_run_stopped_by_max_fail_stays_stopped(demo, onnxopt):
     answer = onnxopt(*arguments, "--resume", "run.jsonl")
     assert answer.code == 1
     assert "1 fail, 5 not-run" in answer.out
+
+
+def test_what_an_interrupted_run_left_out_runs(demo, onnxopt):
+    (demo / "go").touch()
+    onnxopt(*run_arguments("SlowAtD", "--log", "run.jsonl"))
+    *all_records, footer = records(demo / "run.jsonl")
+    all_records[-1]["result"]["outcome"] = "not-run"
+    lines = [*all_records, {**footer, "exit_code": 130}]
+    (demo / "run.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in lines))
+    answer = onnxopt(*run_arguments("SlowAtD", "--resume", "run.jsonl"))
+    assert (answer.code, "conforms: 6 pass" in answer.out) == (0, True)
+    assert (demo / "ran").read_text() == "abcdeff"
+    assert onnxopt("report", "diff", "run.jsonl", "run.jsonl").code == 0
 
 
 @pytest.mark.parametrize(
