@@ -12,10 +12,8 @@ from onnxopt_cli.cli.run_display import Display
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 from onnxopt_cli.report.files import Reports, append_step_summary
 from onnxopt_cli.run.executors import Setting
-from onnxopt_cli.run.expect_update import update_expectations
 from onnxopt_cli.run.expectations import Expectations
 from onnxopt_cli.run.runner import Plan
 from onnxopt_cli.run.session import Session, Terms
@@ -49,6 +47,8 @@ class Request:
         """
         reports = Reports.parse(options["reports"])
         if options["artifacts"]:
+            from onnxopt_cli.report.artifacts import check_folder
+
             check_folder(options["artifacts"])
         shard = Shard.parse(options["shard"]) if options["shard"] else None
         log, resume, update = options["log"], options["resume"], options["update_expect"]
@@ -119,12 +119,16 @@ def conclude(session: Session, display: Display, request: Request) -> int:
     if request.shard and not session.plan.cases:
         display.note(f"no selected case belongs to shard {request.shard}")
     if options["update_expect"]:
+        from onnxopt_cli.run.expect_update import update_expectations
+
         path = Path(options["update_expect"])
         terms = session.terms
         display.note(update_expectations(path, terms.expectations, record, terms.ids))
     request.reports.write(record)
     append_step_summary(record)
     if options["artifacts"]:
+        from onnxopt_cli.report.artifacts import write_artifacts
+
         cases = {case.id: case for case in session.plan.cases}
         write_artifacts(options["artifacts"], record, cases, session.plan.judging)
     session.require_log()

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,6 @@ def read_layers(paths: tuple[Path, ...]) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-@cache
 def expect_schema() -> dict[str, Any]:
     """Return the JSON Schema (Draft 2020-12) of expectation files."""
     schema: dict[str, Any] = json.loads(
