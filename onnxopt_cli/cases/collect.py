@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from onnxopt_cli.cases.corpora import CORPORA, corpus
 from onnxopt_cli.cases.onnx_directory import find_directories
-from onnxopt_cli.cases.suites import SUITES, suite_cases
 from onnxopt_cli.cases.yaml_file import read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.text import printable
@@ -41,7 +39,7 @@ def collect(targets: Sequence[str]) -> Collection:
         NothingSelected: if the targets hold neither a case nor a problem.
     """
     if not targets:
-        targets = [_DEFAULT] if Path(_DEFAULT).is_dir() else list(SUITES)
+        targets = [_DEFAULT] if Path(_DEFAULT).is_dir() else _own_suites()
     cases: dict[str, Case] = {}
     problems: list[Problem] = []
     for target in targets:
@@ -93,11 +91,18 @@ def _find(target: str) -> tuple[list[Case], list[Problem]]:
             f"{printable(target)} is no case file",
             hint="cases are .yaml files, or ONNX test directories with a model.onnx",
         )
+    return _find_named(target)
+
+
+def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
+    from onnxopt_cli.cases.named import NAMES, named_suite
+
     suite, _, rest = target.partition("/")
-    named = _named_suite(suite)
-    if named is None:
-        raise UsageError(f"there is no path, suite or case {printable(target)}", hint=_near(target))
-    found, problems = named()
+    if suite not in NAMES:
+        near = get_close_matches(target, NAMES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the suites are {', '.join(NAMES)}"
+        raise UsageError(f"there is no path, suite or case {printable(target)}", hint=hint)
+    found, problems = named_suite(suite)
     if not rest:
         return found, problems
     chosen = [case for case in found if f"{case.id}/".startswith(f"{target.rstrip('/')}/")]
@@ -106,12 +111,10 @@ def _find(target: str) -> tuple[list[Case], list[Problem]]:
     return chosen, []
 
 
-def _named_suite(name: str) -> Callable[[], tuple[list[Case], list[Problem]]] | None:
-    if name in CORPORA:
-        return lambda: corpus(name)
-    if name in SUITES:
-        return lambda: (suite_cases(name), [])
-    return None
+def _own_suites() -> Sequence[str]:
+    from onnxopt_cli.cases.named import OWN
+
+    return OWN
 
 
 def _find_in_folder(folder: Path) -> tuple[list[Case], list[Problem]]:
@@ -131,9 +134,3 @@ def _same_place(one: Case, other: Case) -> bool:
     if one.location.line != other.location.line:
         return False
     return one.location.path.resolve() == other.location.path.resolve()
-
-
-def _near(target: str) -> str:
-    names = [*SUITES, *CORPORA]
-    near = get_close_matches(target, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"the suites are {', '.join(names)}"

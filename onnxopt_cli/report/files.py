@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report.badge import badge_report
-from onnxopt_cli.report.github import github_report
-from onnxopt_cli.report.html import check_available, html_report
-from onnxopt_cli.report.json_report import json_report
-from onnxopt_cli.report.junit import junit_report
-from onnxopt_cli.report.markdown import markdown_report
 
-#: What each format makes of a run.
-FORMATS: Mapping[str, Callable[[RunRecord], str]] = {
-    "json": json_report,
-    "junit": junit_report,
-    "markdown": markdown_report,
-    "github": github_report,
-    "badge": badge_report,
-    "html": html_report,
-}
+#: The formats; each has a module of its name, imported when it is asked for.
+FORMATS = ("json", "junit", "markdown", "github", "badge", "html")
 
 _STDOUT = "-"
+# A module named json would be taken for the standard one.
+_MODULES = {"json": "json_report"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +49,8 @@ class Reports:
             if path.is_dir() or not path.absolute().parent.is_dir():
                 raise UsageError(f"--report cannot write {path}: the folder must exist")
             if name == "html":
+                from onnxopt_cli.report.html import check_available
+
                 check_available()
             wanted.append((name, path))
         return cls(tuple(wanted))
@@ -71,7 +63,7 @@ class Reports:
         """
         problems = []
         for name, path in self.wanted:
-            data = FORMATS[name](record).encode()
+            data = render(name, record).encode()
             if str(path) == _STDOUT:
                 sys.stdout.flush()
                 sys.stdout.buffer.write(data)
@@ -85,6 +77,13 @@ class Reports:
             raise UsageError("\n".join(problems))
 
 
+def render(form: str, record: RunRecord) -> str:
+    """Return a run in one of the formats."""
+    module = import_module(f"onnxopt_cli.report.{_MODULES.get(form, form)}")
+    text: str = getattr(module, f"{form}_report")(record)
+    return text
+
+
 def append_step_summary(record: RunRecord) -> None:
     """Append the Markdown report to the summary of the GitHub step that this runs in, if any.
 
@@ -96,6 +95,6 @@ def append_step_summary(record: RunRecord) -> None:
         return
     try:
         with open(path, "ab") as file:  # noqa: PTH123 - appends
-            file.write(markdown_report(record).encode())
+            file.write(render("markdown", record).encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.suites import SUITES
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 
 # Options that change a verdict, by their names in RunRecord.options.
@@ -55,6 +54,8 @@ def _target(result: Result) -> list[str]:
 
 def _comes_with_a_package(result: Result) -> bool:
     """Tell whether the case is one of onnx's or ours, which are asked for by their ids."""
+    from onnxopt_cli.cases.suites import SUITES
+
     path, suite = result.location.path, result.case.split("/", 1)[0]
     if suite in SUITES:
         return path.parent == Path(suite) and not path.exists()
