@@ -11,15 +11,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxopt_cli.core.diff import Diff, Element
-from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance, Ulps
+from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance
 from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
 from onnxopt_cli.distance import (
     Kind,
     absolute_distance,
+    allowed_distance,
     as_strings,
     differs_in_sign_of_zero,
     kind_of,
     magnitude,
+    share_of_limit,
     ulp_distance,
 )
 
@@ -61,13 +63,29 @@ def compare_outputs(
     return tuple(diffs)
 
 
+def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Array:
+    """Return the share of its limit that each element uses; more than 1 is wrong.
+
+    Args:
+        expected: what was expected; of one dtype and shape with what came.
+        actual: what came.
+        tolerance: what an output of this dtype is judged by.
+    """
+    mine, theirs = expected.reshape(-1), actual.reshape(-1)
+    statistics = _Statistics(_applicable(tolerance, expected), _Options(tolerance, 0))
+    distance = absolute_distance(mine, theirs)
+    steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is Kind.FLOAT else None
+    limit = statistics.limits(0, magnitude(mine), steps, distance)
+    return share_of_limit(distance, limit).reshape(expected.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class _Options:
     """How the tensors of an output are compared."""
 
     tolerance: Tolerance
     worst: int
-    signed_zeros: bool
+    signed_zeros: bool = False
 
 
 def _compare(name: str, expected: Value, actual: Value, options: _Options) -> Iterator[Diff]:
@@ -204,12 +222,10 @@ class _Statistics:
                 distance[differs_in_sign_of_zero(expected, actual)] = np.inf
         else:
             steps = None
-        limit = self._limits(start, size, steps, distance)
+        limit = self.limits(start, size, steps, distance)
+        share = share_of_limit(distance, limit)
         with np.errstate(all="ignore"):
-            share = np.where(distance <= 0, 0.0, distance / limit)
             relative = np.where(distance <= 0, 0.0, distance / size)
-        # An infinite limit accepts everything: inf / inf is no excess.
-        share[np.isinf(limit)] = 0.0
         relative[np.isnan(relative)] = np.inf
         wrong = ~(distance <= limit)
         self.mismatches += int(np.count_nonzero(wrong))
@@ -232,22 +248,11 @@ class _Statistics:
                 : self.options.worst
             ]
 
-    def _limits(self, start: int, size: Array, steps: Array | None, distance: Array) -> Array:
-        match self.tolerance:
-            case Relative(rtol=rtol, atol=atol):
-                with np.errstate(all="ignore"):
-                    return np.where(np.isfinite(size), atol + rtol * size, 0.0)
-            case Ulps(ulp=ulp):
-                near = (
-                    np.isfinite(distance)
-                    if steps is None
-                    else (steps <= ulp) & np.isfinite(distance)
-                )
-                return np.where(near, np.inf, 0.0)
-            case Budget(limit=limit):
-                return limit.reshape(-1)[start : start + size.size].astype(np.float64)
-            case None:
-                return np.zeros_like(size)
+    def limits(self, start: int, size: Array, steps: Array | None, distance: Array) -> Array:
+        tolerance = self.tolerance
+        if isinstance(tolerance, Budget):
+            return tolerance.limit.reshape(-1)[start : start + size.size].astype(np.float64)
+        return allowed_distance(tolerance, size, steps, distance)
 
     def _find_needed(self, distance: Array, size: Array) -> None:
         """Find the least rtol beside this atol, and the least atol beside this rtol."""
@@ -298,7 +303,7 @@ class _Statistics:
             relative = float(distance[0] / size[0]) if distance[0] else 0.0
         limit = None
         if isinstance(self.tolerance, (Relative, Budget)):
-            limit = float(self._limits(index, size, steps, distance)[0])
+            limit = float(self.limits(index, size, steps, distance)[0])
         return Element(
             index=tuple(int(part) for part in np.unravel_index(index, shape)),
             expected=_plain(mine),

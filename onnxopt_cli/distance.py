@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from onnxopt_cli.core.tolerance import Relative, Ulps
 from onnxopt_cli.core.values import Array, dtype_name, is_string
 
 
@@ -72,6 +73,36 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
     # NaN is left where one side is NaN, or both are infinities of unlike sign: inf - -inf is inf.
     distance[np.isnan(distance)] = np.inf
     return distance
+
+
+def allowed_distance(
+    tolerance: Relative | Ulps | None, size: Array, steps: Array | None, distance: Array
+) -> Array:
+    """Return the largest distance that a tolerance allows each element.
+
+    Args:
+        tolerance: the tolerance; None if values must be equal.
+        size: magnitudes of the expected elements.
+        steps: distances in ulp; None for what is no float.
+        distance: absolute distances; which are allowed or not as a whole where ulp are counted.
+    """
+    match tolerance:
+        case Relative(rtol=rtol, atol=atol):
+            with np.errstate(all="ignore"):
+                return np.where(np.isfinite(size), atol + rtol * size, 0.0)
+        case Ulps(ulp=ulp):
+            near = np.isfinite(distance) & (True if steps is None else steps <= ulp)
+            return np.where(near, np.inf, 0.0)
+        case None:
+            return np.zeros_like(size)
+
+
+def share_of_limit(distance: Array, limit: Array) -> Array:
+    """Return distances as shares of what is allowed: an infinite limit accepts everything."""
+    with np.errstate(all="ignore"):
+        share = np.where(distance <= 0, 0.0, distance / limit)
+    share[np.isinf(limit)] = 0.0
+    return share
 
 
 def magnitude(expected: Array) -> Array:

@@ -170,10 +170,10 @@ def test_inputs_and_repeated_results_may_be_handed_through(runtime):
     assert_unchanged(runtime, formula, 4, every_pair("float64"))
 
 
-@pytest.mark.parametrize("function", [np.exp, np.prod, np.add.reduce])
+@pytest.mark.parametrize("function", [np.log, np.prod, np.add.reduce])
 def test_a_function_that_no_operator_is_known_for_is_named(function):
     operator = operator_of(lambda _T, X, _Y: (function(X),), 1)
-    with pytest.raises(TypeError, match=r"numpy\.(exp|prod|add): add it in"):
+    with pytest.raises(TypeError, match=r"numpy\.(log|prod|add): add it in"):
         lowered(operator, every_pair("float32"))
 
 

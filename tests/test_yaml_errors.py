@@ -96,7 +96,7 @@ def other(fields):
         (
             adam(atributes="{alpha: 1}"),
             [
-                "4: case c: atributes: found an unknown field, expected one of name, about, source, tags, operator, domain, version, opset, model, attributes, inputs, outputs, tolerance, rejects; did you mean attributes?"
+                "4: case c: atributes: found an unknown field, expected one of name, about, source, tags, operator, domain, version, opset, model, attributes, inputs, outputs, steps, tolerance, rejects; did you mean attributes?"
             ],
         ),
         (adam(about="[1]"), ["4: case c: about: found a list of 1, expected text"]),

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import onnx
 
 from onnxopt_cli.backends.outputs import normalise_outputs
-from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.backends.protocol import Backend, Prepared
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import NodeError, Unsupported
 from onnxopt_cli.operators.single_node import sole_call
@@ -41,10 +41,37 @@ class Answer:
 _UNKNOWN: WeakKeyDictionary[Backend, dict[str, str]] = WeakKeyDictionary()
 
 
+@dataclass(slots=True)
+class Kept:
+    """A model that runs again and again, and what a backend has made of it.
+
+    Attributes:
+        model: the model.
+        own: as it was prepared.
+        lowered: as it was prepared with primitive operators.
+    """
+
+    model: onnx.ModelProto
+    own: Prepared | None = None
+    lowered: tuple[onnx.ModelProto, Prepared] | None = None
+
+
 def run_model(
-    backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value], lowering: Lowering
+    backend: Backend,
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    lowering: Lowering,
+    kept: Kept | None = None,
 ) -> Answer:
     """Run a model on a backend, lowered if need be.
+
+    Args:
+        backend: the backend.
+        model: the model.
+        inputs: what it is fed.
+        lowering: when it is given primitive operators.
+        kept: what was made of the model when it ran before, which this run adds to; None if it
+            runs once.
 
     Raises:
         Unsupported: if the backend does not know something, and lowering does not help.
@@ -53,25 +80,26 @@ def run_model(
         UnusableOutput: if it returned something that is no value.
         BaseException: whatever else the backend raises is its failure.
     """
+    kept = kept or Kept(model)
     if lowering is Lowering.NEVER:
-        return _run(backend, model, inputs)
+        return _run(backend, inputs, kept)
     unknown = _UNKNOWN.setdefault(backend, {})
     if lowering is Lowering.ALWAYS or unknown:
         replaceable = _replaceable(model)
         missing = [operator for operator in replaceable if operator in unknown]
         if missing:
-            return _run_lowered(backend, model, inputs, unknown[missing[0]])
+            return _run_lowered(backend, inputs, kept, unknown[missing[0]])
         if lowering is Lowering.ALWAYS and replaceable:
-            return _run_lowered(backend, model, inputs)
+            return _run_lowered(backend, inputs, kept)
     try:
-        return _run(backend, model, inputs)
+        return _run(backend, inputs, kept)
     except Unsupported as error:
         replaceable = _replaceable(model)
         if not replaceable or (error.operator and error.operator not in replaceable):
             raise
         if error.operator:
             unknown[error.operator] = error.message
-        return _run_lowered(backend, model, inputs, error.message)
+        return _run_lowered(backend, inputs, kept, error.message)
 
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -81,30 +109,42 @@ def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
     return formula_operators(model)
 
 
-def _run(backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Answer:
-    returned = backend.prepare(model).run(inputs)
-    return Answer(normalise_outputs(returned, model.graph.output), lowered=False)
+def _run(backend: Backend, inputs: Mapping[str, Value], kept: Kept) -> Answer:
+    kept.own = kept.own or backend.prepare(kept.model)
+    returned = kept.own.run(inputs)
+    return Answer(normalise_outputs(returned, kept.model.graph.output), lowered=False)
 
 
 def _run_lowered(
-    backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str = ""
+    backend: Backend, inputs: Mapping[str, Value], kept: Kept, reason: str = ""
 ) -> Answer:
+    try:
+        if kept.lowered is None:
+            lowered = _lowered(kept.model, inputs, reason)
+            kept.lowered = lowered, backend.prepare(lowered)
+        model, prepared = kept.lowered
+        return Answer(normalise_outputs(prepared.run(inputs), model.graph.output), lowered=True)
+    except Unsupported as error:
+        if error.message == reason or isinstance(error, _Unlowerable):
+            raise
+        message = _joined(reason, f"of the lowered model: {error.message}")
+        raise Unsupported(message, operator=error.operator) from error
+
+
+def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -> onnx.ModelProto:
     from onnxopt_cli.readings.lower_model import lower_model
 
     try:
-        lowered = lower_model(model)
+        return lower_model(model)
     except NodeError as error:
         # A node that breaks its signature is refused. All else that stands in lowering's way, such
         # as an opset that is too old, says nothing about the node.
         sole_call(model, inputs)
-        raise Unsupported(_joined(reason, f"it cannot be lowered: {error.message}")) from error
-    try:
-        return Answer(_run(backend, lowered, inputs).outputs, lowered=True)
-    except Unsupported as error:
-        if error.message == reason:
-            raise
-        message = _joined(reason, f"of the lowered model: {error.message}")
-        raise Unsupported(message, operator=error.operator) from error
+        raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error
+
+
+class _Unlowerable(Unsupported):
+    """The model cannot be lowered, so the backend was not asked."""
 
 
 def _joined(*parts: str) -> str:

@@ -30,6 +30,10 @@ def find_subject(fields: CaseFields, file: Node) -> Subject:
     if model is not None:
         if id(model) in fields.broken:
             raise Incomplete
+        steps = fields.node.field("steps")
+        if steps is not None:
+            what = "found steps, expected them beside an operator with a formula"
+            fields.errors.append(FormatError(steps, what))
         return model_subject(model, fields)
     named = {
         name: fields.node.field(name) or file.field(name)
@@ -47,12 +51,24 @@ def find_subject(fields: CaseFields, file: Node) -> Subject:
         own = _own_operator(str(operator.scalar), named["domain"])
         if own is not None:
             _check_version(own, fields, named["version"], named["opset"])
-            return formula_subject(own, fields)
+            return _own_subject(own, fields)
+        steps = fields.node.field("steps")
+        if steps is not None:
+            raise FormatError(steps, "found steps, expected them beside an operator with a formula")
         schema, version = _schema(fields, operator, named)
     except FormatError as error:
         fields.errors.append(error)
         raise Incomplete from None
     return schema_subject(schema, version, fields)
+
+
+def _own_subject(operator: Operator, fields: CaseFields) -> Subject:
+    if fields.node.field("steps") is None:
+        return formula_subject(operator, fields)
+    # Not worth importing for cases of one step.
+    from onnxopt_cli.cases.trajectory_case import trajectory_subject
+
+    return trajectory_subject(operator, fields)
 
 
 def _own_operator(name: str, domain: Node | None) -> Operator | None:

@@ -29,7 +29,7 @@ def formula_subject(operator: Operator, fields: CaseFields) -> Subject:
     """
     if fields.rejects:
         return _rejected(operator, fields)
-    attributes = _attributes(operator, fields)
+    attributes = read_attributes(operator, fields)
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)
     fields.check_names("inputs", names, names)
@@ -38,12 +38,12 @@ def formula_subject(operator: Operator, fields: CaseFields) -> Subject:
         tensor
         for name in names
         if name in given
-        and (tensor := _tensor(fields, name, given[name], default_dtype(operator, name)))
+        and (tensor := declare_tensor(fields, name, given[name], default_dtype(operator, name)))
     ]
     outputs = None
     if len(inputs) == len(names):
         # A wrong attribute has been noticed already, and has no part in the check of the inputs.
-        _check_signature(operator, fields, inputs, attributes)
+        check_signature(operator, fields, inputs, attributes)
         outputs = _outputs(operator, fields, inputs, output_names)
     fields.finish()
     return Subject(
@@ -70,9 +70,10 @@ def default_dtype(operator: Operator, name: str) -> np.dtype[Any]:
     return DTYPES[operator.dtypes[0]]
 
 
-def _tensor(
+def declare_tensor(
     fields: CaseFields, name: str, node: Node, dtype: np.dtype[Any]
 ) -> DeclaredTensor | None:
+    """Read an input or output, which must be a tensor; collects what is wrong with it."""
     value = fields.declare(node, always(dtype))
     if value is not None and not isinstance(value, DeclaredTensor):
         fields.errors.append(FormatError(node, f"found no tensor, expected one for {name}"))
@@ -80,7 +81,8 @@ def _tensor(
     return value
 
 
-def _attributes(operator: Operator, fields: CaseFields) -> Attributes:
+def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
+    """Read the attributes that the node has; collects what is wrong with them."""
     known = {attribute.name: attribute for attribute in operator.attributes}
     fields.check_names(
         "attributes",
@@ -112,7 +114,7 @@ def _attribute(operator: Operator, attribute: Attribute, node: Node) -> Attribut
         raise FormatError(node, error.message) from error
 
 
-def _check_signature(
+def check_signature(
     operator: Operator,
     fields: CaseFields,
     inputs: list[DeclaredTensor],
@@ -142,7 +144,7 @@ def _outputs(
         if node is None:
             continue
         dtype, shape = inputs[like].dtype, inputs[base].shape
-        value = _tensor(fields, name, node, dtype)
+        value = declare_tensor(fields, name, node, dtype)
         if value is None:
             continue
         outputs[name] = value

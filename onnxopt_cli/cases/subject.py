@@ -12,6 +12,7 @@ from onnxopt_cli.cases.case_schema import listed, unknown_name
 from onnxopt_cli.cases.declared import Declared
 from onnxopt_cli.cases.tensor_text import ChooseDtype, declare_value
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node
+from onnxopt_cli.core.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Subject:
         inputs: by the names and in the order of the graph.
         outputs: likewise, all of them; None if the formula says them or none may come back.
         output_names: names of the graph's outputs.
+        trajectory: makes the steps, if there are many; the model and its inputs are then made from
+            them.
     """
 
     operators: tuple[str, ...]
@@ -31,6 +34,7 @@ class Subject:
     inputs: Mapping[str, Declared]
     outputs: Mapping[str, Declared] | None
     output_names: tuple[str, ...]
+    trajectory: Callable[[], Trajectory] | None = None
 
 
 class Incomplete(Exception):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+
+import onnx
 
 from onnxopt_cli.cases.case_schema import case_schema, structure_errors, unknown_name
 from onnxopt_cli.cases.find_subject import find_subject
@@ -13,10 +15,15 @@ from onnxopt_cli.cases.tolerance_text import output_nodes, read_tolerance
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, field_text, parse_yaml
 from onnxopt_cli.cases.yaml_text import yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.trajectory import Trajectory
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, Problem
 
 # A case is an item of the list under the key "cases".
 _CASE_DEPTH = 2
+
+# The ends of ids: of a case of one step, of a trajectory step by step, and of one in a Loop.
+_AT_ONCE, _STEP_BY_STEP, _LOOPED = "", "/steps", "/loop"
 
 
 def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
@@ -85,9 +92,9 @@ class _File:
         self._refuse_repeated_names(items)
         prefix = self._prefix()
         broken = frozenset(id(node) for error in self.errors for node in error.node.lineage())
-        cases = [self._case(item, prefix, broken) for item in items]
-        found = [case for case in cases if case is not None]
-        if len(found) == len(cases):
+        cases = [self._cases(item, prefix, broken) for item in items]
+        found = [case for same in cases for case in same]
+        if all(cases):
             self._refuse_unused_tolerances()
         return found if prefix else []
 
@@ -120,30 +127,35 @@ class _File:
                         )
                     )
 
-    def _case(self, node: Node, prefix: str, broken: frozenset[int]) -> Case | None:
+    def _cases(self, node: Node, prefix: str, broken: frozenset[int]) -> list[Case]:
+        """Return what an item describes: a case, or a trajectory both ways; nothing if wrong."""
         fields = CaseFields(node, self.path.parent, broken)
         tolerance = node.field("tolerance") or self.root.field("tolerance")
         try:
             subject = find_subject(fields, self.root)
             if tolerance is not None and id(tolerance) in broken:
-                return None
+                return []
             self._check_tolerance(tolerance, subject, fields)
             fields.finish()
         except Incomplete:
-            return None
+            return []
         finally:
             self.errors += fields.errors
-        return Case(
-            id=f"{prefix}{fields.name}",
-            location=Location(self.path, node.line),
-            read=self._reader(subject, tolerance, fields.rejects),
-            operators=subject.operators,
-            about=_words(node, "about"),
-            source=_words(node, "source"),
-            tags=tuple(
-                str(tag.scalar) for tag in (node.fields or {}).get("tags", node).items or ()
-            ),
-        )
+        ways = [_AT_ONCE] if subject.trajectory is None else [_STEP_BY_STEP, _LOOPED]
+        return [
+            Case(
+                id=f"{prefix}{fields.name}{way}",
+                location=Location(self.path, node.line),
+                read=self._reader(subject, tolerance, fields.rejects, looped=way is _LOOPED),
+                operators=subject.operators,
+                about=_words(node, "about"),
+                source=_words(node, "source"),
+                tags=tuple(
+                    str(tag.scalar) for tag in (node.fields or {}).get("tags", node).items or ()
+                ),
+            )
+            for way in ways
+        ]
 
     def _check_tolerance(
         self, tolerance: Node | None, subject: Subject, fields: CaseFields
@@ -167,16 +179,17 @@ class _File:
             ]
 
     def _reader(
-        self, subject: Subject, tolerance: Node | None, rejects: bool
+        self, subject: Subject, tolerance: Node | None, rejects: bool, *, looped: bool
     ) -> Callable[[], Content]:
         general, by_output = read_tolerance(tolerance) if tolerance else (None, {})
         path = self.path
 
         def read() -> Content:
             try:
+                model, inputs, trajectory = _fed(subject, looped=looped)
                 return Content(
-                    model=subject.model(),
-                    inputs={name: value.make() for name, value in subject.inputs.items()},
+                    model=model,
+                    inputs=inputs,
                     expected=None
                     if subject.outputs is None
                     else {name: value.make() for name, value in subject.outputs.items()},
@@ -187,11 +200,29 @@ class _File:
                         if name in subject.output_names
                     },
                     rejects=rejects,
+                    trajectory=trajectory,
                 )
             except FormatError as error:
                 raise InvalidCase([_problem(path, error)]) from None
 
         return read
+
+
+def _fed(
+    subject: Subject, *, looped: bool
+) -> tuple[onnx.ModelProto, Mapping[str, Value], Trajectory | None]:
+    """Return a subject's model, what it is fed, and the steps if there are many."""
+    if subject.trajectory is None:
+        made = {name: value.make() for name, value in subject.inputs.items()}
+        return subject.model(), made, None
+    # Not worth importing for cases of one step.
+    from onnxopt_cli.cases.loop_model import loop_inputs, loop_model
+    from onnxopt_cli.readings.carry import first_inputs
+
+    trajectory = subject.trajectory()
+    if looped:
+        return loop_model(trajectory), loop_inputs(trajectory), trajectory
+    return trajectory.model, first_inputs(trajectory), trajectory
 
 
 def _problem(path: Path, error: FormatError) -> Problem:

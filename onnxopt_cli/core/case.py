@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from onnxopt_cli.core.tolerance import Tolerance
+from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value
 
 
@@ -34,6 +35,9 @@ class Content:
         tolerance: the case's own tolerance for all outputs, or None.
         output_tolerances: the case's own tolerances for single outputs, which precede it.
         rejects: True if a right backend must refuse the model or its inputs.
+        trajectory: the steps, if there are many. The outputs are then those of the recorded steps,
+            stacked. The model is that of one step, with the inputs of the first; or one with a
+            ``Loop`` that runs them all.
     """
 
     model: onnx.ModelProto
@@ -42,6 +46,12 @@ class Content:
     tolerance: Tolerance | None = None
     output_tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     rejects: bool = False
+    trajectory: Trajectory | None = None
+
+    @property
+    def stepwise(self) -> bool:
+        """True if the model is run once for each step of a trajectory."""
+        return self.trajectory is not None and self.model is self.trajectory.model
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "expectation": result.expectation,
         "seconds": round(result.seconds, 6),
         "weak": dict(result.weak),
+        "curve": [[step, number_to_json(share)] for step, share in result.curve.items()],
         "outputs": [_diff_to_json(diff) for diff in result.diffs],
         "returned": [value_to_json(value) for value in result.returned],
     }
@@ -81,6 +82,7 @@ def result_from_json(data: Any) -> Result:
             diffs=tuple(_diff_from_json(diff) for diff in data["outputs"]),
             seconds=float(data["seconds"]),
             weak={str(name): int(count) for name, count in data["weak"].items()},
+            curve={int(step): number_from_json(share) for step, share in data["curve"]},
             returned=tuple(value_from_json(value) for value in data["returned"]),
             printed=str(data["printed"]),
             flaky=str(data["flaky"]),

@@ -30,6 +30,8 @@ class Result:
         diffs: the outputs, judged; empty if the backend returned none.
         weak: by output, the number of elements that the case is too weak to judge.
         returned: what the backend returned, kept where it explains a failure.
+        curve: of a trajectory, by recorded step, the largest share of its limit that an element
+            uses; empty for a single step.
         seconds: wall time in the backend.
         printed: the end of what the backend wrote to stdout and stderr meanwhile, where that may
             explain a failure.
@@ -48,6 +50,7 @@ class Result:
     message: str = ""
     diffs: tuple[Diff, ...] = ()
     weak: Mapping[str, int] = field(default_factory=dict)
+    curve: Mapping[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     returned: tuple[Value, ...] = ()
     printed: str = ""

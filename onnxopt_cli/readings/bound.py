@@ -11,17 +11,20 @@ them apart has R and the tensors in double.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.call import Call, Operand
 from onnxopt_cli.readings.bounded import Bounded, Level, given, number, output
 from onnxopt_cli.readings.evaluate import WIDE, rounded
 from onnxopt_cli.readings.precision import Precision, coarsest, precision_of
+
+T = TypeVar("T", bound=Operand)
 
 #: The multiple of the error bound that a derived tolerance allows.
 FACTOR = 4.0
@@ -93,37 +96,62 @@ def bound(call: Call[Array], factor: float = FACTOR) -> list[Judgement]:
         return call.by_group(lambda part: _bound_part(part, factor))
 
 
-def _bound_part(call: Call[Array], factor: float) -> list[Judgement]:
+def bounded_outputs(
+    call: Call[T],
+    scalar: Callable[[T, Precision], Bounded],
+    tensor: Callable[[T, Precision], Bounded],
+) -> list[tuple[Bounded, T, T]]:
+    """Apply the formula to operands of the bound reading.
+
+    Args:
+        call: the operator, attributes and inputs, whose parts are computed together.
+        scalar: makes an operand of a scalar, in the precision that it may be computed in.
+        tensor: makes an operand of a tensor in its own precision.
+
+    Returns:
+        For each output in the node's order: what the formula yields, rounded to the output's type;
+        the input that has its element type, and the input that has its shape.
+    """
     scalar_precision = _scalar_precision(call)
     results = call.apply(
-        lambda scalar: given(scalar.reshape(()), scalar_precision, Level.SCALAR),
-        lambda tensor: given(tensor, precision_of(tensor.dtype), Level.TENSOR),
+        lambda operand: scalar(operand, scalar_precision),
+        lambda operand: tensor(operand, precision_of(operand.dtype)),
         number,
     )
-    return [_judgement(result, like, first, factor) for result, like, first in results]
+    return [
+        (output(result, precision_of(like.dtype)), like, first) for result, like, first in results
+    ]
 
 
-def _scalar_precision(call: Call[Array]) -> Precision:
+def _bound_part(call: Call[Array], factor: float) -> list[Judgement]:
+    results = bounded_outputs(
+        call,
+        lambda scalar, precision: given(scalar.reshape(()), precision, Level.SCALAR),
+        lambda tensor, precision: given(tensor, precision, Level.TENSOR),
+    )
+    return [_judgement(bounded, like, first, factor) for bounded, like, first in results]
+
+
+def _scalar_precision(call: Call[T]) -> Precision:
     """Return the coarsest type in which what comes from R and T may be computed."""
     return coarsest(precision_of(each.dtype) for each in call.inputs if each.dtype.kind == "f")
 
 
-def _judgement(result: Any, like: Array, first: Array, factor: float) -> Judgement:
-    precision = precision_of(like.dtype)
-    bounded = output(result, precision)
-    judgement = _of_branch(bounded, precision, like, first, factor)
+def _judgement(bounded: Bounded, like: Array, first: Array, factor: float) -> Judgement:
+    judgement = judged(bounded.value, bounded.error, like.dtype, first.shape, factor)
     if bounded.otherwise is None:
         return judgement
-    other = _of_branch(bounded.otherwise, precision, like, first, factor)
-    return replace(judgement, otherwise=other)
+    other = bounded.otherwise
+    return replace(
+        judgement, otherwise=judged(other.value, other.error, like.dtype, first.shape, factor)
+    )
 
 
-def _of_branch(
-    bounded: Bounded, precision: Precision, like: Array, first: Array, factor: float
+def judged(
+    value: Any, error: Any, dtype: np.dtype[Any], shape: tuple[int, ...], factor: float
 ) -> Judgement:
-    value = np.broadcast_to(np.asarray(bounded.value, WIDE), first.shape)
-    error = np.broadcast_to(bounded.error, first.shape)
-    if precision.unit_roundoff <= np.finfo(WIDE).eps / 2:
+    """Return what an output must be that is known up to an error, in its dtype and shape."""
+    if precision_of(dtype).unit_roundoff <= np.finfo(WIDE).eps / 2:
         factor *= 2
-    expected = rounded(bounded.value, like.dtype, first.shape)
-    return Judgement(expected, value, error, factor)
+    wide = np.broadcast_to(np.asarray(value, WIDE), shape)
+    return Judgement(rounded(value, dtype, shape), wide, np.broadcast_to(error, shape), factor)

@@ -81,10 +81,13 @@ class Bounded(NDArrayOperatorsMixin):
         if method != "__call__" or options:
             raise NotImplementedError(f"the bound reading knows numpy.{ufunc.__name__} as it is")
         operands = [as_bounded(operand) for operand in inputs]
-        if ufunc in COMPARISONS:
-            from onnxopt_cli.readings.bounded_functions import compare
+        # They make operands of this class.
+        from onnxopt_cli.readings.bounded_functions import compare, matrix_product
 
+        if ufunc in COMPARISONS:
             return compare(ufunc, *operands)
+        if ufunc is np.matmul:
+            return matrix_product(*operands)
         if ufunc not in RULES:
             raise NotImplementedError(f"the bound reading has no rule for numpy.{ufunc.__name__}")
         return _operate(ufunc, RULES[ufunc], operands)
@@ -104,6 +107,11 @@ class Bounded(NDArrayOperatorsMixin):
                 f"the bound reading has no rule for numpy.{function.__name__}"
             )
         return FUNCTIONS[function](*inputs, **options)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's shape."""
+        return np.shape(self.value)
 
     @cached_property
     def magnitude(self) -> Any:

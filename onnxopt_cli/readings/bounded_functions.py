@@ -12,7 +12,7 @@ import numpy as np
 from onnxopt_cli.operators.percentile import percentile
 from onnxopt_cli.readings.bounded import Bounded, as_bounded, either, joining, within_range
 from onnxopt_cli.readings.precision import Precision, coarsest
-from onnxopt_cli.readings.reductions import Reduced, ranked, summed
+from onnxopt_cli.readings.reductions import Reduced, multiplied, ranked, summed
 
 
 def compare(ufunc: np.ufunc, a: Bounded, b: Bounded) -> Bounded:
@@ -25,6 +25,16 @@ def compare(ufunc: np.ufunc, a: Bounded, b: Bounded) -> Bounded:
         certain = _is_nan(a) | _is_nan(b)
         undecided = undecided & ~certain & ~(np.abs(np.float64(a.value - b.value)) > reach)
     return Bounded(value, np.float64(undecided))
+
+
+def matrix_product(a: Bounded, b: Bounded) -> Bounded:
+    """Multiply matrices, or a matrix and a vector, adding the products in any order."""
+    a, b = either(a), either(b)
+    level = max(a.level, b.level)
+    precision = coarsest(each.precision for each in (a, b) if each.level == level)
+    a, b = joining(a, level, precision), joining(b, level, precision)
+    value, error, may_cross = multiplied(a, b, precision)
+    return within_range(Bounded(value, error, precision, level, may_cross))
 
 
 def _is_nan(operand: Bounded) -> Any:

@@ -10,6 +10,7 @@ a * b                abs(a) e_b + abs(b) e_a + e_a e_b                          
 a / b                (e_a + abs(v) e_b) / (abs(b) - e_b); none if e_b >= abs(b)   2
 sqrt(a)              sqrt(a) - sqrt(a - e_a)                                      4
 a ** b               abs(v) ((1 - e_a/abs(a)) ** -abs(b) exp(e_b abs(log a)) - 1) 4
+exp(a)               abs(v) (exp(e_a) - 1)                                        4
 -a, abs(a)           e_a                                                          0
 maximum, minimum     the larger of e_a, e_b                                       0
 ===================  ===========================================================  =========
@@ -107,6 +108,11 @@ def _power_error(magnitude: Any, a: Approximate, b: Approximate) -> Any:
     return magnitude * np.expm1(exponent)
 
 
+def _exponential_error(magnitude: Any, a: Approximate) -> Any:
+    # Where the result underflows to zero, so does its error.
+    return np.where(a.error == 0, 0.0, magnitude * np.expm1(a.error))
+
+
 def _power_is_exact(a: Approximate, b: Approximate) -> Any:
     trivial_base = (a.error == 0) & ((a.value == 0) | (a.value == 1))
     return trivial_base | ((b.error == 0) & ((b.value == 0) | (b.value == 1)))
@@ -153,6 +159,7 @@ RULES: Mapping[np.ufunc, Rule] = {
     np.multiply: Rule(_product_error, 1, _with_operands, exponents=(1, 1)),
     np.divide: Rule(_quotient_error, 2, _with_operands, exponents=(1, -1)),
     np.sqrt: Rule(_root_error, 4, _never),
+    np.exp: Rule(_exponential_error, 4, _never),
     np.power: Rule(_power_error, 4, _with_operands, exact=_power_is_exact),
     np.negative: Rule(_same_error, 0, _with_operands, exponents=(1,)),
     np.absolute: Rule(_same_error, 0, _never, exponents=(1,)),

@@ -1,12 +1,13 @@
-"""How rounding errors pass through functions that make one number of a whole tensor.
+"""How rounding errors pass through functions that add up or rank elements of tensors.
 
-For n elements x with error bounds e:
+For n elements x with error bounds e, and n products of x and y with error bounds e and f:
 
 ==========  ====================================================================================
 function    error of the result
 ==========  ====================================================================================
 sum         sum(e), and (n - 1) unit roundoffs of sum(abs(x) + e), which holds for every order of
             summation (Higham 2002, section 4.2)
+matmul      sum(abs(x) f + e abs(y) + e f), and n unit roundoffs of sum((abs(x) + e)(abs(y) + f))
 percentile  what lies between the percentiles of x - e and x + e, of a rank that may be off by two
             roundings; and four unit roundoffs of the interpolation
 ==========  ====================================================================================
@@ -29,7 +30,7 @@ _INTERPOLATION = 4
 
 
 class Reduced(NamedTuple):
-    """A number in the wide type, the bound on its error, and whether it may cross zero."""
+    """Values in the wide type, the bound on their error, and whether they may cross zero."""
 
     value: Any
     error: Any
@@ -54,6 +55,25 @@ def summed(a: Approximate, precision: Precision) -> Reduced:
     one_sign = np.all(a.value >= 0) or np.all(a.value <= 0)
     crosses = (error > 0) & (error >= np.abs(value)) & (~one_sign | np.any(a.may_cross))
     return Reduced(value, np.float64(error), crosses)
+
+
+def multiplied(a: Approximate, b: Approximate, precision: Precision) -> Reduced:
+    """Multiply matrices or vectors as numpy.matmul does, adding up in any order.
+
+    Where a result is not finite, anything may be.
+    """
+    value = np.matmul(a.value, b.value)
+    errors_a, errors_b = (np.broadcast_to(it.error, np.shape(it.value)) for it in (a, b))
+    inherited = np.matmul(a.magnitude, errors_b) + np.matmul(errors_a, b.magnitude + errors_b)
+    reach = np.matmul(a.magnitude + errors_a, b.magnitude + errors_b)
+    growth = np.shape(a.value)[-1] * precision.unit_roundoff
+    error = inherited + (growth / (1 - growth) if growth < 1 else np.inf) * reach
+    # Each product may be flushed.
+    error = error + np.where(reach > 0, np.shape(a.value)[-1] * precision.smallest_normal, 0.0)
+    lost = ~np.isfinite(value) | np.isnan(error) | (reach > precision.largest)
+    error = np.where(lost, np.inf, error)
+    crosses = (error > 0) & (error >= np.abs(np.float64(value)))
+    return Reduced(value, error, crosses)
 
 
 def ranked(

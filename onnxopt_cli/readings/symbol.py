@@ -132,6 +132,21 @@ def _where(recorder: Recorder, condition: Any, x: Any, y: Any) -> Symbol:
     return _result(recorder, "Where", [choice, *branches], dtype, weak=_all_weak((x, y)))
 
 
+def _matmul(recorder: Recorder, *operands: Any) -> Symbol:
+    dtype = _common_dtype(operands)
+    symbols = [as_dtype(recorder, operand, dtype) for operand in operands]
+    name = recorder.node("MatMul", *(symbol.name for symbol in symbols))
+    shapes = [symbol.shape for symbol in symbols]
+    return Symbol(recorder, name, dtype, _product_shape(*shapes), weak=_all_weak(operands))
+
+
+def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    """Return the shape of a product of matrices and vectors; None where it is not known."""
+    if a is None or b is None or max(len(a), len(b)) > 2:  # noqa: PLR2004 - a matrix's rank
+        return None
+    return (*a[:-1], *(b[1:] if len(b) > 1 else ()))
+
+
 def _sum(recorder: Recorder, operand: Symbol) -> Symbol:
     name = recorder.node("ReduceSum", operand.name, keepdims=0)
     return Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
@@ -249,6 +264,8 @@ _UFUNCS: dict[np.ufunc, Rule] = {
     np.negative: _arithmetic("Neg"),
     np.absolute: _arithmetic("Abs"),
     np.sqrt: _arithmetic("Sqrt"),
+    np.exp: _arithmetic("Exp"),
+    np.matmul: _matmul,
     np.square: _square,
     np.maximum: _arithmetic("Max"),
     np.minimum: _arithmetic("Min"),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.backends.lowering import Kept, Lowering
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.run.interruption import Interruption
 from onnxopt_cli.run.limits import Limits
-from onnxopt_cli.run.response import Response, respond
+from onnxopt_cli.run.response import Response, keeping, respond
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.worker import Aside
@@ -58,9 +58,17 @@ class Executor(Protocol):
         """
 
     def submit(
-        self, model: onnx.ModelProto, inputs: Mapping[str, Value], started: Callable[[], None]
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+        started: Callable[[], None],
+        *,
+        keep: bool = False,
     ) -> Pending:
-        """Have a case run; ``started`` is called when it does."""
+        """Have a case run; ``started`` is called when it does.
+
+        With ``keep`` the prepared model is kept for the next time that the same one is submitted.
+        """
 
     def renew(self) -> None:
         """Forget what earlier cases may have left in the backend; none may be pending."""
@@ -139,6 +147,7 @@ class InProcess:
         self._backend = resolve_backend(text)
         self._lowering = lowering
         self._interruption = interruption
+        self._kept: Kept | None = None
         self.name = self._backend.name
         self.version = self._backend.version
 
@@ -146,7 +155,12 @@ class InProcess:
         """Do nothing: it has started."""
 
     def submit(
-        self, model: onnx.ModelProto, inputs: Mapping[str, Value], started: Callable[[], None]
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+        started: Callable[[], None],
+        *,
+        keep: bool = False,
     ) -> Pending:
         """Have a case run when its result is asked for."""
 
@@ -154,13 +168,15 @@ class InProcess:
             if self._interruption.signal:
                 return "interrupted"
             started()
-            return respond(self._backend, model, inputs, self._lowering)
+            self._kept = keeping(self._kept, model) if keep else None
+            return respond(self._backend, model, inputs, self._lowering, self._kept)
 
         return _Later(run)
 
     def renew(self) -> None:
         """Make the backend anew, as far as that is possible within one process."""
         self._backend = resolve_backend(self._text)
+        self._kept = None
 
     def finish(self) -> list[Aside]:
         """Return nothing: what it did outside of cases, it did to this process."""

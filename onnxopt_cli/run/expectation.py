@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.diff import Diff
@@ -13,7 +15,7 @@ from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Tolerance
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
 from onnxopt_cli.operators.single_node import sole_call
-from onnxopt_cli.readings.bound import FACTOR, bound
+from onnxopt_cli.readings.bound import FACTOR, Judgement, bound
 
 
 class Rule(StrEnum):
@@ -49,12 +51,14 @@ class Expectation:
         tolerances: a tolerance for each of them.
         contradictions: stored outputs that the formula rejects; not empty if the case is wrong.
         weak: number of elements that the case cannot judge, by output.
+        weak_from: the first step of a trajectory that has such elements; None if there is none.
     """
 
     outputs: Mapping[str, Value]
     tolerances: Mapping[str, Tolerance]
     contradictions: tuple[Diff, ...] = ()
     weak: Mapping[str, int] = field(default_factory=dict)
+    weak_from: int | None = None
 
 
 def expect(content: Content, where: str, judging: Judging) -> Expectation:
@@ -71,10 +75,9 @@ def expect(content: Content, where: str, judging: Judging) -> Expectation:
     """
     names = [output.name for output in content.model.graph.output]
     try:
-        call = sole_call(content.model, content.inputs)
+        judgements = _judgements(content, names, judging.factor)
     except NodeError as error:
         raise InvalidCase([Problem(where, error.message)], hint=error.hint) from error
-    judgements = {} if call is None else dict(zip(names, bound(call, judging.factor), strict=True))
     if content.expected is None and not judgements:
         what = "the outputs are not given, and the model is not one node of an operator of ours"
         raise InvalidCase([Problem(where, what)])
@@ -96,7 +99,29 @@ def expect(content: Content, where: str, judging: Judging) -> Expectation:
             # The budget lies around the formula's value, not around one that was stored rounded.
             outputs[name] = judgement.expected
     weak = {name: judgement.weak for name, judgement in judgements.items() if judgement.weak}
-    return Expectation(outputs, tolerances, tuple(contradictions), weak)
+    weak_from = _first_weak(content, judgements)
+    return Expectation(outputs, tolerances, tuple(contradictions), weak, weak_from)
+
+
+def _judgements(content: Content, names: list[str], factor: float) -> Mapping[str, Judgement]:
+    """Return what the formula says of each output; nothing where no formula of ours applies."""
+    if content.trajectory is not None:
+        # Not worth importing for cases of one step.
+        from onnxopt_cli.readings.carry import carried_bound
+
+        return carried_bound(content.trajectory, factor)
+    call = sole_call(content.model, content.inputs)
+    return {} if call is None else dict(zip(names, bound(call, factor), strict=True))
+
+
+def _first_weak(content: Content, judgements: Mapping[str, Judgement]) -> int | None:
+    """Return the first step of a trajectory of which not everything can be judged."""
+    if content.trajectory is None:
+        return None
+    recorded = content.trajectory.recorded
+    rows = [it.weak_elements.reshape(len(recorded), -1).any(axis=1) for it in judgements.values()]
+    weak = np.flatnonzero(np.any(rows, axis=0))
+    return recorded[weak[0]] if weak.size else None
 
 
 def _strongest(own: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:

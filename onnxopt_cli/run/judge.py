@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,6 +76,7 @@ def judge(question: Question, backend: str, response: Response, judging: Judging
     content, expectation = question.content, question.expectation
     diffs: tuple[Diff, ...] = ()
     message = response.message
+    curve: Mapping[int, float] = {}
     if content is not None and content.rejects:
         if response.failure is Outcome.ERROR:
             outcome = Outcome.PASS
@@ -96,10 +97,29 @@ def judge(question: Question, backend: str, response: Response, judging: Judging
             message = f"inputs changed: {', '.join(response.changed)}"
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
+        if content is not None and content.trajectory is not None:
+            curve, words = _course(content.trajectory.recorded, expectation, response.outputs)
+            message = "; ".join(filter(None, (message, words)))
     if response.leak:
         outcome = Outcome.LEAK if outcome is Outcome.PASS else outcome
         message = "; ".join(filter(None, (message, response.leak)))
-    return _result(question, backend, outcome, message, response, diffs)
+    return replace(_result(question, backend, outcome, message, response, diffs), curve=curve)
+
+
+def _course(
+    recorded: Sequence[int], expectation: Expectation, outputs: Sequence[Value]
+) -> tuple[Mapping[int, float], str]:
+    """Return how far a backend was off in each step of a trajectory, and what to say of it."""
+    # Not worth importing for cases of one step.
+    from onnxopt_cli.run.curve import course
+
+    curve = course(recorded, expectation.outputs, outputs, expectation.tolerances)
+    words = []
+    if curve.departure:
+        words.append(f"left the budget first in {curve.departure}")
+    if expectation.weak_from is not None:
+        words.append(f"the case is too weak to judge everything from step {expectation.weak_from}")
+    return curve.shares, "; ".join(words)
 
 
 def not_run(case: Case, backend: str, why: str) -> Result:

@@ -56,12 +56,14 @@ class Order:
         inputs: a value for every input of the graph that must be fed.
         collect: whether garbage is to be collected before the answer, so that what is left is
             left for good.
+        keep: whether the prepared model is to be kept for orders with the same model.
     """
 
     number: int
     model: onnx.ModelProto
     inputs: dict[str, Value]
     collect: bool = False
+    keep: bool = False
 
 
 def pack_hello(backend: str, lowering: Lowering) -> list[memoryview]:
@@ -115,6 +117,7 @@ def pack_order(order: Order, model: bytes) -> list[memoryview]:
         "model": len(model),
         "inputs": inputs,
         "collect": order.collect,
+        "keep": order.keep,
     }
     return pack(message, payload.buffers)
 
@@ -124,7 +127,7 @@ def read_order(message: Any, payload: memoryview) -> Order:
     reader = PayloadReader(payload)
     model = onnx.ModelProto.FromString(bytes(reader.take(message["model"])))
     inputs = {name: reader.value(described) for name, described in message["inputs"]}
-    return Order(message["number"], model, inputs, message["collect"])
+    return Order(message["number"], model, inputs, message["collect"], message["keep"])
 
 
 def pack_answer(number: int, response: Response) -> list[memoryview]:

@@ -131,6 +131,8 @@ class Pool:
         model: onnx.ModelProto,
         inputs: Mapping[str, Value],
         started: Callable[[], None],
+        *,
+        keep: bool = False,
     ) -> Job:
         """Queue a case.
 
@@ -138,8 +140,9 @@ class Pool:
             model: the model.
             inputs: a value for every input that must be fed.
             started: called when a worker gets the case.
+            keep: whether a worker is to keep the prepared model for the next time.
         """
-        order = Order(0, model, dict(inputs))
+        order = Order(0, model, dict(inputs), keep=keep)
         job = Job(self, order, started, self._interruption)
         self._queue.append(job)
         self.switchboard.turn(0)

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Lowering, run_model
+from onnxopt_cli.backends.lowering import Kept, Lowering, run_model
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import exception_text
@@ -59,13 +59,25 @@ class Response:
 
 
 def respond(
-    backend: Backend, model: onnx.ModelProto, inputs: Mapping[str, Value], lowering: Lowering
+    backend: Backend,
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    lowering: Lowering,
+    kept: Kept | None = None,
 ) -> Response:
-    """Run a model on a backend; whatever that raises, except KeyboardInterrupt, is an answer."""
+    """Run a model on a backend; whatever that raises, except KeyboardInterrupt, is an answer.
+
+    Args:
+        backend: the backend.
+        model: the model.
+        inputs: what it is fed.
+        lowering: when it is given primitive operators.
+        kept: from :func:`keeping`, if the model runs again and again.
+    """
     own = copy_inputs(inputs)
     started = perf_counter()
     try:
-        answer = run_model(backend, model, own, lowering)
+        answer = run_model(backend, model, own, lowering, kept)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
@@ -74,6 +86,12 @@ def respond(
     seconds = perf_counter() - started
     changed = tuple(changed_inputs(inputs, own))
     return Response(answer.outputs, lowered=answer.lowered, changed=changed, seconds=seconds)
+
+
+def keeping(kept: Kept | None, model: onnx.ModelProto) -> Kept:
+    """Return what is kept of a model that runs again and again; nothing yet of another one."""
+    known = kept is not None and (kept.model is model or kept.model == model)
+    return kept if kept is not None and known else Kept(model)
 
 
 def _failure(error: BaseException) -> Outcome:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.run.executors import Executor, Pending
@@ -94,12 +94,19 @@ def _ask(plan: Plan, case: Case) -> _Asked:
     return _Asked(
         question,
         tuple(
-            executor.submit(
-                content.model, content.inputs, partial(plan.started, case.id, executor.name)
-            )
+            _submit(executor, content, partial(plan.started, case.id, executor.name))
             for executor in plan.backends
         ),
     )
+
+
+def _submit(executor: Executor, content: Content, started: Callable[[], None]) -> Pending:
+    if content.trajectory is None or not content.stepwise:
+        return executor.submit(content.model, content.inputs, started)
+    # Not worth importing for cases of one step.
+    from onnxopt_cli.run.stepwise import Stepwise
+
+    return Stepwise(executor, content.trajectory, started)
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:

@@ -74,7 +74,7 @@ class Worker:
         refusal: why the backend did not start, if it did not.
         response: the response to the last order, once it is there.
         aside: what it did while no case was running, if that was anything.
-        asked: number of orders so far.
+        asked: number of orders so far, without those that are to be kept for the next one.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Worker:
         self._process.kill()
 
     def _put(self, order: Order) -> None:
-        self.asked += 1
+        self.asked += not order.keep
         self._order = order = replace(order, number=next(_numbers))
         self._started = monotonic()
         self._deadline = self._started + self._limits.timeout

@@ -18,7 +18,7 @@ from onnxopt_cli.run.limits import limit_memory
 
 # The keeper is forked before anything heavy is imported.
 if TYPE_CHECKING:
-    from onnxopt_cli.backends.lowering import Lowering
+    from onnxopt_cli.backends.lowering import Kept, Lowering
     from onnxopt_cli.backends.protocol import Backend
     from onnxopt_cli.run.messages import Order
     from onnxopt_cli.run.response import Response
@@ -47,6 +47,7 @@ def _serve(connection: socket.socket) -> None:
     from onnxopt_cli.backends.resolve import resolve_backend
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
     from onnxopt_cli.run import messages
+    from onnxopt_cli.run.response import keeping
 
     hello = _receive(connection)
     if hello is None:
@@ -63,20 +64,22 @@ def _serve(connection: socket.socket) -> None:
         _send(connection, messages.pack_refusal(refusal))
         return
     _send(connection, ready)
+    kept = None
     while (frame := _receive(connection)) is not None:
         order = messages.read_order(*frame)
-        response = _respond(backend, order, lowering)
+        kept = keeping(kept, order.model) if order.keep else None
+        response = _respond(backend, order, lowering, kept)
         if order.collect:
             gc.collect()
         _send(connection, messages.pack_answer(order.number, response))
 
 
-def _respond(backend: Backend, order: Order, lowering: Lowering) -> Response:
+def _respond(backend: Backend, order: Order, lowering: Lowering, kept: Kept | None) -> Response:
     from onnxopt_cli.core.outcome import Outcome
     from onnxopt_cli.run.response import Response, respond
 
     try:
-        return respond(backend, order.model, order.inputs, lowering)
+        return respond(backend, order.model, order.inputs, lowering, kept)
     except KeyboardInterrupt:
         # Nobody but the backend can have raised it here.
         return Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
