@@ -21,6 +21,7 @@ _COMMANDS = {
     "list": "List cases.",
     "show": "Show an operator or a case.",
     "audit": "Grade cases: which wrong implementations do they reject?",
+    "fuzz": "Look for examples on which a backend fails.",
     "explain": "Say which known mistake reproduces a saved run's failures.",
     "lower": "Replace training operators by primitive ones.",
     "backends": "List the backends that can be tested.",

@@ -73,6 +73,19 @@ def explain(results: Sequence[Result], cases: Mapping[str, Case]) -> list[Explan
     return explanations
 
 
+def reproduces(explanation: Explanation, result: Result, case: Case) -> bool:
+    """Tell whether what explains some failures reproduces another one, too."""
+    call = _call(case)
+    if call is None or call.operator.name != explanation.operator or not result.returned:
+        return False
+    arrays = [value for value in result.returned if isinstance(value, np.ndarray)]
+    failure = _Failure(result.case, call, bound(call), arrays)
+    candidates = (*deviations(call.operator), *_pairs(call.operator))
+    return any(
+        _reproduces(it, failure) for it in candidates if it.name in explanation.deviations
+    )
+
+
 def _call(case: Case | None) -> Call[Array] | None:
     if case is None:
         return None

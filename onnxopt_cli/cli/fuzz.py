@@ -1,0 +1,122 @@
+"""``onnxopt fuzz``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnxopt_cli.cli.run_limits import setting, worker_options
+
+if TYPE_CHECKING:
+    from onnxopt_cli.operators.operator import Operator
+
+#: Tried where neither a number nor a time is given.
+_EXAMPLES = 1000
+
+
+@click.command("fuzz")
+@click.option("-b", "--backend", required=True, metavar="BACKEND", help="What to test.")
+@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator.")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Try so many examples.  [default: {_EXAMPLES}, or no limit beside --time]",
+)
+@click.option(
+    "--time",
+    "seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Search for so long.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The same seed tries the same examples.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("fuzz"),
+    show_default=True,
+    metavar="DIR",
+    help="Where failures are kept, as cases; those of earlier runs are replayed first.",
+)
+@click.option(
+    "--lower",
+    type=click.Choice(["auto", "never", "always"]),
+    default="auto",
+    show_default=True,
+    help="When to replace training operators by primitive ones.",
+)
+@worker_options
+def command(operators: tuple[str, ...], **options: Any) -> int:
+    """Look for examples on which a backend fails.
+
+    Attributes, shapes, types and numbers are drawn, also such that a right backend must refuse. A
+    failure is made as small as possible, explained and kept as a case; then the search goes on for
+    failures of other kinds.
+
+    \b
+    onnxopt fuzz -b onnxruntime --examples 10000
+    onnxopt fuzz -b python:my_backend.py:Backend --operator Adam --time 600
+    onnxopt run fuzz -b python:my_backend.py:Backend
+
+    Exits with 1 if there are failures.
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cli.fuzz_display import FuzzDisplay
+    from onnxopt_cli.report.diff_text import headline
+    from onnxopt_cli.run.executors import open_executors
+    from onnxopt_cli.run.fuzzing.keep import keep
+    from onnxopt_cli.run.fuzzing.search import Search, Task
+    from onnxopt_cli.run.fuzzing.trial import Interrupted
+    from onnxopt_cli.run.interruption import interruptible
+
+    chosen = _chosen(operators)
+    examples = options["examples"]
+    if examples is None and options["seconds"] is None:
+        examples = _EXAMPLES
+    display = FuzzDisplay(examples, options["seconds"])
+    with (
+        interruptible() as interruption,
+        open_executors([options["backend"]], setting(options), interruption) as (executor,),
+    ):
+        task = Task(
+            chosen,
+            executor,
+            seed=options["seed"],
+            examples=examples,
+            seconds=options["seconds"],
+            memory=options["output"] / ".examples",
+            tried=display.tried,
+            shrinking=display.shrinking,
+        )
+        search = Search(task)
+        executor.ready()
+        with display:
+            try:
+                for finding in search.run():
+                    said = headline(finding.result)
+                    display.found(finding, said, keep(finding, options["output"], said))
+            except Interrupted:
+                pass
+    display.finish(search.tried, options)
+    return interruption.exit_code or int(bool(search.findings.all))
+
+
+def _chosen(names: tuple[str, ...]) -> list[Operator]:
+    from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.operators import OPERATORS, operator_named
+
+    for name in names:
+        if operator_named(name) is None:
+            known = ", ".join(operator.name for operator in OPERATORS)
+            raise NothingSelected(f"there is no operator {name!r} with a formula", hint=known)
+    wanted = {operator_named(name) for name in names}
+    return [operator for operator in OPERATORS if not names or operator in wanted]

@@ -1,0 +1,103 @@
+"""What ``onnxopt fuzz`` prints while it searches and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from onnxopt_cli.cli.console import stdout
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.run.fuzzing.findings import Finding, Kind
+
+
+class FuzzDisplay:
+    """Prints findings to standard output; a progress bar too where that is a terminal.
+
+    Args:
+        examples: how many will be tried; None for no limit.
+        seconds: how long the search may take; None for no limit.
+    """
+
+    def __init__(self, examples: int | None, seconds: float | None) -> None:
+        self._console: Console = stdout()
+        self._by_time = examples is None
+        self._found = 0
+        self._began = monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[tried]} examples, {task.fields[found]} failures"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        total = seconds if self._by_time else examples
+        self._task = self._progress.add_task("replaying", total=total, tried=0, found=0)
+
+    def __enter__(self) -> Self:
+        self._began = monotonic()
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def tried(self, examples: int) -> None:
+        """Show how far the search is."""
+        done = monotonic() - self._began if self._by_time else examples
+        self._progress.update(
+            self._task, completed=done, tried=examples, found=self._found, description="searching"
+        )
+
+    def shrinking(self, kind: Kind) -> None:
+        """Show that a failure is being made smaller."""
+        said = f"shrinking {printable(kind.subject)}"
+        self._progress.update(self._task, description=said)
+
+    def found(self, finding: Finding, headline: str, path: Path) -> None:
+        """Print a finding, in lines that a pipe gets whole."""
+        self._found += 1
+        result = finding.result
+        notes = [
+            note
+            for note, holds in (("seen before", finding.replayed), ("flaky", finding.flaky))
+            if holds
+        ]
+        head = Text.assemble((f"{result.outcome} ", "bold red"), (finding.kind.subject, "bold"))
+        head.append(f"  {headline}" if headline else "")
+        head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
+        self._print(head)
+        if finding.explanation is not None:
+            self._print(Text(f"  {printable(finding.explanation.text)}"))
+        self._print(Text(f"  kept as {printable(str(path))}", "dim"))
+
+    def finish(self, tried: int, options: Mapping[str, Any]) -> None:
+        """Print how much was tried, and how to see the failures again."""
+        seconds = monotonic() - self._began
+        what = f"{self._found} distinct failure{'s' * (self._found != 1)}"
+        self._print(
+            Text(
+                f"{what} in {tried} examples, seed {options['seed']}, {seconds:.1f} s "
+                f"({tried / max(seconds, 1e-9):.0f} examples/s)",
+                "bold red" if self._found else "bold green",
+            )
+        )
+        if self._found:
+            again = f"onnxopt run {options['output']} -b {options['backend']}"
+            self._print(Text(f"run them again: {printable(again)}"))
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=not self._console.is_terminal, highlight=False)

@@ -1,0 +1,1 @@
+"""Looking for failures of a backend with examples that nobody wrote down."""

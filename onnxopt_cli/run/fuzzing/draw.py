@@ -1,0 +1,15 @@
+"""Examples of all sorts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.run.fuzzing.example import Example
+from onnxopt_cli.run.fuzzing.node_example import draw_node
+from onnxopt_cli.run.fuzzing.source import Source
+
+
+def draw_example(source: Source, operators: Sequence[Operator]) -> Example:
+    """Draw an example of some of the operators: mostly one node."""
+    return draw_node(source, source.choice(operators))

@@ -1,0 +1,91 @@
+"""What was found so far, and whether a failure is something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.run.explain import explain, reproduces
+from onnxopt_cli.run.fuzzing.kinds import VALUES, kind_of
+from onnxopt_cli.run.fuzzing.trial import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of failure.
+
+    Attributes:
+        subject: the operator, or what stands for several.
+        what: what goes wrong, in words.
+        number: counts the kinds that the words do not tell apart.
+    """
+
+    subject: str
+    what: str
+    number: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A distinct failure.
+
+    Attributes:
+        kind: what tells it from others.
+        trial: the smallest example that shows it.
+        explanation: what reproduces it; None if nothing was looked for.
+        flaky: True if the same example did not fail every time.
+        replayed: True if it is an earlier one.
+    """
+
+    kind: Kind
+    trial: Trial
+    explanation: Explanation | None = None
+    flaky: bool = False
+    replayed: bool = False
+
+    @property
+    def result(self) -> Result:
+        """What came of the smallest example."""
+        return self.trial.result
+
+
+class Findings:
+    """All findings of a run."""
+
+    def __init__(self) -> None:
+        self.all: dict[Kind, Finding] = {}
+
+    def kind(self, trial: Trial) -> Kind:
+        """Say of what kind a failure is; wrong numbers are told apart by what explains them."""
+        subject, what = trial.example.subject, kind_of(trial)
+        if what != VALUES:
+            return Kind(subject, what)
+        known = [
+            it
+            for it in self.all.values()
+            if it.kind == replace(it.kind, subject=subject, what=what)
+        ]
+        for finding in known:
+            explanation = finding.explanation
+            # What nothing explains may be anything, so that only one such kind can be told.
+            if explanation is None or not explanation.deviations:
+                return finding.kind
+            if reproduces(explanation, trial.result, trial.case):
+                return finding.kind
+        return Kind(subject, what, len(known) + 1)
+
+    def add(self, finding: Finding, seen: Sequence[Trial]) -> Finding:
+        """Explain a finding and keep it.
+
+        Args:
+            finding: without an explanation.
+            seen: other failures of the kind, which the explanation should reproduce as well.
+        """
+        named = {str(number): trial for number, trial in enumerate((finding.trial, *seen))}
+        results = [replace(trial.result, case=name) for name, trial in named.items()]
+        found = explain(results, {name: trial.case for name, trial in named.items()})
+        explained = replace(finding, explanation=found[0] if found else None)
+        self.all[finding.kind] = explained
+        return explained

@@ -1,0 +1,49 @@
+"""Telling failures apart, so that each is shown once."""
+
+from __future__ import annotations
+
+import re
+
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.run.fuzzing.trial import Trial
+
+#: The kind of failures in which nothing but numbers is wrong.
+VALUES = "wrong numbers"
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
+_LONGEST = 120
+
+
+def kind_of(trial: Trial) -> str:
+    """Say of what kind a failure is, without what differs from example to example."""
+    result = trial.result
+    if trial.example.breach:
+        return f"{trial.example.breach}: {_general(result.message)}"
+    if result.outcome is not Outcome.FAIL:
+        # When it does not return, the message says only for how long it did not.
+        said = "" if result.outcome is Outcome.TIMEOUT else f": {_general(result.message)}"
+        return f"{result.outcome}{said}"
+    structures = [diff for diff in result.diffs if diff.structure is not None]
+    if structures:
+        return _structure(structures[0])
+    if any(diff.mismatches for diff in result.diffs):
+        return VALUES
+    return "inputs changed"
+
+
+def _structure(diff: Diff) -> str:
+    found = str(diff.structure)
+    expected_type, actual_type = diff.kind.partition("[")[0], found.partition("[")[0]
+    if not found.endswith("]"):
+        return f"an output {_general(found)}"
+    actual_type = actual_type.removeprefix("is ")
+    if expected_type == actual_type:
+        return "another shape"
+    return f"{actual_type} for {expected_type}"
+
+
+def _general(message: str) -> str:
+    first = message.partition("\n")[0]
+    return _NUMBER.sub("#", _QUOTED.sub("...", first))[:_LONGEST]
