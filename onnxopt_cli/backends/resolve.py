@@ -9,16 +9,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from onnxopt_cli.backends.numpy_backend import NumpyBackend
-from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
-from onnxopt_cli.backends.plugin_import import import_attribute, load_entry_point
-from onnxopt_cli.backends.plugins import wrap_plugin
 from onnxopt_cli.backends.protocol import Backend
-from onnxopt_cli.backends.reference_backend import ReferenceBackend
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# importlib.metadata is imported where it is used: a built-in backend starts faster without.
+# Each kind of backend is imported where it is asked for, and importlib.metadata where it is used:
+# the others start faster without.
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -66,10 +63,12 @@ def resolve_backend(text: str) -> Backend:
     """
     specification = parse_specification(text)
     if specification.source:
+        from onnxopt_cli.backends.plugin_import import import_attribute
+        from onnxopt_cli.backends.plugins import wrap_plugin
+
         found, stated = import_attribute(text, specification.source, specification.attribute)
         return wrap_plugin(specification, found, stated)
     if specification.command:
-        # The protocol's machinery is not worth loading for a backend in Python.
         from onnxopt_cli.backends.exec_backend import ExecBackend
 
         return ExecBackend(specification)
@@ -77,6 +76,9 @@ def resolve_backend(text: str) -> Backend:
         return _BUILT_IN[specification.name](specification)
     installed = _installed()
     if specification.name in installed:
+        from onnxopt_cli.backends.plugin_import import load_entry_point
+        from onnxopt_cli.backends.plugins import wrap_plugin
+
         found, stated = load_entry_point(text, installed[specification.name])
         return wrap_plugin(specification, found, stated)
     known = [*_BUILT_IN, *installed]
@@ -107,14 +109,22 @@ def _numpy(specification: Specification) -> Backend:
     return NumpyBackend()
 
 
+def _onnxruntime(specification: Specification) -> Backend:
+    from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(specification)
+
+
 def _onnx_reference(specification: Specification) -> Backend:
+    from onnxopt_cli.backends.reference_backend import ReferenceBackend
+
     specification.require_known(())
     return ReferenceBackend()
 
 
 _BUILT_IN: Mapping[str, Callable[[Specification], Backend]] = {
     "numpy": _numpy,
-    "onnxruntime": OnnxRuntimeBackend,
+    "onnxruntime": _onnxruntime,
     "onnx-reference": _onnx_reference,
 }
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from onnxopt_cli.cli.console import stderr, stdout
@@ -16,8 +15,10 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report import terminal
-from onnxopt_cli.report.accuracy_table import accuracy_table
 from onnxopt_cli.run.runner import Plan
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _PANELS = 20
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
@@ -37,16 +38,21 @@ class Display:
         room = self._console.width - used if self._console.is_terminal else longest
         self._id_width = max(12, min(longest, room))
         self._about = {case.id: case.about for case in plan.cases}
-        self._progress = Progress(
-            TextColumn("running"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
+        self._progress = self._bar(len(plan.cases)) if self._console.is_terminal else None
+
+    def _bar(self, total: int) -> Progress:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
         )
-        self._task = self._progress.add_task("", total=len(plan.cases))
+
+        columns = (TextColumn("running"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        progress = Progress(*columns, console=self._console, transient=True)
+        progress.add_task("", total=total)
+        return progress
 
     def __enter__(self) -> Self:
         for problem in self._plan.problems:
@@ -54,7 +60,8 @@ class Display:
         if not self._quiet and self._plan.cases:
             names = [backend.name for backend in self._plan.backends]
             self._print(terminal.heading(names, self._id_width))
-        self._progress.start()
+        if self._progress:
+            self._progress.start()
         return self
 
     def __exit__(
@@ -63,11 +70,13 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self._progress:
+            self._progress.stop()
 
     def show(self, results: Sequence[Result]) -> None:
         """Print a case's line, and under -v its outputs."""
-        self._progress.advance(self._task)
+        if self._progress:
+            self._progress.advance(self._progress.task_ids[0])
         if self._quiet:
             return
         self._print(terminal.case_line(results, self._id_width))
@@ -101,10 +110,8 @@ class Display:
         if summary is not None:
             self._console.print()
             self._console.print(summary)
-        measured = accuracy_table(results) if self._verbose else None
-        if measured is not None:
-            self._console.print()
-            self._console.print(measured)
+        if self._verbose:
+            self._accuracy(results)
         self._console.print()
         for line in terminal.finding_lines(record.findings):
             self._print(line)
@@ -115,6 +122,14 @@ class Display:
         if self._plan.problems:
             count = len(self._plan.problems)
             self._print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
+
+    def _accuracy(self, results: Sequence[Result]) -> None:
+        from onnxopt_cli.report.accuracy_table import accuracy_table
+
+        measured = accuracy_table(results)
+        if measured is not None:
+            self._console.print()
+            self._console.print(measured)
 
     def _unsupported(self, results: Sequence[Result]) -> None:
         """Print each reason for which cases are unsupported once."""

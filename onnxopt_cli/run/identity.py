@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version
+
+import ml_dtypes
+import numpy as np
+import onnx
 
 from onnxopt_cli import __version__
 
@@ -14,5 +17,7 @@ def versions() -> dict[str, str]:
         "onnxopt": __version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        **{package: version(package) for package in ("numpy", "onnx", "ml_dtypes")},
+        "numpy": np.__version__,
+        "onnx": onnx.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
     }

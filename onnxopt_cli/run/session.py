@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.outcome import Outcome
@@ -17,19 +17,19 @@ from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.run.case_list import CaseList
 from onnxopt_cli.run.executors import Setting
 from onnxopt_cli.run.expectations import Expectations
-from onnxopt_cli.run.fresh import Interrupted, fresh_backend
 from onnxopt_cli.run.gate import exit_code
 from onnxopt_cli.run.identity import versions
 from onnxopt_cli.run.judge import not_run
-from onnxopt_cli.run.log_header import Header
-from onnxopt_cli.run.log_reader import Log, read_log
-from onnxopt_cli.run.log_writer import LogWriter, footer
-from onnxopt_cli.run.rerun import run_again
 from onnxopt_cli.run.runner import Plan, run
 from onnxopt_cli.run.shard import Shard
+
+# What a log and a rerun need is imported where there is one: most runs have neither.
+if TYPE_CHECKING:
+    from onnxopt_cli.run.log_header import Header
+    from onnxopt_cli.run.log_reader import Log
+    from onnxopt_cli.run.log_writer import LogWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ class Session:
             UsageError: if it cannot be written.
         """
         if self._log is not None:
+            from onnxopt_cli.run.log_writer import LogWriter
+
             self._writer = LogWriter.create(self._log)
             self._writer.write(self._header().to_json())
 
@@ -93,6 +95,9 @@ class Session:
         Raises:
             UsageError: if it is no log, cannot be written, or is of another run.
         """
+        from onnxopt_cli.run.log_reader import read_log
+        from onnxopt_cli.run.log_writer import LogWriter
+
         assert self._log is not None  # noqa: S101 - what to resume is what to write
         log = read_log(self._log)
         header = self._header()
@@ -118,13 +123,16 @@ class Session:
         for row in self._run(replace(self.plan, cases=cases)):
             for result in row:
                 self._results[result.case, result.backend] = result
-                self._write({"record": "end", "result": result_to_json(result)})
+                if self._writer is not None:
+                    self._writer.write({"record": "end", "result": result_to_json(result)})
             yield row
 
     def rerun(self) -> Iterator[Result]:
         """Run again what does not conform, and yield the results of it."""
         if not self.terms.reruns or self._finished:
             return
+        from onnxopt_cli.run.fresh import Interrupted
+
         try:
             for backend in self._backends:
                 yield from self._rerun_on(backend)
@@ -141,6 +149,9 @@ class Session:
         ]
         if not suspects:
             return
+        from onnxopt_cli.run.fresh import fresh_backend
+        from onnxopt_cli.run.rerun import run_again
+
         with fresh_backend(self.plan, backend, self.terms.setting) as fresh:
             for found in run_again(cases, mine, suspects, fresh, self.terms.reruns):
                 result = self._review(found)
@@ -169,8 +180,10 @@ class Session:
             explanations=tuple(explanations),
             exit_code=plan.interruption.exit_code or code,
         )
-        self._write(footer(record))
         if self._writer is not None:
+            from onnxopt_cli.run.log_writer import footer
+
+            self._writer.write(footer(record))
             self._writer.close()
         return record
 
@@ -223,6 +236,9 @@ class Session:
             )
 
     def _header(self) -> Header:
+        from onnxopt_cli.run.case_list import CaseList
+        from onnxopt_cli.run.log_header import Header
+
         return Header(
             started=_now(),
             versions=versions(),
