@@ -9,9 +9,7 @@ bound of a long trajectory with a steep gradient ends beyond use, and then says 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +18,11 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.single_node import sole_call
-from onnxopt_cli.readings.bound import FACTOR, Judgement, bounded_outputs, judged
-from onnxopt_cli.readings.bounded import Bounded, Level, either, given, output
-from onnxopt_cli.readings.evaluate import WIDE, widen
-from onnxopt_cli.readings.precision import Precision, precision_of
+from onnxopt_cli.readings.bound import FACTOR, Judgement, judged
+from onnxopt_cli.readings.bounded import either, output
+from onnxopt_cli.readings.evaluate import widen
+from onnxopt_cli.readings.precision import precision_of
+from onnxopt_cli.readings.uncertain import Uncertain, uncertain_outputs
 
 
 @lru_cache(maxsize=2)
@@ -45,12 +44,12 @@ def carried_bound(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str
     """
     recorded = set(trajectory.recorded)
     names = [value.name for value in trajectory.model.graph.output]
-    kept: dict[str, list[_Uncertain]] = {name: [] for name in names}
+    kept: dict[str, list[Uncertain]] = {name: [] for name in names}
     call = _first_call(trajectory)
-    state = {name: _exact(value) for name, value in trajectory.state.items()}
+    state = {name: Uncertain.exact(value) for name, value in trajectory.state.items()}
     with np.errstate(all="ignore"):
         for step in range(1, trajectory.count + 1):
-            fed = trajectory.inputs(step, state, _exact, _derive)
+            fed = trajectory.inputs(step, state, Uncertain.exact, _derive)
             outputs = dict(zip(names, _step(call, list(fed.values())), strict=True))
             state = {taken: outputs[name] for name, taken in trajectory.feedback.items()}
             if step in recorded:
@@ -71,33 +70,9 @@ def derived_array(derived: Derived, value: Array) -> Array:
         return np.asarray(result).astype(derived.dtype).reshape(value.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class _Uncertain:
-    """A tensor that is known up to an error, or an array that is not."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    exactly: Array | None = None
-    bounded: Bounded | None = None
-
-    def operand(self, precision: Precision, level: Level) -> Bounded:
-        """Return it as an operand that an implementation may convert to a precision."""
-        scalar = level is Level.SCALAR
-        if self.bounded is None:
-            assert self.exactly is not None  # noqa: S101 - for the type checker: one of them is
-            return given(self.exactly.reshape(()) if scalar else self.exactly, precision, level)
-        bounded = replace(self.bounded, level=level)
-        return output(bounded, precision) if bounded.precision is not precision else bounded
-
-
-def _exact(array: Array) -> _Uncertain:
-    return _Uncertain(array.dtype, array.shape, exactly=array)
-
-
-def _derive(derived: Derived, operand: _Uncertain) -> _Uncertain:
-    own = operand.operand(precision_of(operand.dtype), Level.TENSOR)
-    result = output(derived.formula(own), precision_of(derived.dtype))
-    return _Uncertain(derived.dtype, operand.shape, bounded=either(result))
+def _derive(derived: Derived, operand: Uncertain) -> Uncertain:
+    result = output(derived.formula(operand.tensor), precision_of(derived.dtype))
+    return Uncertain(derived.dtype, operand.shape, bounded=either(result))
 
 
 def _first_call(trajectory: Trajectory) -> Call[Array]:
@@ -107,33 +82,19 @@ def _first_call(trajectory: Trajectory) -> Call[Array]:
     return call
 
 
-def _step(first: Call[Array], fed: list[_Uncertain]) -> list[_Uncertain]:
+def _step(first: Call[Array], fed: list[Uncertain]) -> list[Uncertain]:
     scalars, tensors = fed[: len(first.scalars)], fed[len(first.scalars) :]
     groups = len(first.groups)
-    call: Call[_Uncertain] = Call(
+    call: Call[Uncertain] = Call(
         first.operator,
         first.attributes,
         tuple(scalars),
         tuple(tuple(tensors[group::groups]) for group in range(groups)),
     )
-    return call.by_group(_part)
+    return uncertain_outputs(call)
 
 
-def _part(call: Call[_Uncertain]) -> list[_Uncertain]:
-    results = bounded_outputs(
-        call,
-        lambda scalar, precision: scalar.operand(precision, Level.SCALAR),
-        lambda tensor, precision: tensor.operand(precision, Level.TENSOR),
-    )
-    return [
-        _Uncertain(like.dtype, first.shape, bounded=either(bounded))
-        for bounded, like, first in results
-    ]
-
-
-def _stacked(rows: list[_Uncertain], factor: float) -> Judgement:
-    shape, dtype = rows[0].shape, rows[0].dtype
-    bounded = [row.operand(precision_of(dtype), Level.TENSOR) for row in rows]
-    values = np.stack([np.broadcast_to(np.asarray(it.value, WIDE), shape) for it in bounded])
-    errors = np.stack([np.broadcast_to(np.float64(it.error), shape) for it in bounded])
-    return judged(values, errors, dtype, values.shape, factor)
+def _stacked(rows: list[Uncertain], factor: float) -> Judgement:
+    values = np.stack([row.value for row in rows])
+    errors = np.stack([row.error for row in rows])
+    return judged(values, errors, rows[0].dtype, values.shape, factor)
