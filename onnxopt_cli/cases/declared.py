@@ -11,8 +11,8 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array, Value
 
-#: Larger tensors are refused: half a gigabyte of doubles.
-MAX_ELEMENTS = 2**26
+#: Larger tensors are refused: judging one takes 200 bytes an element, and must stay under 1 GiB.
+MAX_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True, slots=True)

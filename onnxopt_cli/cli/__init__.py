@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
 
 import click
 
@@ -29,9 +32,13 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
+_UNWRITABLE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+
+# What the system says of a full disk; files that we write ourselves have their own message.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class _Commands(click.Group):
@@ -74,10 +81,17 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; every error becomes a message and a documented code."""
+    # Importing makes many objects that all stay; looking among them for garbage only costs time.
+    gc.set_threshold(50_000)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A character that the locale's encoding lacks is shown as an escape.
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(_run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    stream = sys.stdout
     try:
         code = group.main(arguments, prog_name="onnxopt", standalone_mode=False)
         sys.stdout.flush()
@@ -93,14 +107,33 @@ def _run(arguments: Sequence[str] | None) -> int:
         if error.hint:
             click.echo(f"  {printable(error.hint, lines=True)}", err=True)
         return error.exit_code
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
-    except Exception as error:
-        if os.environ.get("ONNXOPT_DEBUG"):
+    except SystemExit:
+        # click wraps the stream after a broken pipe and exits with 1, the code of a failed case.
+        if sys.stdout is stream:
             raise
-        click.echo(f"internal error: {exception_text(error)}", err=True)
-        click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
-        return _INTERNAL
+        return _lost_output(BrokenPipeError())
+    except OSError as error:
+        return _lost_output(error)
+    except Exception as error:  # noqa: BLE001 - the last resort
+        return _defect(error)
     return code if isinstance(code, int) else 0
+
+
+def _lost_output(error: OSError) -> int:
+    """Say why nobody gets what was printed, where that is what happened."""
+    if not isinstance(error, BrokenPipeError) and error.errno not in _NO_ROOM:
+        return _defect(error)
+    # What standard output still holds goes nowhere: Python would complain of it at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return _BROKEN_PIPE
+    click.echo(f"error: cannot write the output: {error.strerror}", err=True)
+    return _UNWRITABLE
+
+
+def _defect(error: Exception) -> int:
+    if os.environ.get("ONNXOPT_DEBUG"):
+        raise error
+    click.echo(f"internal error: {exception_text(error)}", err=True)
+    click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
+    return _INTERNAL

@@ -19,8 +19,16 @@ def stderr() -> Console:
     return _console(stderr=True)
 
 
+class _Console(Console):
+    """A console whose reader may go away: rich would exit with 1, which means a failed case."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the error through, to the one place that knows the exit code."""
+        raise BrokenPipeError
+
+
 def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         # A pipe has no width; what is piped must not depend on the terminal behind it.
         console.width = 80

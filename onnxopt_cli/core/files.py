@@ -13,11 +13,18 @@ from onnxopt_cli.errors import UsageError
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, with the permissions of a new file.
 
+    What is there already and is no regular file, such as a pipe or ``/dev/stderr``, is written to
+    and not replaced.
+
     Raises:
         UsageError: if it cannot be written; says why.
     """
     temporary = None
     try:
+        if path.exists() and not path.is_file():
+            with path.open("wb", buffering=0) as file:
+                file.write(data)
+            return
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

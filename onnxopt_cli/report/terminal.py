@@ -90,6 +90,9 @@ def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -
     parts: list[RenderableType] = []
     if about:
         parts.append(Text(printable(about), style="italic"))
+    if result.outcome is Outcome.INVALID:
+        # The file is to blame, and is what to open.
+        parts.append(Text(printable(str(result.location)), style="bold"))
     if result.message:
         parts.append(Text(result.message))
     if result.expectation:
