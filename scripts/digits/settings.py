@@ -27,6 +27,6 @@ class Settings:
     judged_every: int
 
 
-# Epochs, learning rates and rho were chosen on a fifth of the training images, held out for that.
+# The epochs under ADMM and rho were chosen on a fifth of the training images, held out for that.
 FULL = Settings(30, 40, 20, (50, 80, 90, 95), tuple(range(10)), 10)
 QUICK = Settings(3, 3, 2, (80,), (0,), 20)
