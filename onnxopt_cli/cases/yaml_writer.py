@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +17,11 @@ from onnxopt_cli.cases.tensor_notation import (
     text_token,
 )
 from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.cases.yaml_lines import comment, tolerance_tokens, words, wrapped
 from onnxopt_cli.core.tolerance import Relative, Ulps
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-_WIDTH = 100
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -73,11 +72,11 @@ def yaml_text(
         notes: a comment at the top.
     """
     lines = [
-        *_comment(notes, ""),
+        *comment(notes, ""),
         "onnxopt: 1",
         f"suite: {suite}",
         f"operator: {operator.name}",
-        *_words("", "about", about),
+        *words("", "about", about),
         "cases:",
     ]
     for number, case in enumerate(cases):
@@ -89,25 +88,25 @@ def yaml_text(
 def _case_lines(case: WrittenCase, operator: Operator) -> list[str]:
     indent = " " * 4
     lines = [
-        *_comment(case.notes, "  "),
+        *comment(case.notes, "  "),
         f"  - name: {case.name}",
-        *_words(indent, "about", case.about),
-        *_words(indent, "source", case.source),
+        *words(indent, "about", case.about),
+        *words(indent, "source", case.source),
     ]
     if case.tags:
-        lines += _wrapped(f"{indent}tags: ", list_tokens([[tag] for tag in case.tags]))
+        lines += wrapped(f"{indent}tags: ", list_tokens([[tag] for tag in case.tags]))
     if case.rejects:
         lines.append(f"{indent}rejects: true")
     if case.attributes:
         fields = {name: _attribute_tokens(value) for name, value in case.attributes.items()}
-        lines += _wrapped(f"{indent}attributes: ", mapping_tokens(fields))
+        lines += wrapped(f"{indent}attributes: ", mapping_tokens(fields))
     lines += _tensor_lines(
         "inputs", case.inputs, {name: default_dtype(operator, name) for name in case.inputs}
     )
     if case.outputs is not None:
         lines += _tensor_lines("outputs", case.outputs, _output_dtypes(case, operator))
     if case.tolerance is not None:
-        lines += _wrapped(f"{indent}tolerance: ", _tolerance_tokens(case.tolerance))
+        lines += wrapped(f"{indent}tolerance: ", tolerance_tokens(case.tolerance))
     return lines
 
 
@@ -118,7 +117,7 @@ def _tensor_lines(
 ) -> list[str]:
     lines = [f"    {title}:"]
     for name, tensor in tensors.items():
-        lines += _wrapped(f"      {name}: ", tensor_tokens(tensor, defaults[name]))
+        lines += wrapped(f"      {name}: ", tensor_tokens(tensor, defaults[name]))
     return lines
 
 
@@ -143,53 +142,3 @@ def _attribute_text(value: float | str) -> str:
     if isinstance(value, str):
         return text_token(value)
     return number_text(value if isinstance(value, int) else float(_FLOAT32.type(value)), _FLOAT32)
-
-
-def _tolerance_tokens(tolerance: Relative | Ulps) -> list[str]:
-    if isinstance(tolerance, Ulps):
-        return mapping_tokens({"ulp": [str(tolerance.ulp)]})
-    return mapping_tokens(
-        {"rtol": [number_text(tolerance.rtol)], "atol": [number_text(tolerance.atol)]}
-    )
-
-
-def _words(indent: str, name: str, text: str) -> list[str]:
-    if not text:
-        return []
-    line = f"{indent}{name}: {text_token(text, in_block=True)}"
-    # Folding gives back single spaces between words only.
-    if len(line) < _WIDTH or text != " ".join(text.split()) or not text.isprintable():
-        return [line]
-    return [f"{indent}{name}: >-", *_filled(text, f"{indent}  ")]
-
-
-def _comment(text: str, indent: str) -> list[str]:
-    return [
-        line
-        for part in text.splitlines()
-        for line in _filled(part, f"{indent}# ") or [f"{indent}#"]
-    ]
-
-
-def _filled(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH - 1,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
-    """Join tokens to lines, those after the first indented below it."""
-    indent = " " * (len(start) - len(start.lstrip()) + 2)
-    lines, line = [], start.rstrip()
-    for token in tokens:
-        if len(line) + 1 + len(token) < _WIDTH or line == start.rstrip():
-            line = f"{line} {token}"
-        else:
-            lines.append(line)
-            line = indent + token
-    return [*lines, line]

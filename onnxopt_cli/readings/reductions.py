@@ -101,7 +101,9 @@ def ranked(
     high = interpolated(np.sort(values + errors), min(rank + doubt, last))
     error = max(_distance(value, low), _distance(high, value))
     whole = doubt == 0 and rank == np.floor(rank)
-    if not whole and low != high:
+    ordered = np.sort(values)
+    alike = ordered[int(np.floor(rank))] == ordered[int(np.ceil(rank))]
+    if not whole and (low != high or not alike):
         largest = max(abs(low), abs(high), abs(high - low))
         error += _INTERPOLATION * precision.unit_roundoff * largest
     error = np.float64(np.inf if np.isnan(error) else error)
