@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array, Value
 
-#: Larger tensors are refused: judging one takes 200 bytes an element, and must stay under 1 GiB.
+#: Larger tensors are refused: judging one takes many copies of it in wider types.
 MAX_ELEMENTS = 2**22
 
 
