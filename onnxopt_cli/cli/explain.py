@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def command(saved: Path) -> int:
 
     if str(saved) == "-":
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
-            copy.write(click.get_binary_stream("stdin").read())
+            copy.write(sys.stdin.buffer.read())
             copy.flush()
             record = read_saved_run(Path(copy.name))
     else:
