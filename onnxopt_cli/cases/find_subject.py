@@ -30,10 +30,10 @@ def find_subject(fields: CaseFields, file: Node) -> Subject:
     if model is not None:
         if id(model) in fields.broken:
             raise Incomplete
-        steps = fields.node.field("steps")
-        if steps is not None:
-            what = "found steps, expected them beside an operator with a formula"
-            fields.errors.append(FormatError(steps, what))
+        try:
+            _refuse_steps(fields)
+        except FormatError as error:
+            fields.errors.append(error)
         return model_subject(model, fields)
     named = {
         name: fields.node.field(name) or file.field(name)
@@ -52,14 +52,18 @@ def find_subject(fields: CaseFields, file: Node) -> Subject:
         if own is not None:
             _check_version(own, fields, named["version"], named["opset"])
             return _own_subject(own, fields)
-        steps = fields.node.field("steps")
-        if steps is not None:
-            raise FormatError(steps, "found steps, expected them beside an operator with a formula")
+        _refuse_steps(fields)
         schema, version = _schema(fields, operator, named)
     except FormatError as error:
         fields.errors.append(error)
         raise Incomplete from None
     return schema_subject(schema, version, fields)
+
+
+def _refuse_steps(fields: CaseFields) -> None:
+    steps = fields.node.field("steps")
+    if steps is not None:
+        raise FormatError(steps, "found steps, expected them beside an operator with a formula")
 
 
 def _own_subject(operator: Operator, fields: CaseFields) -> Subject:

@@ -20,13 +20,12 @@ def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:
     return curvature * (X - center)
 
 
-def rosenbrock(X: Any, *, valley: Any) -> Any:
+def rosenbrock(X: Any, *, valley: Any, elements: Any) -> Any:
     """Gradient of ``sum(valley * (x[i + 1] - x[i]**2)**2 + (1 - x[i])**2)`` over a vector X.
 
-    ``valley`` is 100 in the original (Rosenbrock 1960), which has two elements.
+    ``valley`` is 100 in the original (Rosenbrock 1960), which has two elements; ``elements`` is the
+    unit matrix, whose rows take all elements but the last, and all but the first.
     """
-    # Matrices that take all elements but the last, and all but the first.
-    elements = np.eye(X.shape[0])
     these, following = elements[:-1] @ X, elements[1:] @ X
     bend = following - these * these
     down = 4 * valley * these * bend + 2 * (1 - these)
@@ -52,11 +51,13 @@ class Gradient:
         defaults: by the name of each parameter, its value where the case gives none; None if the
             case must give it.
         misfit: says what is wrong with parameters for an X of a shape; empty if nothing.
+        constants: other arguments of the formula, made for X's shape.
     """
 
     formula: Callable[..., Any]
     defaults: Mapping[str, float | None]
     misfit: Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], str]
+    constants: Callable[[tuple[int, ...]], Mapping[str, Array]] = lambda _shape: {}
 
 
 def _quadratic_misfit(shape: tuple[int, ...], given: Mapping[str, tuple[int, ...]]) -> str:
@@ -91,12 +92,20 @@ def _logistic_misfit(shape: tuple[int, ...], given: Mapping[str, tuple[int, ...]
 #: The gradients by the names that case files know.
 GRADIENTS: Mapping[str, Gradient] = {
     "quadratic": Gradient(quadratic, {"curvature": 1.0, "center": 0.0}, _quadratic_misfit),
-    "rosenbrock": Gradient(rosenbrock, {"valley": 100.0}, _rosenbrock_misfit),
+    "rosenbrock": Gradient(
+        rosenbrock,
+        {"valley": 100.0},
+        _rosenbrock_misfit,
+        constants=lambda shape: {"elements": np.eye(shape[0])},
+    ),
     "logistic": Gradient(logistic, {"features": None, "labels": None}, _logistic_misfit),
 }
 
 
-def apply_to(gradient: Gradient, parameters: Mapping[str, Array]) -> Callable[[Any], Any]:
-    """Return the gradient as a function of X alone."""
-    wide = {name: value.astype(np.longdouble) for name, value in parameters.items()}
-    return lambda X: gradient.formula(X, **wide)  # noqa: N803 - the operators' name
+def apply_to(
+    gradient: Gradient, parameters: Mapping[str, Array], shape: tuple[int, ...]
+) -> Callable[[Any], Any]:
+    """Return the gradient as a function of an X of a shape alone."""
+    given = {**parameters, **gradient.constants(shape)}
+    wide = {name: value.astype(np.longdouble) for name, value in given.items()}
+    return lambda X: gradient.formula(X, **wide)

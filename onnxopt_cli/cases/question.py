@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.cases.written_steps import WrittenSteps
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
@@ -28,6 +29,7 @@ class Question:
         notes: a comment above the case.
         onnx_names: names of the node's inputs in an ONNX directory, where they are other ones.
         rejects: True if a right implementation must refuse it; then there is no answer.
+        steps: of a trajectory; the answer is then left to the formula.
     """
 
     name: str
@@ -40,3 +42,4 @@ class Question:
     notes: str = ""
     onnx_names: Sequence[str] = field(default_factory=tuple)
     rejects: bool = False
+    steps: WrittenSteps | None = None

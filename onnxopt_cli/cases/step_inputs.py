@@ -73,7 +73,7 @@ def declare_derived(derivation: Derivation) -> Callable[[], Derived]:
             if default is not None
         }
         values |= {key: parameter.make() for key, parameter in parameters.items()}
-        return Derived(derivation.of, apply_to(gradient, values), dtype)
+        return Derived(derivation.of, apply_to(gradient, values, derivation.shape), dtype)
 
     return make
 

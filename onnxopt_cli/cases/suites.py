@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from onnxopt_cli.cases.onnx_writer import directory_files
 from onnxopt_cli.cases.published import published
 from onnxopt_cli.cases.question import Question
 from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.cases.trajectories import trajectories
 from onnxopt_cli.cases.yaml_file import read_yaml_text
 from onnxopt_cli.cases.yaml_writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content
@@ -21,6 +22,7 @@ from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.operators.attributes import complete_attributes
 from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.readings.carry import carried_bound
 from onnxopt_cli.readings.evaluate import evaluate
 
 #: Expected outputs with more elements are left to the formula, to keep the files small.
@@ -41,6 +43,7 @@ SUITES: Mapping[str, Suite] = {
         "what a wrong implementation fails, over the whole space of inputs",
         lambda: [question for operator in OPERATORS for question in conformance(operator)],
     ),
+    "trajectories": Suite("what a wrong implementation drifts from in many steps", trajectories),
 }
 
 
@@ -71,12 +74,29 @@ def yaml_files(name: str) -> Iterator[tuple[str, str]]:
 def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a suite as ONNX test directories: path and content.
 
-    Questions whose answer is a refusal are left out: the layout cannot say so.
+    Questions whose answer is a refusal are left out: the layout cannot say so. Trajectories are
+    models with a Loop.
     """
-    for question in SUITES[name].questions():
-        if not question.rejects:
+    questions = SUITES[name].questions()
+    for question in questions:
+        if not question.rejects and question.steps is None:
             for path, data in directory_files(_content(question)).items():
                 yield f"{name}/test_{question.name}/{path}", data
+    if any(question.steps for question in questions):
+        for case, content in _looped(name):
+            for path, data in directory_files(content).items():
+                yield f"{name}/test_{case}/{path}", data
+
+
+def _looped(name: str) -> Iterator[tuple[str, Content]]:
+    """Yield the trajectories of a suite as models with a Loop, and what these must return."""
+    for case in suite_cases(name):
+        content = case.read()
+        if content.trajectory is not None and not content.stepwise:
+            judgements = carried_bound(content.trajectory)
+            outputs = {output: it.expected for output, it in judgements.items()}
+            _, operator, question, _ = case.id.split("/")
+            yield f"{operator}_{question}", replace(content, expected=outputs)
 
 
 def _by_operator(questions: list[Question]) -> Iterator[tuple[Operator, Iterator[Question]]]:
@@ -96,6 +116,7 @@ def _written(question: Question) -> WrittenCase:
         tags=tuple(question.tags),
         rejects=question.rejects,
         notes=question.notes,
+        steps=question.steps,
     )
 
 
@@ -104,7 +125,12 @@ def _answer(question: Question) -> dict[str, Array] | None:
     inputs = list(question.inputs.values())
     arrays = [value for value in inputs if not isinstance(value, RandomTensor)]
     elements = sum(array.size for array in arrays)
-    if question.rejects or len(arrays) < len(inputs) or elements > _WRITTEN_ELEMENTS:
+    if (
+        question.rejects
+        or question.steps
+        or len(arrays) < len(inputs)
+        or elements > _WRITTEN_ELEMENTS
+    ):
         return None
     return _outputs(question, arrays)
 

@@ -130,7 +130,7 @@ class _Reader:
         own = self.fields.mapping("inputs")
         node = self.steps.field("inputs")
         changing: Mapping[str, Node] = (node.fields if node else None) or {}
-        self._check_places(own, changing)
+        usable = self._check_places(own, changing)
         for name, given in own.items():
             if name in self.names:
                 value = declare_tensor(self.fields, name, given, default_dtype(self.operator, name))
@@ -138,16 +138,17 @@ class _Reader:
                     self.first[name] = self.start[name] = value
         self._check_counts(own)
         for name, given in changing.items():
-            if name in self.names and name not in own and id(given) not in self.fields.broken:
+            if name in usable and id(given) not in self.fields.broken:
                 try:
                     self._read_changing(name, given)
                 except FormatError as error:
                     self.fields.errors.append(error)
 
-    def _check_places(self, own: Mapping[str, Node], changing: Mapping[str, Node]) -> None:
-        """Make sure that every input stands in one place, and in the right one."""
+    def _check_places(self, own: Mapping[str, Node], changing: Mapping[str, Node]) -> set[str]:
+        """Make sure that every input stands in one place; return those that rightly change."""
         required = [name for name in self.names if name not in changing]
         self.fields.check_names("inputs", self.names, required)
+        usable = set()
         starts = {*self.feedback.values(), *self.counted}
         for name, node in changing.items():
             if name not in self.names:
@@ -158,8 +159,10 @@ class _Reader:
             elif name in own:
                 what = f"found {name}, expected it here or in the inputs of the case"
             else:
+                usable.add(name)
                 continue
             self.fields.errors.append(FormatError(node, what))
+        return usable
 
     def _check_counts(self, own: Mapping[str, Node]) -> None:
         for name in self.counted:

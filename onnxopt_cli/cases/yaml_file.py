@@ -233,12 +233,12 @@ def _problem(path: Path, error: FormatError) -> Problem:
 def _place(node: Node) -> str:
     """Return case and field of a node: ``case adam: inputs.X[1]``."""
     path = node.path
-    if len(path) < _CASE_DEPTH or path[0] != "cases":
+    if len(path) < _CASE_DEPTH or path[0] != "cases" or not isinstance(path[1], int):
         return field_text(path)
     case = next(parent for parent in node.lineage() if len(parent.path) == _CASE_DEPTH)
     name = case.field("name")
     known = name is not None and isinstance(name.scalar, str) and name.scalar
-    title = abbreviated(str(name.scalar)) if known and name else f"#{int(path[1]) + 1}"
+    title = abbreviated(str(name.scalar)) if known and name else f"#{path[1] + 1}"
     field = field_text(path[_CASE_DEPTH:])
     return f"case {title}: {field}" if field else f"case {title}"
 

@@ -17,6 +17,7 @@ from onnxopt_cli.cases.tensor_notation import (
     text_token,
 )
 from onnxopt_cli.cases.tensor_random import RandomTensor
+from onnxopt_cli.cases.written_steps import WrittenSteps, notation_tokens
 from onnxopt_cli.cases.yaml_lines import comment, tolerance_tokens, words, wrapped
 from onnxopt_cli.core.tolerance import Relative, Ulps
 from onnxopt_cli.core.values import Array
@@ -40,6 +41,7 @@ class WrittenCase:
         tolerance: for all outputs; None leaves it to be derived.
         rejects: True if a right backend must refuse the case.
         notes: a comment above the case.
+        steps: of a trajectory; None for a single step.
     """
 
     name: str
@@ -52,6 +54,7 @@ class WrittenCase:
     tolerance: Relative | Ulps | None = None
     rejects: bool = False
     notes: str = ""
+    steps: WrittenSteps | None = None
 
 
 def yaml_text(
@@ -103,6 +106,8 @@ def _case_lines(case: WrittenCase, operator: Operator) -> list[str]:
     lines += _tensor_lines(
         "inputs", case.inputs, {name: default_dtype(operator, name) for name in case.inputs}
     )
+    if case.steps is not None:
+        lines += _steps_lines(case.steps)
     if case.outputs is not None:
         lines += _tensor_lines("outputs", case.outputs, _output_dtypes(case, operator))
     if case.tolerance is not None:
@@ -118,6 +123,13 @@ def _tensor_lines(
     lines = [f"    {title}:"]
     for name, tensor in tensors.items():
         lines += wrapped(f"      {name}: ", tensor_tokens(tensor, defaults[name]))
+    return lines
+
+
+def _steps_lines(steps: WrittenSteps) -> list[str]:
+    lines = ["    steps:", f"      count: {steps.count}", "      inputs:"]
+    for name, notation in steps.inputs.items():
+        lines += wrapped(f"        {name}: ", notation_tokens(notation))
     return lines
 
 

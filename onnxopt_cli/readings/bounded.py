@@ -108,11 +108,6 @@ class Bounded(NDArrayOperatorsMixin):
             )
         return FUNCTIONS[function](*inputs, **options)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The value's shape."""
-        return np.shape(self.value)
-
     @cached_property
     def magnitude(self) -> Any:
         """Absolute value in float64."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ _NEAR_LIMIT = 1.15
 _WRITTEN_OUT = 1024
 # Room for so many bars, so that a single one is not a wall.
 _LEAST_BARS = 8
+# Shares of the budget beyond these are drawn as these.
+_LEAST_SHARE, _MOST_SHARE = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,39 @@ def spread_chart(rows: Sequence[Accuracy]) -> Chart:
     if apart:
         says += f" {apart} are finite on one side only."
     return _chart(lambda axes, palette: _draw_spread(axes, palette, counts, apart), 7, says)
+
+
+def curve_chart(curves: Mapping[str, Mapping[int, float]]) -> Chart:
+    """Draw the share of the budget that trajectories use over their steps.
+
+    Args:
+        curves: by case, the largest share of each recorded step; at least one.
+    """
+    most = {case: max(curve.values()) for case, curve in curves.items()}
+    worst = max(most, key=most.__getitem__)
+    says = f"Budget used over steps: at most {numbers.error(most[worst])}, by {worst}."
+    return _chart(lambda axes, palette: _draw_curves(axes, palette, curves), 7, says)
+
+
+def _draw_curves(axes: Axes, palette: Palette, curves: Mapping[str, Mapping[int, float]]) -> None:
+    for curve in curves.values():
+        shares = [min(max(share, _LEAST_SHARE), _MOST_SHARE) for share in curve.values()]
+        over = max(shares) > 1
+        axes.plot(
+            list(curve),
+            shares,
+            color=palette.limit if over else palette.mark,
+            alpha=1.0 if over else 0.6,
+            linewidth=1.2,
+            # One step is a point.
+            marker="." if len(shares) == 1 else "",
+        )
+    axes.axhline(1.0, color=palette.limit, linestyle="--", linewidth=1.2, label="limit")
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("largest share of the budget")
+    axes.grid(axis="y", color=palette.grid, linewidth=0.8)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8)
 
 
 def _draw_budget(axes: Axes, palette: Palette, rows: Sequence[Accuracy]) -> None:

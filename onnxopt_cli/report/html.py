@@ -24,7 +24,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text, numbers
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
-from onnxopt_cli.report.charts import Chart, budget_chart, spread_chart
+from onnxopt_cli.report.charts import Chart, budget_chart, curve_chart, spread_chart
 from onnxopt_cli.report.repeat import repeat_command
 from onnxopt_cli.report.verdict import failures, tallies, verdict
 
@@ -46,8 +46,7 @@ class _Measured:
 
     backend: str
     rows: tuple[Accuracy, ...]
-    budget: Chart
-    spread: Chart
+    charts: tuple[Chart, ...]
 
 
 def check_available() -> None:
@@ -149,5 +148,12 @@ def _measured(record: RunRecord) -> list[_Measured]:
     measured = []
     for backend, group in grouped:
         rows = tuple(group)
-        measured.append(_Measured(backend, rows, budget_chart(rows), spread_chart(rows)))
+        curves = {
+            result.case: result.curve
+            for result in record.results
+            if result.backend == backend and result.curve
+        }
+        charts = [budget_chart(rows), spread_chart(rows)]
+        charts += [curve_chart(curves)] if curves else []
+        measured.append(_Measured(backend, rows, tuple(charts)))
     return measured

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import onnx
 from onnx import helper
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -15,6 +16,7 @@ from rich.text import Text
 from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value, describe
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.show import formula_description, formula_text
@@ -100,6 +102,9 @@ def case_page(case: Case, content: Content) -> Iterable[RenderableType]:
     yield table
     yield _heading("Inputs")
     yield _values(content.inputs.items())
+    if content.trajectory is not None:
+        yield _heading("Steps")
+        yield Padding(Text(printable(_steps(content.trajectory))), (0, 2))
     yield _heading("Expected outputs")
     if content.rejects:
         yield Padding(Text("none: a right backend refuses this"), (0, 2))
@@ -132,8 +137,21 @@ def _brief(value: Value) -> str:
     return elements + more if value.ndim == 0 else f"[{elements}{more}]"
 
 
+def _steps(trajectory: Trajectory) -> str:
+    """Say how many steps there are, and what becomes of outputs and inputs in between."""
+    ways = [
+        *(f"{name} becomes {taken}" for name, taken in trajectory.feedback.items()),
+        *(f"{name} counts up" for name in sorted(trajectory.counted)),
+        *(f"{name} is given for each" for name in trajectory.series),
+        *(f"{name} is computed from {it.of}" for name, it in trajectory.derived.items()),
+    ]
+    return f"{trajectory.count} steps, {len(trajectory.recorded)} of them judged: {', '.join(ways)}"
+
+
 def _attribute(attribute: object) -> str:
     value = helper.get_attribute_value(attribute)  # type: ignore[arg-type]
+    if isinstance(value, onnx.GraphProto):
+        return ", ".join(node.op_type for node in value.node)
     if isinstance(value, float):
         return str(np.float32(value))
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)[:100]

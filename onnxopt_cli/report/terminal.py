@@ -77,6 +77,8 @@ def output_lines(result: Result) -> Iterable[Text]:
     """Return a line for each output of a result: how far off it is and what it was judged by."""
     for diff in result.diffs:
         yield Text("  ").append_text(_headline(diff, result))
+    if result.message and result.outcome is Outcome.PASS:
+        yield Text(f"  {printable(result.message)}", style="yellow")
 
 
 def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -> Panel:

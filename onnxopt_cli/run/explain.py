@@ -91,7 +91,8 @@ def _call(case: Case | None) -> Call[Array] | None:
         return None
     try:
         content = case.read()
-        return None if content.rejects else sole_call(content.model, content.inputs)
+        one_step = not content.rejects and content.trajectory is None
+        return sole_call(content.model, content.inputs) if one_step else None
     except (InvalidCase, NodeError):
         return None
 
