@@ -6,12 +6,12 @@ Tensors are compared in blocks, so that a large one needs no full-size temporari
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxopt_cli.core.diff import Diff, Element
-from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance
+from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance
 from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
 from onnxopt_cli.distance import (
     Kind,
@@ -21,6 +21,7 @@ from onnxopt_cli.distance import (
     differs_in_sign_of_zero,
     kind_of,
     magnitude,
+    nearer_branch,
     share_of_limit,
     ulp_distance,
 )
@@ -126,7 +127,7 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         expected, actual = as_strings(expected), as_strings(actual)
     applied = _applicable(options.tolerance, expected)
     if isinstance(applied, Budget) and applied.otherwise is not None:
-        expected, applied = _nearer_branch(expected, actual, applied, applied.otherwise)
+        expected, applied = nearer_branch(expected, actual, applied, applied.otherwise)
     statistics = _Statistics(applied, options)
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
     for start in range(0, mine.size, _BLOCK):
@@ -151,23 +152,6 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
             for index in statistics.worst_indices()
         ),
     )
-
-
-def _nearer_branch(
-    expected: Array, actual: Array, budget: Budget, other: Branch
-) -> tuple[Array, Budget]:
-    """Return what to expect of each element: of two right results the one that it comes nearer.
-
-    Nearer is measured in shares of the limits.
-    """
-    shares = []
-    for result, limit in ((expected, budget.limit), (other.expected, other.limit)):
-        distance = absolute_distance(result.reshape(-1), actual.reshape(-1)).reshape(result.shape)
-        with np.errstate(all="ignore"):
-            shares.append(np.where(distance <= 0, 0.0, distance / limit))
-    nearer = shares[1] < shares[0]
-    limit = np.where(nearer, other.limit, budget.limit)
-    return np.where(nearer, other.expected, expected), replace(budget, limit=limit, otherwise=None)
 
 
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:

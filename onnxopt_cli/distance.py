@@ -6,6 +6,7 @@ floats of up to 64 bits are compared as float64, integers as the unsigned differ
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum, auto
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.core.tolerance import Relative, Ulps
+from onnxopt_cli.core.tolerance import Branch, Budget, Relative, Ulps
 from onnxopt_cli.core.values import Array, dtype_name, is_string
 
 
@@ -103,6 +104,23 @@ def share_of_limit(distance: Array, limit: Array) -> Array:
         share = np.where(distance <= 0, 0.0, distance / limit)
     share[np.isinf(limit)] = 0.0
     return share
+
+
+def nearer_branch(
+    expected: Array, actual: Array, budget: Budget, other: Branch
+) -> tuple[Array, Budget]:
+    """Return what to expect of each element: of two right results the one that it comes nearer.
+
+    Nearer is measured in shares of the limits.
+    """
+    shares = []
+    for result, limit in ((expected, budget.limit), (other.expected, other.limit)):
+        distance = absolute_distance(result.reshape(-1), actual.reshape(-1)).reshape(result.shape)
+        with np.errstate(all="ignore"):
+            shares.append(np.where(distance <= 0, 0.0, distance / limit))
+    nearer = shares[1] < shares[0]
+    limit = np.where(nearer, other.limit, budget.limit)
+    return np.where(nearer, other.expected, expected), replace(budget, limit=limit, otherwise=None)
 
 
 def magnitude(expected: Array) -> Array:

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from training_calls import calls, shares
+from training_calls import calls, each_training_operator, shares
 
-from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.bound import bound
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
 from onnxopt_cli.readings.variants import variants
 
-by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -33,7 +31,7 @@ def largest_shares(call):
     }
 
 
-@by_operator
+@each_training_operator
 @settings(unhurried, max_examples=30)
 @given(data=st.data())
 def test_no_variant_exceeds_the_bound(operator, data):
@@ -43,7 +41,7 @@ def test_no_variant_exceeds_the_bound(operator, data):
 
 
 @pytest.mark.slow
-@by_operator
+@each_training_operator
 @settings(unhurried, max_examples=300)
 @given(data=st.data())
 def test_no_variant_exceeds_the_bound_in_hundreds_of_nodes(operator, data):
@@ -52,7 +50,7 @@ def test_no_variant_exceeds_the_bound_in_hundreds_of_nodes(operator, data):
     assert {name: share for name, share in used.items() if share > 1} == {}
 
 
-@by_operator
+@each_training_operator
 @settings(unhurried, max_examples=60)
 @given(data=st.data())
 def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(operator, data):
@@ -63,7 +61,7 @@ def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(opera
 
 
 @pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="nothing is wider here")
-@by_operator
+@each_training_operator
 @settings(unhurried, max_examples=60)
 @given(data=st.data())
 def test_the_wide_evaluation_is_within_its_own_bound_of_the_exact_value(operator, data):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from training_calls import each_training_operator
 
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.operators.attributes import complete_attributes
@@ -155,7 +156,7 @@ def test_decay_in_float32_is_off_where_everything_is_double():
     assert found.seen_in == ("onnx2fx",)
 
 
-@each_operator
+@each_training_operator
 def test_double_computed_in_float32_loses_what_float32_cannot_hold(operator):
     found = deviation(operator, "double computed in float32")
     large = float(2**24 + 1)
@@ -192,7 +193,7 @@ def test_several_double_tensors_come_back_in_float32_and_one_does_not():
 def test_there_are_many_each_with_a_name_and_a_description(operator):
     found = deviations(operator)
     names = [item.name for item in found]
-    assert len(names) > 150
+    assert len(names) > (150 if operator.counts else 80)
     assert len(set(names)) == len(names)
     assert len({item.name for item in operator.deviations}) == len(operator.deviations)
     assert all(item.about.endswith((".", ")")) for item in found)
@@ -219,7 +220,7 @@ def test_what_a_person_named_is_far_off_somewhere(operator):
             assert not all(np.allclose(a, b, rtol=rtol, atol=0) for a, b in pairs), item.name
 
 
-@each_operator
+@each_training_operator
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_change_of_nothing_yields_what_the_formula_yields(operator, dtype):
     inputs = dict.fromkeys(operator.input_names(1), 0.3) | {"T": 2}
@@ -244,7 +245,7 @@ def test_a_deviation_that_fails_on_an_input_gives_no_answer():
     assert found.run(call_of(ADAM, inputs | {"H": [0]})) == []
 
 
-@each_operator
+@each_training_operator
 def test_no_deviation_writes_into_its_inputs(operator):
     random = np.random.RandomState(5)
     inputs = {name: random.uniform(0.1, 1, (2, 3)) for name in operator.input_names(2)}

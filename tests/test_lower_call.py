@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from onnx import helper
 from rounding_interval import WIDE, Interval
 from runtimes import NEWEST, newest_opset, runtimes
+from training_calls import TRAINING
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.operators import OPERATORS, operator_named
+from onnxopt_cli.operators import operator_named
 from onnxopt_cli.operators.attributes import node_attributes
 from onnxopt_cli.operators.call import bind
 from onnxopt_cli.readings.evaluate import evaluate
@@ -97,7 +98,7 @@ def narrowed(draw, shape):
 @st.composite
 def nodes(draw):
     """Draw an operator, inputs and attributes of one node of it."""
-    operator = draw(st.sampled_from(OPERATORS))
+    operator = draw(st.sampled_from(TRAINING))
     one = st.sampled_from([(), (1,), (1, 1)])
     R = np.asarray(draw(magnitudes), dtype=draw(st.sampled_from([F, D]))).reshape(draw(one))
     T = np.asarray(draw(st.sampled_from([0, 1, -1, 2, 1000, 2**31 + 5]))).reshape(draw(one))

@@ -32,9 +32,9 @@ def statements(operator):
 
 
 @each_operator
-def test_there_are_hundreds_with_names_of_their_own(operator):
+def test_there_are_many_with_names_of_their_own(operator):
     names = [mutant.name for mutant in mutants(operator)]
-    assert len(names) > 300
+    assert len(names) > (300 if operator.counts else 80)
     assert len(set(names)) == len(names)
 
 

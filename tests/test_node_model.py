@@ -7,10 +7,11 @@ import importlib
 import numpy as np
 import onnx
 import pytest
+from training_calls import TRAINING
 
 from onnxopt_cli.cases.declared import DeclaredOptional, DeclaredSequence, DeclaredTensor
 from onnxopt_cli.cases.node_model import formula_model, node_model, tensor_info, value_info
-from onnxopt_cli.operators import OPERATORS, operator_named
+from onnxopt_cli.operators import operator_named
 
 F32 = np.dtype(np.float32)
 
@@ -24,7 +25,7 @@ def published():
     # Importing a module of cases registers them; collecting all of them would take seconds.
     from onnx.backend.test.case import node
 
-    for operator in OPERATORS:
+    for operator in TRAINING:
         importlib.import_module(f"{node.__name__}.{operator.name.lower()}")
     return {case.name: case for case in node._NodeTestCases}
 
@@ -46,7 +47,8 @@ def test_the_models_that_onnx_publishes_are_rebuilt_as_equal_messages(published,
     case = published[f"test_{name}"]
     node = case.model.graph.node[0]
     attributes = {
-        attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+        attribute.name: attribute.s.decode() if attribute.s else attribute.f
+        for attribute in node.attribute
     }
 
     model = formula_model(

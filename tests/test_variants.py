@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from training_calls import each_training_operator
 
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.operators.attributes import complete_attributes
@@ -45,7 +46,7 @@ def test_names_are_unique_and_every_form_is_computed(operator):
         assert sum(name.startswith(f"{form.name}, ") for name in names) > 1
 
 
-@by_operator
+@each_training_operator
 def test_every_variant_keeps_types_and_shapes_in_a_node_of_many_kinds(operator):
     inputs = [np.float64([0.1]), np.int64([[2]])]
     for name in operator.tensors:
@@ -62,7 +63,7 @@ def test_every_variant_keeps_types_and_shapes_in_a_node_of_many_kinds(operator):
         assert [(output.dtype, output.shape) for output in variant.run(call)] == kinds, variant.name
 
 
-@by_operator
+@each_training_operator
 def test_every_variant_equals_the_formula_but_for_rounding(operator):
     for mode in next((a.choices for a in operator.attributes if a.choices), ("",)):
         call = call_of(operator, dtype=np.float64, **({"mode": mode} if mode else {}))
@@ -71,7 +72,7 @@ def test_every_variant_equals_the_formula_but_for_rounding(operator):
                 assert np.allclose(output, expected, rtol=1e-12, atol=1e-13), variant.name
 
 
-@by_operator
+@each_training_operator
 def test_forms_round_differently_from_the_formula(operator):
     modes = next((a.choices for a in operator.attributes if a.choices), ("",))
     plain = computed(Arithmetic())
@@ -141,7 +142,7 @@ def test_powers_are_rounded_once_to_the_type_of_the_count():
     assert power == np.float32(float(np.float32(0.9999)) ** 3)
 
 
-@by_operator
+@each_training_operator
 def test_pytorch_computes_the_formula_within_the_bound(operator):
     pytest.importorskip("torch")
     for dtype in (np.float32, np.float64):

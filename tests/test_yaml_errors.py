@@ -128,7 +128,7 @@ def other(fields):
             "4: case c: operator: found Binarizer, expected domain: ai.onnx.ml beside it"
         ]),
         (adam(domain="ai.onnx.m1"), [
-            '4: case c: domain: found "ai.onnx.m1", expected one of ai.onnx, ai.onnx.ml, ai.onnx.preview, ai.onnx.preview.training'
+            '4: case c: domain: found "ai.onnx.m1", expected one of ai.onnx, ai.onnx.ml, ai.onnx.preview, ai.onnx.preview.training, onnxopt.pruning'
         ]),
         (adam(operator="A d"), [
             '4: case c: operator: found "A d", expected the name of an operator, such as Adam'

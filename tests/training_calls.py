@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.operators.attributes import complete_attributes
 from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.operator import FLOATS
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
+
+#: The operators of ai.onnx.preview.training, which take R and T.
+TRAINING = tuple(operator for operator in OPERATORS if operator.counts)
+each_training_operator = pytest.mark.parametrize(
+    "operator", TRAINING, ids=lambda operator: operator.name
+)
 
 WEIGHTS = (0, 0.1, 0.5, 0.9, 0.95, 0.999, 0.9999, 1, 1.5)
 COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, -1)

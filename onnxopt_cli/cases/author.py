@@ -12,11 +12,11 @@ from onnxopt_cli.cases.question import Given, Question
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.attributes import complete_attributes
 from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound import Judgement, bound
-from onnxopt_cli.readings.domain import nonnegative_tensors
+from onnxopt_cli.readings.domain import is_elementwise, nonnegative_tensors
 
-Attributes = Mapping[str, float | str]
+Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
 
 #: T of a question that says none, and the type that is wider than the usual one.
@@ -41,9 +41,12 @@ class Author:
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self.numeric = [item.name for item in operator.attributes if not item.choices]
-        self.ordinary: dict[str, float | str] = dict(
-            zip(self.numeric, cycle(_ORDINARY), strict=False)
-        )
+        self.limits = {item.name: item.limits for item in operator.attributes if item.limits}
+        self.each = [item.name for item in operator.attributes if item.each]
+        self.ordinary: dict[str, AttributeValue] = {
+            name: self.within(name, fraction)
+            for name, fraction in zip(self.numeric, cycle(_ORDINARY), strict=False)
+        }
         self.choices = {item.name: item.choices for item in operator.attributes if item.choices}
         self.settings = [
             dict(zip(self.choices, chosen, strict=True))
@@ -51,11 +54,19 @@ class Author:
         ]
         self.turn = cycle(self.settings)
         self.double = dict.fromkeys(operator.tensors, WIDE)
+        floats = [item.name for item in operator.scalars if "int64" not in item.dtypes]
+        self.rate = next(iter(floats), "")
+        self.elementwise = is_elementwise(operator)
         self.nonnegative = nonnegative_tensors(operator)
         self.first = operator.tensors[0]
         self.stepped = [item for item in operator.tensors if item != self.first]
 
-    def required(self) -> dict[str, float | str]:
+    def within(self, name: str, fraction: float) -> float:
+        """Return a value of an attribute that lies so far between its limits."""
+        least, largest = self.limits.get(name, (0.0, 1.0))
+        return least + (largest - least) * fraction
+
+    def required(self) -> dict[str, AttributeValue]:
         """Return the ordinary values of the attributes that cannot be left out."""
         required = {item.name for item in self.operator.attributes if item.required}
         return {name: value for name, value in self.ordinary.items() if name in required}
@@ -82,6 +93,13 @@ class Author:
         rate = "float32" if types is None else WIDE
         question = self.ask("", "", tensors=tensors, types=types, rate=rate)
         weak = np.any([judgement.weak_elements for judgement in judgements(question)], axis=0)
+        if weak.ndim == 0:
+            # One result of all elements: without the largest ones it may be judged.
+            size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)
+            if weak and size.size > 1:
+                smaller = size < np.max(size)
+                return self.judged({name: item[smaller] for name, item in tensors.items()}, types)
+            return dict(tensors)
         return {name: tensor[~weak] for name, tensor in tensors.items()}
 
     def judgeable(self, questions: Iterable[Question]) -> Question:

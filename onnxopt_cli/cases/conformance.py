@@ -8,7 +8,7 @@ to cover the space of inputs, not to match the list of known wrong implementatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -16,6 +16,8 @@ import numpy as np
 
 from onnxopt_cli.cases.author import COUNT, WIDE, Author, Shapes, judgements
 from onnxopt_cli.cases.question import Given, Question
+from onnxopt_cli.cases.ranks import ranks
+from onnxopt_cli.cases.refusals import refusals
 from onnxopt_cli.cases.tensor_random import RandomTensor
 from onnxopt_cli.operators.operator import Operator
 
@@ -32,12 +34,13 @@ def conformance(operator: Operator) -> list[Question]:
         author.types,
         author.structures,
         author.zeros,
+        partial(ranks, author),
         author.magnitudes,
         author.cancellation,
         author.not_finite,
         author.wide_doubles,
         author.large,
-        author.refusals,
+        partial(refusals, author),
     )
     return [question for section in sections for question in section()]
 
@@ -47,6 +50,8 @@ class _Questions(Author):
 
     def counts(self) -> Iterator[Question]:
         """Ask for every regime of T; for the two sides of its comparison in every mode."""
+        if not self.operator.counts:
+            return
         for count in _COUNTS:
             settings = self.settings if count in (0, 1) else [next(self.turn)]
             for setting in settings:
@@ -84,31 +89,48 @@ class _Questions(Author):
             alone = self.required() | {name: self.ordinary[name]}
             about = f"Only {name} given: catches one that takes effect only beside others."
             yield self.ask(f"{name}_alone", about, given=alone)
-        for name, (word, value) in product(self.numeric, (("zero", 0.0), ("large", 25.0))):
+        for name, (least, largest) in self.limits.items():
+            for word, value in (("least", least), ("largest", largest)):
+                about = f"{name} = {value:g}: catches a limit that is left out."
+                yield self.ask(f"{name}_{word}", about, given=self.ordinary | {name: value})
+        for name in self.each:
+            apart = tuple(self.within(name, fraction) for fraction in (0.25, 0.75, 0.5))
+            about = f"{name} for each tensor: catches one for all, and another order."
+            given = self.ordinary | {name: apart}
+            yield self.ask(f"{name}_each", about, given=given, shapes=[(4,), (2, 3), (5,)])
+        unlimited = [name for name in self.numeric if name not in self.limits]
+        for name, (word, value) in product(unlimited, (("zero", 0.0), ("large", 25.0))):
             about = f"{name} = {value:g}: catches one that is clipped, replaced or ignored."
             given = self.ordinary | {name: value}
             yield self.judgeable(
                 self.ask(f"{name}_{word}", about, count=count, given=given) for count in (COUNT, 0)
             )
-        about = "Every attribute negative: catches values that are clipped or made positive."
-        yield self.ask("all_negative", about, given=dict.fromkeys(self.numeric, -0.5))
+        if unlimited:
+            about = "Every attribute negative: catches values that are clipped or made positive."
+            given = self.ordinary | dict.fromkeys(unlimited, -0.5)
+            yield self.ask("all_negative", about, given=given)
 
     def types(self) -> Iterator[Question]:
         """Ask for every mixture of element types."""
         about = "Everything in double: catches arithmetic or results in float32."
         yield self.ask("double", about, types=self.double, rate=WIDE)
-        about = "R in double, the tensors in float: catches outputs that take R's type."
-        yield self.ask("R_double", about, rate=WIDE)
-        about = "R in float, the tensors in double: catches a step rounded to R's type."
-        yield self.ask("R_float", about, types=self.double)
+        if self.rate:
+            about = "in double, the tensors in float: catches outputs of another's type."
+            yield self.ask(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE)
+            about = "in float, the tensors in double: catches a step rounded to its type."
+            yield self.ask(f"{self.rate}_float", f"{self.rate} {about}", types=self.double)
         about = "Another tensor in double in each group: catches outputs of another's type."
         names = self.operator.tensors
         apart = {(name, group): WIDE for group, name in enumerate(names)}
         yield self.ask("one_double_each", about, shapes=[(3,)] * len(names), types=apart)
         still = {name: np.zeros(4) for name in names[:2]}
         state = dict.fromkeys(names[2:], WIDE)
-        about = "Zero X and gradient, the state in double: catches a state that takes X's type."
-        yield self.ask("double_state", about, types=state, tensors=still)
+        if state:
+            about = f"Zero {' and '.join(still)}, the rest in double: catches results of one type."
+            yield self.ask("double_state", about, types=state, tensors=still)
+        if self.stepped:
+            about = f"All but {self.first} in double: catches arithmetic in {self.first}'s type."
+            yield self.ask(f"float_{self.first}", about, types=dict.fromkeys(self.stepped, WIDE))
         about = "A double tensor between two floats: catches one type for the whole node."
         middle = {(name, 1): WIDE for name in names}
         yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
@@ -135,13 +157,24 @@ class _Questions(Author):
         )
         for name, about, shapes in layouts:
             yield self.ask(name, about, shapes=shapes)
-        about = "R and T of rank 1: catches outputs that gain their dimension."
-        yield self.ask("scalars_of_rank_1", about, rank=1, shapes=[(2, 2), ()])
+        if self.operator.scalars:
+            names = " and ".join(scalar.name for scalar in self.operator.scalars)
+            about = f"{names} of rank 1: catches outputs that gain or lose a dimension."
+            yield self.ask("scalars_of_rank_1", about, rank=1, shapes=[(2, 2), ()])
+        if any(map(self.operator.carries, self.operator.outputs)):
+            about = "One double result of rank 2 for two tensors: catches another type and shape."
+            yield self.ask(
+                "carried_rank_2", about, rank=2, rate=WIDE, types=self.double, shapes=[(3,), (2,)]
+            )
+        if not self.stepped:
+            return
         about = "Another tensor broadcast in each group, all in the last: catches outputs of its "
         narrow = {(name, group): (2, 1) for group, name in enumerate(self.stepped)}
         narrow |= {(name, len(self.stepped)): (1, 1) for name in self.stepped}
         shapes = [(2, 3)] * (len(self.stepped) + 1)
-        yield self.ask("broadcast", f"{about}shape, not of X's.", shapes=shapes, narrow=narrow)
+        yield self.ask(
+            "broadcast", f"{about}shape, not of {self.first}'s.", shapes=shapes, narrow=narrow
+        )
 
     def zeros(self) -> Iterator[Question]:
         """Ask for what happens where operands vanish."""
@@ -149,19 +182,26 @@ class _Questions(Author):
         yield self.ask("zeros", f"{about}steps that need one.", tensors=self.combined((0, 1)))
         zero = np.zeros(4)
         small = np.array([1e-3, -1e-3, 1e-6, -1e-9])
-        about = "X = 0, zero state and a small gradient: catches what a step of order 1 hides."
-        tensors = dict.fromkeys(self.operator.tensors, zero) | {self.stepped[0]: small}
-        for count, setting in product((0, 1), self.settings):
+        small_names = self.stepped[:1] or [self.first]
+        about = f"All zero but a small {small_names[0]}: catches what a step of order 1 hides."
+        tensors = dict.fromkeys(self.operator.tensors, zero) | dict.fromkeys(small_names, small)
+        if not self.operator.counts:
+            yield self.ask(f"small_{small_names[0]}", about, tensors=tensors)
+        for count, setting in product((0, 1) if self.operator.counts else (), self.settings):
             words = "_".join(("small_step", f"T_{count}", *map(str, setting.values())))
             yield self.ask(words, about, count=count, setting=setting, tensors=tensors)
             yield self.ask(
                 f"{words}_defaults", about, count=count, setting=setting,
                 given=self.required(), tensors=tensors,
             )  # fmt: skip
-        yield self.ask("zero_R", "R = 0: the step vanishes, the state must not.", rate_value=0.0)
-        yield self.ask("negative_R", "R < 0: catches a rate that is clipped.", rate_value=-0.4)
-        about = "R above T: catches an R that takes T's place."
-        yield self.ask("large_R", about, count=1, rate_value=2.5)
+        if self.rate:
+            about = f"{self.rate} = 0: what it multiplies vanishes, the rest must not."
+            yield self.ask(f"zero_{self.rate}", about, rate_value=0.0)
+            about = f"{self.rate} < 0: catches one that is clipped."
+            yield self.ask(f"negative_{self.rate}", about, rate_value=-0.4)
+        if self.rate and self.operator.counts:
+            about = "R above T: catches an R that takes T's place."
+            yield self.ask("large_R", about, count=1, rate_value=2.5)
 
     def magnitudes(self) -> Iterator[Question]:
         """Ask for values from subnormal to near overflow, together and apart."""
@@ -178,7 +218,12 @@ class _Questions(Author):
 
     def cancellation(self) -> Iterator[Question]:
         """Ask for a new X that is nearly zero, the difference of equal numbers."""
-        about = "X nearly equals the step: catches what the usual relative tolerance cannot see."
+        if not self.elementwise:
+            return
+        about = (
+            f"{self.first} nearly equals its change: catches what the usual relative tolerance "
+            "cannot see."
+        )
         for dtype in self.operator.dtypes:
             ask = partial(
                 self.ask,
@@ -197,6 +242,13 @@ class _Questions(Author):
 
     def not_finite(self) -> Iterator[Question]:
         """Ask for NaN and infinity in every input."""
+        if self.rate:
+            # Not infinite: right forms that distribute a rate over a difference yield NaN.
+            about = f"{self.rate} = NaN: catches one that is replaced."
+            yield self.ask(f"nan_{self.rate}", about, rate_value=np.nan)
+        if not self.elementwise:
+            yield from self._not_finite_alone()
+            return
         columns: dict[str, list[float]] = {name: [] for name in self.operator.tensors}
         for special in self.operator.tensors:
             for value in (np.nan, np.inf, -np.inf):
@@ -209,9 +261,14 @@ class _Questions(Author):
         about = "NaN and infinity in each tensor: catches results that hide or spread them."
         tensors = {name: np.array(column) for name, column in columns.items()}
         yield self.ask("not_finite", about, tensors=tensors)
-        # Not an infinite R: right forms that distribute it over a difference yield NaN.
-        about = "R = NaN: catches a rate that is replaced."
-        yield self.ask("nan_R", about, rate_value=np.nan)
+
+    def _not_finite_alone(self) -> Iterator[Question]:
+        for special, value in product(self.operator.tensors, (np.nan, np.inf, -np.inf)):
+            tensors = {name: self.tensor(name, 0, (5,)) for name in self.operator.tensors}
+            tensors[special][2] = value
+            about = f"{value} in {special}: catches results that hide it, or spread it too far."
+            words = f"{value}".replace("-", "minus_")
+            yield self.ask(f"{words}_in_{special}", about, tensors=tensors)
 
     def wide_doubles(self) -> Iterator[Question]:
         """Ask for doubles that float32 cannot hold."""
@@ -238,28 +295,3 @@ class _Questions(Author):
                 )
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
             yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)
-
-    def refusals(self) -> Iterator[Question]:
-        """Ask for what must be refused."""
-        ordinary = self.ask("refused", "", shapes=[(3,)])
-        inputs = dict(ordinary.inputs)
-        last = self.operator.tensors[-1]
-        short = {name: value for name, value in inputs.items() if name != last}
-        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
-        cases: list[tuple[str, str, Mapping[str, Given], dict[str, float | str]]] = [
-            ("short", f"{last} is missing: it must not be made up.", short, {}),
-            ("enlarging", f"{last} would enlarge X: X's shape must not change.", wide, {}),
-        ]
-        for name in self.choices:
-            about = f"{name} has a value that is not allowed: it must not pass for another."
-            cases.append((f"unknown_{name}", about, inputs, {name: "bogus"}))
-        for name, about, given, attributes in cases:
-            yield Question(
-                f"refuses_{name}",
-                about,
-                self.operator,
-                given,
-                dict(ordinary.attributes) | attributes,
-                tags=("conformance", "refusal"),
-                rejects=True,
-            )

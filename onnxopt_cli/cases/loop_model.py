@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxopt_cli.cases.node_model import PRODUCER, tensor_info
+from onnxopt_cli.cases.node_model import PRODUCER, ir_version, tensor_info
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.fresh_names import FreshNames
@@ -60,7 +60,9 @@ def loop_model(trajectory: Trajectory) -> onnx.ModelProto:
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
     imports = [helper.make_operatorsetid("", OLDEST_OPSET), *step.opset_import]
-    return helper.make_model_gen_version(graph, opset_imports=imports, producer_name=PRODUCER)
+    return helper.make_model(
+        graph, ir_version=ir_version(imports), opset_imports=imports, producer_name=PRODUCER
+    )
 
 
 def loop_inputs(trajectory: Trajectory) -> dict[str, Array]:

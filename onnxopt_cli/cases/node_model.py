@@ -16,9 +16,13 @@ from onnxopt_cli.cases.declared import (
     DeclaredTensor,
 )
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.operators.attributes import attribute_value
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 PRODUCER = "onnxopt"
+#: Of domains that onnx knows no IR version of: that of ai.onnx.preview.training.
+_IR_VERSION = 7
 
 Shape = Sequence[int | None]
 
@@ -62,10 +66,26 @@ def node_model(
         [value for value in inputs if value],
         [value for value in outputs if value],
     )
-    return helper.make_model_gen_version(
+    imports = [helper.make_operatorsetid(domain, version)]
+    return helper.make_model(
         graph,
-        opset_imports=[helper.make_operatorsetid(domain, version)],
+        ir_version=ir_version(imports),
+        opset_imports=imports,
         producer_name=producer_name,
+    )
+
+
+def ir_version(imports: Sequence[onnx.OperatorSetIdProto]) -> int:
+    """Return the oldest IR version that carries some opsets.
+
+    Raises:
+        ValueError: if the installed onnx does not know the version of a domain.
+    """
+    known = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
+    ours = {operator.domain for operator in OPERATORS} - known
+    return max(
+        _IR_VERSION if each.domain in ours else helper.find_min_ir_version_for([each])
+        for each in imports
     )
 
 
@@ -102,7 +122,11 @@ def formula_model(
             tensor_info(name, like.dtype, _output_shape(like.shape, base.shape))
             for name, (like, base) in zip(operator.output_names(size), pairs, strict=True)
         ],
-        attributes=[helper.make_attribute(name, value) for name, value in attributes.items()],
+        attributes=[
+            helper.make_attribute(item.name, attribute_value(operator, item, attributes[item.name]))
+            for item in operator.attributes
+            if item.name in attributes
+        ],
         graph_name=graph_name,
         producer_name=producer_name,
     )

@@ -14,6 +14,11 @@ from onnxopt_cli.cases.subject import CaseFields, Subject
 from onnxopt_cli.cases.tensor_text import ChooseDtype, natural_dtype
 from onnxopt_cli.cases.yaml_syntax import FormatError
 
+_FLOATS: dict[int, int] = {
+    AttributeProto.INT: AttributeProto.FLOAT,
+    AttributeProto.INTS: AttributeProto.FLOATS,
+}
+
 
 def rejected_subject(
     op_type: str,
@@ -52,8 +57,8 @@ def rejected_subject(
         if id(node) in fields.broken:
             continue
         kind = natural_kind(node)
-        if name in float_attributes and kind == AttributeProto.INT:
-            kind = AttributeProto.FLOAT
+        if name in float_attributes:
+            kind = _FLOATS.get(kind, kind)
         try:
             attributes.append(declare_attribute(node, kind, fields.folder))
         except FormatError as error:

@@ -37,11 +37,24 @@ class Suite:
     questions: Callable[[], list[Question]]
 
 
+def _conformance(domain: str) -> list[Question]:
+    return [
+        question
+        for operator in OPERATORS
+        if operator.domain == domain
+        for question in conformance(operator)
+    ]
+
+
 SUITES: Mapping[str, Suite] = {
     "spec": Suite("the cases that the operators' documentation publishes", published),
     "conformance": Suite(
         "what a wrong implementation fails, over the whole space of inputs",
-        lambda: [question for operator in OPERATORS for question in conformance(operator)],
+        lambda: _conformance("ai.onnx.preview.training"),
+    ),
+    "pruning": Suite(
+        "what a wrong implementation of ADMM pruning fails",
+        lambda: _conformance("onnxopt.pruning"),
     ),
     "trajectories": Suite("what a wrong implementation drifts from in many steps", trajectories),
 }

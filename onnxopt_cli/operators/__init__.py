@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from onnxopt_cli.operators.adagrad import ADAGRAD
 from onnxopt_cli.operators.adam import ADAM
+from onnxopt_cli.operators.admm_gradient import ADMM_GRADIENT
+from onnxopt_cli.operators.admm_penalty import ADMM_PENALTY
+from onnxopt_cli.operators.admm_update import ADMM_UPDATE
+from onnxopt_cli.operators.magnitude_prune import MAGNITUDE_PRUNE
 from onnxopt_cli.operators.momentum import MOMENTUM
 from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.schemas import register_schemas
 
-OPERATORS: tuple[Operator, ...] = (ADAM, ADAGRAD, MOMENTUM)
+OPERATORS: tuple[Operator, ...] = (
+    ADAM,
+    ADAGRAD,
+    MOMENTUM,
+    ADMM_PENALTY,
+    ADMM_GRADIENT,
+    ADMM_UPDATE,
+    MAGNITUDE_PRUNE,
+)
+
+# Whoever handles a model with one of our operators has imported this.
+register_schemas(OPERATORS)
 
 _BY_NAME = {(operator.domain, operator.name): operator for operator in OPERATORS}
 

@@ -119,6 +119,11 @@ class Operator:
             for name in ([output] if self.carries(output) else self._numbered((output,), groups))
         ]
 
+    @property
+    def counts(self) -> bool:
+        """True if one of the scalars is an integer, which counts steps."""
+        return any("int64" in scalar.dtypes for scalar in self.scalars)
+
     def carries(self, output: str) -> bool:
         """Tell whether a node has the output once, carried from group to group."""
         return self.outputs[output] not in self.tensors

@@ -16,6 +16,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.percentile import percentile
 from onnxopt_cli.readings.evaluate import WIDE, rounded
 
 Operation = Callable[..., Any]
@@ -29,11 +30,13 @@ class Arithmetic:
         operations: what takes the place of a ufunc.
         finish: what becomes of every operand and result.
         fused: whether a product is added to something without being rounded.
+        add_up: what takes the place of ``numpy.sum``.
     """
 
     operations: Mapping[np.ufunc, Operation] = field(default_factory=dict)
     finish: Callable[[Any], Any] = lambda value: value
     fused: bool = False
+    add_up: Operation = np.sum
 
     def operate(self, ufunc: np.ufunc, operands: Sequence[Any]) -> Machine:
         """Carry out an operation on machine operands and plain numbers."""
@@ -68,8 +71,15 @@ class Machine(NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], __: Any
     ) -> Any:
+        if function is np.sum:
+            return Machine(
+                self.arithmetic.finish(self.arithmetic.add_up(self.value)), self.arithmetic
+            )
+        if function is percentile:
+            elements, percent = map(_value, inputs)
+            return Machine(percentile(elements, percent), self.arithmetic)
         condition, *branches = map(_value, inputs)
-        if all(isinstance(branch, (int, float)) for branch in branches):
+        if np.ndim(condition) == 0 and all(isinstance(each, (int, float)) for each in branches):
             # A plain number that is chosen stays one.
             return branches[0] if condition else branches[1]
         return Machine(function(condition, *branches), self.arithmetic)
@@ -88,7 +98,7 @@ def computed(
     """
 
     def compute(call: Call[Array]) -> list[Array]:
-        rate = next(scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
+        rate = scalar_dtype(call)
         with np.errstate(all="ignore"):
             results = call.apply(
                 lambda scalar: Machine(scalar.reshape(()).astype(rate), arithmetic),
@@ -100,6 +110,39 @@ def computed(
             ]
 
     return compute
+
+
+def scalar_dtype(call: Call[Array]) -> np.dtype[Any]:
+    """Return the type that scalars are computed in: that of the first that is a float."""
+    floats = (scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
+    return next(floats, np.dtype(np.float64))
+
+
+def added_in_order(values: Any) -> Any:
+    """Add one element after the other."""
+    return np.add.accumulate(np.ravel(values))[-1] if np.size(values) else np.sum(values)
+
+
+def added_in_reverse(values: Any) -> Any:
+    """Add one element after the other, the last one first."""
+    return added_in_order(np.ravel(values)[::-1])
+
+
+def added_by_size(values: Any) -> Any:
+    """Add one element after the other, the smallest first."""
+    flat = np.ravel(values)
+    return added_in_order(flat[np.argsort(np.abs(flat), kind="stable")])
+
+
+def added_in_lanes(values: Any) -> Any:
+    """Add every eighth element, then the eight sums, as vector units do."""
+    flat = np.ravel(values)
+    return added_in_order(np.array([added_in_order(flat[lane::8]) for lane in range(8)]))
+
+
+def added_in_double(values: Any) -> Any:
+    """Round the sum in double once."""
+    return np.sum(values, dtype=np.float64).astype(np.asarray(values).dtype)
 
 
 def reciprocal_quotient(a: Any, b: Any) -> Any:

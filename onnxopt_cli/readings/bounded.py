@@ -13,7 +13,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.evaluate import WIDE
-from onnxopt_cli.readings.exactness import UNROUNDED, is_held, is_unrounded
+from onnxopt_cli.readings.exactness import UNROUNDED, is_unrounded, rounding
 from onnxopt_cli.readings.number_range import (
     allow_for_order,
     allow_for_range,
@@ -200,7 +200,15 @@ def _operate_on_both(ufunc: np.ufunc, rule: Rule, operands: list[Bounded]) -> Bo
         return _operate(ufunc, rule, list(map(either, operands)))
     result = _operate(ufunc, rule, [replace(operand, otherwise=None) for operand in operands])
     other = _operate(ufunc, rule, [operand.otherwise or operand for operand in operands])
-    return replace(result, otherwise=other, choice=first)
+    return with_both(result, other, first)
+
+
+def with_both(result: Bounded, other: Bounded, choice: Bounded | None) -> Bounded:
+    """Return both results of a choice as one operand."""
+    kept = result.kept
+    if kept and other.kept:
+        kept = replace(kept, otherwise=other.kept, choice=choice)
+    return replace(result, kept=kept, otherwise=other, choice=choice)
 
 
 def either(operand: Bounded) -> Bounded:
@@ -244,28 +252,9 @@ def _converted(operand: Bounded, precision: Precision) -> Bounded:
     """Round an operand to a type."""
     if operand.precision is UNTYPED:
         operand = _typed(operand, precision)
-    rounding = _rounding(operand.magnitude, precision)
-    if np.any(operand.error == 0):
-        held = (operand.error == 0) & is_held(operand.value, precision)
-        rounding = np.where(held, 0.0, rounding)
-    error = operand.error + rounding
-    return within_range(
-        replace(
-            operand,
-            error=error,
-            precision=precision,
-            factors=(),
-            terms=(),
-            kept=None,
-            unrounded=None,
-        )
-    )
-
-
-def _rounding(magnitude: Any, precision: Precision) -> Any:
-    """Return the error of rounding a value, which an infinite one and NaN do not have."""
-    rounding = precision.unit_roundoff * magnitude
-    return rounding if (rounding < np.inf).all() else np.where(rounding < np.inf, rounding, 0.0)
+    error = operand.error + rounding(operand, precision)
+    plain = replace(operand, factors=(), terms=(), kept=None, unrounded=None)
+    return within_range(replace(plain, error=error, precision=precision))
 
 
 def within_range(operand: Bounded) -> Bounded:

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.operators.percentile import percentile
-from onnxopt_cli.readings.bounded import Bounded, as_bounded, either, joining, within_range
+from onnxopt_cli.readings.bounded import (
+    Bounded,
+    as_bounded,
+    either,
+    joining,
+    with_both,
+    within_range,
+)
 from onnxopt_cli.readings.precision import Precision, coarsest
 from onnxopt_cli.readings.reductions import Reduced, multiplied, ranked, summed
 
@@ -49,7 +56,7 @@ def _choose(condition: Any, x: Any, y: Any) -> Bounded:
     if not undecided.any():
         return chosen
     other = _chosen(condition.value ^ undecided, x, y)
-    return replace(chosen, otherwise=other, choice=condition)
+    return with_both(chosen, other, condition)
 
 
 def _chosen(condition: Any, x: Bounded, y: Bounded) -> Bounded:

@@ -21,6 +21,7 @@ from onnxopt_cli.readings.probes import probes
 from onnxopt_cli.readings.wrong_arguments import wrong_arguments
 from onnxopt_cli.readings.wrong_node import wrong_node
 from onnxopt_cli.readings.wrong_precision import wrong_precision
+from onnxopt_cli.readings.wrong_reduction import wrong_reduction
 
 
 @cache
@@ -37,7 +38,10 @@ def deviations(operator: Operator) -> tuple[Implementation, ...]:
     generated = {
         implementation.name: implementation
         for implementation in chain(
-            wrong_arguments(operator), wrong_node(operator), wrong_precision(operator)
+            wrong_arguments(operator),
+            wrong_node(operator),
+            wrong_precision(operator),
+            wrong_reduction(operator),
         )
     }
     own = [_implementation(operator, item, generated.get(item.name)) for item in named.values()]

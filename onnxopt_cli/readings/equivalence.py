@@ -49,7 +49,7 @@ def distinguishing_input(
             continue
         wholes.append((_size(probe.call), probe.call))
         if probe.dense and differences is not None:
-            difference = np.max(differences, axis=0)
+            difference = np.ravel(np.max(differences, axis=0))
             element = int(np.argmax(difference))
             elements.append((float(difference[element]), -index, _element(probe.call, element)))
     for _, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):

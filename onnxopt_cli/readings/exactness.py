@@ -25,6 +25,18 @@ def is_unrounded(operands: Sequence[Bounded], result: Bounded) -> Any:
     return exact & normal & is_held(result.value, result.precision)
 
 
+def rounding(operand: Bounded, precision: Precision) -> Any:
+    """Return the error of rounding to a type, which what it can hold does not have.
+
+    Infinity and NaN are among it.
+    """
+    error = precision.unit_roundoff * operand.magnitude
+    if not (error < np.inf).all():
+        error = np.where(error < np.inf, error, 0.0)
+    exact = operand.error == 0
+    return np.where(exact & is_held(operand.value, precision), 0.0, error) if exact.any() else error
+
+
 def is_held(value: Any, precision: Precision) -> Any:
     """Tell where a type can hold a value, which no type is known to be able to."""
     if precision.dtype is None:

@@ -17,6 +17,7 @@ from onnx import helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
+from onnxopt_cli.readings.arithmetic import scalar_dtype
 from onnxopt_cli.readings.evaluate import rounded
 from onnxopt_cli.readings.graph_tensors import GraphTensor
 from onnxopt_cli.readings.lower_call import lower_call
@@ -45,7 +46,7 @@ def computed_by_onnxruntime(call: Call[Array]) -> list[Array]:
 def computed_by_torch(call: Call[Array]) -> list[Array]:
     """Compute a node on PyTorch's tensors, whose types combine as PyTorch combines them."""
     torch = import_module("torch")
-    rate = next(scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
+    rate = scalar_dtype(call)
     results = call.apply(
         lambda scalar: _TorchOperand(torch.tensor(scalar.reshape(()).astype(rate))),
         lambda tensor: _TorchOperand(torch.tensor(tensor)),
@@ -82,6 +83,8 @@ def _declared(tensor: GraphTensor) -> onnx.ValueInfoProto:
 def _session(model: bytes) -> Any:
     onnxruntime: Any = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
+    # Its optimizer drops a product with a double that float32 takes for 1, such as 1 - 1e-8.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

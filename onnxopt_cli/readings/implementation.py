@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
@@ -83,6 +84,7 @@ def both(first: Implementation, second: Implementation) -> Implementation | None
     if first.compute is not evaluate and second.compute is not evaluate:
         return None
 
+    @cache
     def change(formula: Formula) -> Formula:
         try:
             return second.change(first.change(formula))

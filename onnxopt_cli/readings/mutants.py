@@ -166,6 +166,8 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
             for name in _FUNCTIONS:
                 other = ast.Attribute(ast.Name("np", ast.Load()), name, ast.Load())
                 yield f"{function} became np.{name}.", ast.Call(other, [argument], [])
+        case [argument, _]:
+            yield f"{function} was dropped.", argument
         case [condition, first, second]:
             yield "The first branch is always taken.", first
             yield "The second branch is always taken.", second

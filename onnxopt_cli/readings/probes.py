@@ -16,7 +16,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.attributes import complete_attributes
 from onnxopt_cli.operators.call import Call, bind
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 from onnxopt_cli.readings.domain import nonnegative_tensors, undefined_at
 from onnxopt_cli.readings.evaluate import evaluate
 
@@ -29,7 +29,7 @@ _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 Shape = tuple[int, ...]
 #: Shapes of the first tensor and of the others, for each group.
 Layout = tuple[tuple[Shape, Shape], ...]
-Numbers = dict[str, float | str]
+Numbers = dict[str, AttributeValue]
 
 _LAYOUTS: tuple[Layout, ...] = (
     (((2, 3), (2, 3)),) * 3,
@@ -43,6 +43,7 @@ _LAYOUTS: tuple[Layout, ...] = (
     (((2, 3), ()),),
 )
 _LARGE: Layout = (((70_001,), (70_001,)),)
+_ODD: Layout = (((21,), (21,)),)
 _PAIR: Layout = (((3,), (3,)),) * 2
 
 
@@ -69,6 +70,7 @@ def probes(operator: Operator) -> tuple[Probe, ...]:
     draw = _Draw(operator)
     dense = [_probe(call, dense=True) for call in draw.dense()]
     small = [_probe(call, dense=False) for call in draw.structures()]
+    small += [_probe(call, dense=False) for call in draw.limits()]
     small += [_probe(call, dense=False, finite=False) for call in draw.not_finite()]
     return (*dense[:1], *small, *dense[1:])
 
@@ -87,11 +89,13 @@ class _Draw:
         self._random = np.random.RandomState(1)
         self._numeric = [item.name for item in operator.attributes if not item.choices]
         self._choices = {item.name: item.choices for item in operator.attributes if item.choices}
+        self._limits = {item.name: item.limits for item in operator.attributes if item.limits}
+        self._each = [item.name for item in operator.attributes if item.each]
         self._magnitudes = nonnegative_tensors(operator)
 
     def dense(self) -> Iterator[Call[Array]]:
         layout: Layout = (((_ELEMENTS,), (_ELEMENTS,)),)
-        for given, count in product(self._settings(), _COUNTS):
+        for given, count in product(self._settings(), _COUNTS if self._operator.counts else (0,)):
             yield self._call(layout, count=count, given=given)
 
     def structures(self) -> Iterator[Call[Array]]:
@@ -102,14 +106,22 @@ class _Draw:
             yield self._call(_PAIR, types=(first, others), rate=rate)
         for rank, shape in product((1, 2), ((), (3,))):
             yield self._call(((shape, shape),), rank=rank)
-        for count in (-1, 0, 1):
+        for count in (-1, 0, 1) if self._operator.counts else ():
             yield self._call(_PAIR, count=count)
-        for count, name in product(_LARGE_COUNTS, self._numeric):
+        for count, name in product(_LARGE_COUNTS if self._operator.counts else (), self._numeric):
             yield self._call(_PAIR, count=count, given=self._attributes() | {name: _BELOW_ONE})
         for scale in (1e-25, 1e6, 1e18):
             yield self._call(_PAIR, types=("float32", "float32"), scale=scale)
         for dtype in types:
             yield self._call(_LARGE, types=(dtype, dtype))
+
+    def limits(self) -> Iterator[Call[Array]]:
+        for name in self._each:
+            apart = [*self._limits[name], sum(self._limits[name]) / 2]
+            yield self._call(_LAYOUTS[0], given=self._attributes() | {name: tuple(apart)})
+        for name, limits in self._limits.items():
+            for value in (*limits, sum(limits) / 2):
+                yield self._call(_ODD, given=self._attributes() | {name: value})
 
     def not_finite(self) -> Iterator[Call[Array]]:
         for name, value in product(self._operator.tensors, (np.nan, np.inf, -np.inf)):
@@ -170,6 +182,8 @@ class _Draw:
             yield {name: drawn[name] for name in drawn if name in required}
             for name in self._numeric:
                 yield self._attributes() | fixed | {name: 0.0}
+                for limit in self._limits.get(name, ()):
+                    yield self._attributes() | fixed | {name: limit}
                 if not undefined_at(self._operator, {name: 1.5}):
                     yield self._attributes() | fixed | {name: 1.5}
 
@@ -178,7 +192,8 @@ class _Draw:
             name: choices[self._random.randint(len(choices))]
             for name, choices in self._choices.items()
         }
-        return chosen | {name: self._fraction() for name in self._numeric}
+        return chosen | {name: self._fraction(name) for name in self._numeric}
 
-    def _fraction(self) -> float:
-        return float(self._random.randint(5, 95) / 100)
+    def _fraction(self, name: str) -> float:
+        least, largest = self._limits.get(name, (0.0, 1.0))
+        return least + (largest - least) * float(self._random.randint(5, 95) / 100)

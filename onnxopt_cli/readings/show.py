@@ -21,5 +21,25 @@ def formula_text(operator: Operator) -> str:
 
 
 def formula_description(operator: Operator) -> str:
-    """Return the docstring of an operator's formula."""
-    return inspect.getdoc(operator.formula) or ""
+    """Return the docstring of an operator's formula, each paragraph and item in one line."""
+    lines: list[str] = []
+    literal = False
+    start = ""
+    for line in (inspect.getdoc(operator.formula) or "").splitlines():
+        # What follows two colons stands as it is, until the indentation ends.
+        literal = line.startswith(" ") or not line if literal else start.endswith("::")
+        if literal or not line or not start or _begins(line, start):
+            lines.append(line)
+            start = line
+        else:
+            lines[-1] += f" {line.strip()}"
+            start = start if start.startswith((" ", "-")) else lines[-1]
+    return "\n".join(lines)
+
+
+def _begins(line: str, start: str) -> bool:
+    """Tell whether a line begins an item of its own, and does not continue the one before."""
+    indent, other = (len(text) - len(text.lstrip()) for text in (line, start))
+    heading = re.fullmatch(r"\w+:", start) is not None
+    entry = indent == other and re.match(r"\s+[\w, ]+: ", line) is not None
+    return heading or entry or indent < other or line.startswith("- ")

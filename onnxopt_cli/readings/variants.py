@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
@@ -17,6 +18,11 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.rewrite import Formula, rewrite
 from onnxopt_cli.readings.arithmetic import (
     Arithmetic,
+    added_by_size,
+    added_in_double,
+    added_in_lanes,
+    added_in_order,
+    added_in_reverse,
     computed,
     flushed,
     power_rounded_once,
@@ -24,6 +30,7 @@ from onnxopt_cli.readings.arithmetic import (
     root_by_newton,
     root_by_reciprocal,
 )
+from onnxopt_cli.readings.domain import is_elementwise
 from onnxopt_cli.readings.evaluate import evaluate, rounded
 from onnxopt_cli.readings.foreign_arithmetic import computed_by_onnxruntime, computed_by_torch
 from onnxopt_cli.readings.implementation import Compute, Implementation
@@ -41,10 +48,19 @@ def variants(operator: Operator) -> tuple[Implementation, ...]:
 
 def _variants(operator: Operator) -> Iterator[Implementation]:
     for name, (about, compute) in _ARITHMETICS.items():
+        if compute is _BLOCKS and not is_elementwise(operator):
+            continue
         yield Implementation(name, about, compute=compute)
     for package, (name, about, compute) in _FOREIGN.items():
         if find_spec(package):
             yield Implementation(name, about, compute=compute)
+    if "sum" in operator.formula.__code__.co_names:
+        for name, add_up in _SUMS.items():
+            yield Implementation(
+                name,
+                inspect.getdoc(add_up) or "",
+                compute=computed(Arithmetic(add_up=add_up)),
+            )
     for form in operator.forms:
         for name, compute in _ARITHMETICS_OF_FORMS.items():
             replaced = "; ".join(f"{new} for {old}" for old, new in form.replace.items())
@@ -82,7 +98,13 @@ def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Co
         scalars = tuple(
             scalar.astype(dtype) if scalar.dtype.kind == "f" else scalar for scalar in call.scalars
         )
-        return compute(replace(call, scalars=scalars))
+        places = call.operator.places(len(call.groups))
+        return [
+            output.astype(call.inputs[like].dtype)
+            for output, (like, _) in zip(
+                compute(replace(call, scalars=scalars)), places, strict=True
+            )
+        ]
 
     return _group_by_group(convert_and_compute)
 
@@ -123,6 +145,15 @@ _OWN_TYPES = computed(Arithmetic())
 _RECIPROCAL = computed(Arithmetic({np.divide: reciprocal_quotient}))
 _FUSED = computed(Arithmetic(fused=True))
 _BLOCK = 1000
+_BLOCKS = _group_by_group(_by_blocks)
+
+_SUMS: Mapping[str, Callable[[Any], Any]] = {
+    "added in order": added_in_order,
+    "added in reverse": added_in_reverse,
+    "added by rising magnitude": added_by_size,
+    "added in eight lanes": added_in_lanes,
+    "added in double": added_in_double,
+}
 
 _ARITHMETICS: dict[str, tuple[str, Compute]] = {
     "in the inputs' types": (
@@ -143,7 +174,7 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
     ),
     "in double": ("Rounds to the outputs' types at the end.", _all_in(np.float64)),
     "in the widest type": ("Rounds to the outputs' types at the end.", evaluate),
-    "in blocks": ("Computes a thousand elements at a time.", _group_by_group(_by_blocks)),
+    "in blocks": ("Computes a thousand elements at a time.", _BLOCKS),
     "reciprocals": (
         "Multiplies by rounded reciprocals instead of dividing.",
         _RECIPROCAL,

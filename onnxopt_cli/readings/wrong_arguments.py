@@ -92,7 +92,14 @@ def _wrong_attribute(operator: Operator, attribute: Attribute) -> Iterator[Imple
     about = "Before anything is computed."
     yield _given(operator, f"{name} negated", about, name, np.negative)
     yield _given(operator, f"{name} squared", about, name, np.square)
-    yield _given(operator, f"1 - {name} for {name}", about, name, lambda given: 1 - given)
+    whole = sum(attribute.limits or (0.0, 1.0))
+    yield _given(
+        operator,
+        f"{whole:g} - {name} for {name}",
+        about,
+        name,
+        lambda given: given.dtype.type(whole) - given,
+    )
     if attribute.default is not None:
         yield _given(
             operator,

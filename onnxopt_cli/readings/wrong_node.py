@@ -35,7 +35,7 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     yield Implementation(
         "inputs of several tensors interleaved",
         f"They are taken in the order {names}.",
-        compute=_regrouped(_interleaved),
+        compute=regrouped(_interleaved),
     )
     names = ", ".join(f"{name}{group}" for group in (1, 2) for name in operator.outputs)
     yield Implementation(
@@ -72,12 +72,12 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
         yield Implementation(
             f"{name} of the first tensor used for all",
             f"Each tensor has its own {first}.",
-            compute=_regrouped(_first_used_for_all(position)),
+            compute=regrouped(_first_used_for_all(position)),
         )
         yield Implementation(
             f"{name} of several tensors in reverse order",
             f"The last {name} belongs to the first {first}.",
-            compute=_regrouped(_reversed_at(position)),
+            compute=regrouped(_reversed_at(position)),
         )
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
@@ -138,7 +138,7 @@ def _wrong_broadcasts() -> Iterator[Implementation]:
         yield Implementation(
             name,
             "Operands of the optimized tensor's own shape are read right.",
-            compute=_regrouped(_filled(fill)),
+            compute=regrouped(_filled(fill)),
         )
 
 
@@ -160,7 +160,8 @@ def _wrong_loops() -> Iterator[Implementation]:
         )
 
 
-def _regrouped(change: Callable[[Groups], Groups]) -> Compute:
+def regrouped(change: Callable[[Groups], Groups]) -> Compute:
+    """Compute the formula on other groups."""
     return lambda call: evaluate(replace(call, groups=change(call.groups)))
 
 
@@ -276,18 +277,18 @@ def _enlarged(position: int) -> Compute:
 
 def _own_shapes(call: Call[Array]) -> list[Array]:
     outputs = evaluate(call)
-    sources = [source for source, _ in _sources(call)]
     return [
         output.ravel()[: source.size].reshape(source.shape)
-        for output, source in zip(outputs, sources, strict=True)
+        for output, (source, _) in zip(outputs, sources(call), strict=True)
     ]
 
 
 def _olds(call: Call[Array]) -> list[Array]:
     """Return the tensor that each output replaces, in the output's shape."""
-    return [np.broadcast_to(source, first.shape) for source, first in _sources(call)]
+    return [np.broadcast_to(source, first.shape) for source, first in sources(call)]
 
 
-def _sources(call: Call[Array]) -> list[tuple[Array, Any]]:
+def sources(call: Call[Array]) -> list[tuple[Array, Any]]:
+    """Return for each output the inputs that have its element type and its shape."""
     inputs = call.inputs
     return [(inputs[like], inputs[base]) for like, base in call.operator.places(len(call.groups))]

@@ -93,12 +93,13 @@ def _wrong_result_types(operator: Operator) -> Iterator[Implementation]:
         "One tensor keeps its type.",
         compute=_several_in_float32,
     )
-    first = next(iter(operator.outputs))
-    yield Implementation(
-        f"{first} comes back in double for T > 0",
-        "An integer in a formula makes its result double.",
-        compute=_first_in_double,
-    )
+    if operator.counts:
+        first = next(iter(operator.outputs))
+        yield Implementation(
+            f"{first} comes back in double for T > 0",
+            "An integer in a formula makes its result double.",
+            compute=_first_in_double,
+        )
     yield Implementation(
         f"all tensors rounded to the type of {operator.tensors[0]}",
         "Before anything is computed, in a node with types of both kinds.",

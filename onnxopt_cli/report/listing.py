@@ -67,14 +67,21 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     yield _heading("Outputs")
     table = _table()
     for name, like in operator.outputs.items():
-        stem, _, suffix = name.partition("_")
+        if operator.carries(name):
+            table.add_row(name, f"as {like}, one for all")
+            continue
+        stem, bar, suffix = name.partition("_")
         shape = f"as {like}, of {operator.tensors[0]}'s shape"
-        table.add_row(f"{stem}1_{suffix} .. {stem}n_{suffix}", shape)
+        table.add_row(f"{stem}1{bar}{suffix} .. {stem}n{bar}{suffix}", shape)
     yield table
     yield _heading("Attributes")
     table = _table()
     for attribute in operator.attributes:
         kind = " or ".join(attribute.choices) or "float"
+        if attribute.each:
+            kind = "floats, one for all or one for each"
+        if attribute.limits:
+            kind += f", {attribute.limits[0]:g} to {attribute.limits[1]:g}"
         default = "required" if attribute.default is None else f"default {attribute.default!r}"
         table.add_row(attribute.name, kind, default)
     yield table

@@ -1,0 +1,117 @@
+"""AdmmGradient, version 1 of onnxopt.pruning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np  # noqa: F401 - the deviations use it
+
+from onnxopt_cli.operators.deviation import Deviation
+from onnxopt_cli.operators.forms import Form
+from onnxopt_cli.operators.operator import Attribute, Operator
+
+
+def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
+    """Add the gradient of the ADMM penalty to a layer's gradient.
+
+    The gradient of (rho / 2) * ||W - Z + U||^2 with respect to W (Boyd et al. 2011, section 3.1.1),
+    for training in which the loss's gradient is computed without the penalty::
+
+        G_new = G + rho * (W - Z + U)
+
+    Each layer is computed on its own, element by element.
+
+    - Element types: G_new has G's, whatever those of W, Z and U are.
+    - NaN in any input makes the element NaN; infinities do what IEEE arithmetic makes of them.
+    - An empty layer stays empty; a layer of one element is no special case.
+
+    Args:
+        G: gradient of the loss with respect to the layer's weights.
+        W: the weights; broadcasts to G's shape.
+        Z: the pruned weights; broadcasts to G's shape.
+        U: the scaled dual variable; broadcasts to G's shape.
+        rho: weight of the penalty; any number.
+
+    Returns:
+        The new gradient, of G's shape.
+    """
+    return (G + rho * (W - Z + U),)
+
+
+_RESIDUAL = "W - Z + U"
+_PENALTY = f"rho * ({_RESIDUAL})"
+
+DEVIATIONS = (
+    Deviation(
+        "gradient of the norm not squared",
+        "The residual is divided by twice its length, as automatic differentiation does of a "
+        "penalty whose norm is not squared.",
+        (
+            "the published code of the ADMM pruning article that gives the formula",
+            "bzantium/pytorch-admm-pruning",
+        ),
+        replace={
+            _PENALTY: f"rho / 2 * ({_RESIDUAL})"
+            f" / np.maximum(np.sqrt(np.sum(({_RESIDUAL}) * ({_RESIDUAL}))), 1e-300)"
+        },
+    ),
+    Deviation(
+        "rho halved",
+        "The half of the penalty stays in its gradient.",
+        replace={_PENALTY: f"rho / 2 * ({_RESIDUAL})"},
+    ),
+    Deviation(
+        "rho doubled",
+        "The gradient of rho * ||W - Z + U||^2.",
+        replace={_PENALTY: f"2 * rho * ({_RESIDUAL})"},
+    ),
+    Deviation(
+        "rho left out", "The residual is added as it is.", replace={_PENALTY: f"({_RESIDUAL})"}
+    ),
+    Deviation(
+        "U subtracted",
+        "The dual variable has the other sign.",
+        replace={_RESIDUAL: "W - Z - U"},
+    ),
+    Deviation("U left out", "The dual variable does not enter.", replace={_RESIDUAL: "W - Z"}),
+    Deviation(
+        "U not scaled",
+        "The dual variable is taken for the multiplier itself.",
+        replace={_PENALTY: "(rho * (W - Z) + U)"},
+    ),
+    Deviation(
+        "Z left out",
+        "The weights are drawn to zero instead of to the pruned ones.",
+        replace={_RESIDUAL: "W + U"},
+    ),
+    Deviation(
+        "gradient subtracted",
+        "The penalty is climbed instead of descended.",
+        replace={f"G + {_PENALTY}": f"G - {_PENALTY}"},
+    ),
+    Deviation(
+        "sign of the residual",
+        "The gradient of a sum of magnitudes.",
+        replace={_RESIDUAL: f"np.sign({_RESIDUAL})"},
+    ),
+    Deviation(
+        "averaged over the elements",
+        "The penalty is taken for a mean of squares.",
+        replace={_PENALTY: f"{_PENALTY} / np.maximum(np.size(G), 1)"},
+    ),
+)
+
+ADMM_GRADIENT = Operator(
+    name="AdmmGradient",
+    domain="onnxopt.pruning",
+    version=1,
+    formula=admm_gradient,
+    scalars=(),
+    tensors=("G", "W", "Z", "U"),
+    outputs={"G_new": "G"},
+    attributes=(Attribute("rho"),),
+    about="A gradient plus that of the ADMM penalty.",
+    source="Boyd et al. 2011, Distributed Optimization and Statistical Learning via ADMM",
+    deviations=DEVIATIONS,
+    forms=(Form("penalty first", {f"G + {_PENALTY}": f"{_PENALTY} + G"}),),
+)

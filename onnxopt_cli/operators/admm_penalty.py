@@ -1,0 +1,143 @@
+"""AdmmPenalty, version 1 of onnxopt.pruning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.operators.deviation import Deviation
+from onnxopt_cli.operators.forms import Form
+from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
+
+
+def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
+    """The loss of ADMM training: what is to be minimised, plus the distance from what was pruned.
+
+    Scaled form of the augmented Lagrangian (Boyd et al. 2011, section 3.1.1). The node adds the
+    penalties of all layers to one loss, in their order::
+
+        loss_new = loss + sum over the layers of (rho / 2) * ||W - Z + U||^2
+
+    where ||.||^2 is the sum of the squares of all elements.
+
+    - Element types: loss_new has the loss's, whatever the layers' are; layers may differ.
+    - Order of summation: free.
+    - NaN in any input, or infinities of both signs that meet, make loss_new NaN.
+    - An empty layer adds nothing; a layer of one element adds (rho / 2) * (W - Z + U)^2.
+    - rho may be any number; 0 leaves the loss as it is, unless a layer is infinite or NaN.
+
+    Args:
+        loss: of one element, of any rank.
+        W: a layer's weights.
+        Z: the pruned weights; broadcasts to W's shape.
+        U: the scaled dual variable; broadcasts to W's shape.
+        rho: weight of the penalty.
+
+    Returns:
+        The new loss, of the loss's shape.
+    """
+    # Distance from the pruned weights, moved by the dual variable.
+    residual = W - Z + U
+    return (loss + rho / 2 * np.sum(residual * residual),)
+
+
+_SQUARED = "np.sum(residual * residual)"
+_RESIDUAL = "W - Z + U"
+_SCALED = f"rho / 2 * {_SQUARED}"
+
+DEVIATIONS = (
+    Deviation(
+        "norm not squared",
+        "The norm takes the place of its square.",
+        (
+            "the published code of the ADMM pruning article that gives the formula",
+            "bzantium/pytorch-admm-pruning",
+        ),
+        replace={_SQUARED: f"np.sqrt({_SQUARED})"},
+    ),
+    Deviation(
+        "rho under the norm",
+        "The residual is scaled by the root of rho / 2, and its norm is not squared.",
+        replace={_SCALED: f"np.sqrt({_SCALED})"},
+    ),
+    Deviation(
+        "rho without the half",
+        "The penalty is twice as large.",
+        replace={"rho / 2": "rho"},
+    ),
+    Deviation(
+        "magnitudes summed",
+        "The sum of the magnitudes takes the place of that of the squares.",
+        replace={_SQUARED: "np.sum(np.abs(residual))"},
+    ),
+    Deviation(
+        "mean of the squares",
+        "The sum is divided by the number of elements.",
+        replace={_SQUARED: "np.mean(residual * residual)"},
+    ),
+    Deviation(
+        "square of the sum",
+        "The elements are added before they are squared.",
+        replace={_SQUARED: "np.sum(residual) ** 2"},
+    ),
+    Deviation(
+        "largest square",
+        "The largest element alone counts.",
+        replace={_SQUARED: "np.max(residual * residual, initial=0)"},
+    ),
+    Deviation(
+        "U subtracted",
+        "The dual variable has the other sign.",
+        replace={_RESIDUAL: "W - Z - U"},
+    ),
+    Deviation(
+        "U left out",
+        "The penalty of the method of multipliers without its dual variable.",
+        replace={_RESIDUAL: "W - Z"},
+    ),
+    Deviation(
+        "Z left out",
+        "The weights decay towards zero instead of towards the pruned ones.",
+        replace={_RESIDUAL: "W + U"},
+    ),
+    Deviation(
+        "loss left out",
+        "Only the penalty is returned.",
+        replace={f"loss + {_SCALED}": _SCALED},
+    ),
+    Deviation(
+        "loss scaled, too",
+        "rho / 2 multiplies the sum of loss and squares.",
+        replace={f"loss + {_SCALED}": f"rho / 2 * (loss + {_SQUARED})"},
+    ),
+    Deviation(
+        "unscaled dual variable",
+        "U is taken for the multiplier itself, which enters as a product.",
+        replace={_SCALED: "rho / 2 * np.sum((W - Z) * (W - Z)) + np.sum(U * (W - Z))"},
+    ),
+    Deviation(
+        "squared dual variable subtracted",
+        "The constant of the unscaled form is kept, which moves the loss but not its gradient.",
+        replace={_SCALED: f"{_SCALED} - rho / 2 * np.sum(U * U)"},
+    ),
+)
+
+ADMM_PENALTY = Operator(
+    name="AdmmPenalty",
+    domain="onnxopt.pruning",
+    version=1,
+    formula=admm_penalty,
+    scalars=(Scalar("loss", FLOATS),),
+    tensors=("W", "Z", "U"),
+    outputs={"loss_new": "loss"},
+    attributes=(Attribute("rho"),),
+    about="A loss plus the ADMM penalty of every layer's distance from its pruned weights.",
+    source="Boyd et al. 2011, Distributed Optimization and Statistical Learning via ADMM",
+    deviations=DEVIATIONS,
+    forms=(
+        Form("half at the end", {_SCALED: f"rho * ({_SQUARED} / 2)"}),
+        Form("weight on every square", {_SCALED: "np.sum(rho / 2 * (residual * residual))"}),
+        Form("squares by a power", {"residual * residual": "residual**2"}),
+    ),
+)

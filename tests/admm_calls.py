@@ -1,0 +1,74 @@
+"""Nodes of the ADMM operators, from plain numbers or drawn from all over their inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from onnxopt_cli.operators import OPERATORS, operator_named
+from onnxopt_cli.operators.attributes import complete_attributes
+from onnxopt_cli.operators.call import bind
+from onnxopt_cli.operators.operator import FLOATS
+from onnxopt_cli.readings.deviate import deviations
+
+PRUNING = tuple(operator for operator in OPERATORS if operator.domain == "onnxopt.pruning")
+
+
+def call_of(name, *inputs, dtype="float32", **attributes):
+    """Bind a node; whatever is no array yet becomes one of the given type."""
+    operator = operator_named(name)
+    arrays = [
+        value if isinstance(value, np.ndarray) else np.array(value, dtype) for value in inputs
+    ]
+    return bind(operator, arrays, complete_attributes(operator, attributes))
+
+
+def deviating(call, name):
+    """Return what a named deviation yields for a node."""
+    return next(it for it in deviations(call.operator) if it.name == name).run(call)
+
+
+@st.composite
+def calls(draw, operator, *, special=False, dtypes=FLOATS):
+    """Draw a node of one to three layers, with ties and whole ranks among them."""
+    groups = draw(st.integers(1, 3))
+    attributes = {}
+    for attribute in operator.attributes:
+        if attribute.each:
+            count = draw(st.sampled_from([1, groups]))
+            percents = st.sampled_from([0, 25, 50, 60, 75, 80, 100]) | st.floats(0, 100, width=32)
+            attributes[attribute.name] = [draw(percents) for _ in range(count)]
+        else:
+            attributes[attribute.name] = draw(st.sampled_from([0, 0.5, 0.01, -1.3, 100]))
+    shapes = [
+        draw(st.sampled_from([(), (1,), (5,), (2, 3), (0,), (9,), (64,), (2, 0), (300,)]))
+        for _ in range(groups)
+    ]
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    inputs = [
+        np.asarray(draw(st.sampled_from([0.0, 1.5, -0.7])), draw(st.sampled_from(dtypes)))
+        for _ in operator.scalars
+    ]
+    for position, _ in enumerate(operator.tensors):
+        for shape in shapes:
+            own = shape
+            if position and shape and draw(st.booleans()):
+                own = (1,) * len(shape)
+            inputs.append(
+                draw(_tensors(random, own, special)).astype(draw(st.sampled_from(dtypes)))
+            )
+    return bind(operator, inputs, complete_attributes(operator, attributes))
+
+
+@st.composite
+def _tensors(draw, random, shape, special):
+    values = random.normal(size=shape) * 10.0 ** draw(st.sampled_from([0, 0, -3, 4]))
+    kind = draw(st.sampled_from(["plain", "plain", "ties", "zeros"]))
+    if kind == "ties":
+        values = np.round(values * 4) / 4
+    if kind == "zeros":
+        values = values * 0
+    values = np.asarray(values)
+    if special and values.size and draw(st.booleans()):
+        values.flat[random.integers(values.size)] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    return values

@@ -1,0 +1,262 @@
+"""The ADMM operators, held to hand-computed numbers, NumPy's percentile and PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from admm_calls import PRUNING, call_of, calls, deviating
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.operators import operator_named
+from onnxopt_cli.operators.percentile import percentile
+from onnxopt_cli.readings.deviate import deviations
+from onnxopt_cli.readings.evaluate import evaluate
+
+UPDATE, PRUNE = operator_named("AdmmUpdate"), operator_named("MagnitudePrune")
+unhurried = settings(deadline=None)
+
+
+def pruned(W, percent):
+    """Return the pruned weights and the mask of one layer as lists."""
+    return [output.tolist() for output in evaluate(call_of("MagnitudePrune", W, percent=percent))]
+
+
+def updated(W, U, percent):
+    zero = np.zeros(len(W), np.float32)
+    return [
+        output.tolist() for output in evaluate(call_of("AdmmUpdate", W, zero, U, percent=percent))
+    ]
+
+
+def test_the_penalty_is_half_rho_times_the_squared_norm():
+    call = call_of("AdmmPenalty", 0.0, [3, 4], [0, 0], [0, 0], rho=0.01)
+    assert evaluate(call)[0] == pytest.approx(0.125)
+    assert deviating(call, "norm not squared")[0] == pytest.approx(0.025)
+
+
+def test_the_gradient_is_rho_times_the_residual():
+    call = call_of("AdmmGradient", [0, 0], [3, 4], [0, 0], [0, 0], rho=0.01)
+    assert evaluate(call)[0] == pytest.approx([0.03, 0.04])
+    wrong = deviating(call, "gradient of the norm not squared")[0]
+    assert wrong == pytest.approx([0.003, 0.004])
+
+
+def test_the_penalties_of_all_layers_are_added_to_one_loss():
+    layers = [[1, 2], [3.0], [], [0, 0], [1.0], [], [0, 0], [-1.0], []]
+    (loss,) = evaluate(call_of("AdmmPenalty", np.float64([[10]]), *layers, rho=2))
+    # The residuals are 1, 2; 1; and none.
+    assert loss == 16
+    assert loss.dtype == np.float64
+    assert loss.shape == (1, 1)
+
+
+@unhurried
+@given(st.integers(1, 200), st.floats(0, 100, width=32), st.integers(0, 2**32))
+def test_without_ties_as_many_become_zero_as_the_rank_says(size, percent, seed):
+    W = np.random.default_rng(seed).permutation(size) - size / 2 + 0.25
+    W_new, mask = evaluate(call_of("MagnitudePrune", W.astype(np.float64), percent=percent))
+    # Not what rounding decides: ranks that are whole but for their last bits.
+    rank = (size - 1) * np.longdouble(percent) / 100
+    if abs(rank - np.rint(rank)) > 1e-12 or percent in (0, 100):
+        assert np.count_nonzero(W_new == 0) == math.ceil(rank)
+    assert np.array_equal(W_new, W * mask)
+
+
+@unhurried
+@given(st.data())
+def test_pruning_is_what_numpy_s_percentile_says(data):
+    call = data.draw(calls(PRUNE, dtypes=("float64",)))
+    percents = call.attributes["percent"] * len(call.groups)
+    outputs = evaluate(call)
+    for index, (W,) in enumerate(call.groups):
+        expected = np.where(np.abs(W) < _numpy_percentile(np.abs(W), percents[index]), 0, W)
+        differs = outputs[index] != expected
+        # NumPy's rank is a double's; rounding may decide for what is as near to the threshold.
+        threshold = _numpy_percentile(np.abs(W), percents[index])
+        assert np.all(np.abs(np.abs(W[differs]) - threshold) <= 1e-13 * threshold)
+
+
+@unhurried
+@given(st.data())
+def test_an_update_is_what_the_published_code_computes(data):
+    call = data.draw(calls(UPDATE, dtypes=("float64",)))
+    percents = call.attributes["percent"] * len(call.groups)
+    outputs, count = evaluate(call), len(call.groups)
+    for index, (W, _, U) in enumerate(call.groups):
+        z = np.asarray(W + U)
+        threshold = _numpy_percentile(np.abs(z), percents[index])
+        near = np.abs(np.abs(z) - threshold) <= 1e-13 * threshold
+        z[np.abs(z) < threshold] = 0
+        Z_new, U_new = outputs[index], outputs[count + index]
+        assert np.array_equal(Z_new[~near], z[~near])
+        scale = np.max(np.abs(W), initial=0) + np.max(np.abs(U), initial=0)
+        assert np.allclose(U_new[~near], (U + W - z)[~near], rtol=0, atol=1e-14 * scale)
+
+
+@unhurried
+@given(st.data())
+def test_projection_is_idempotent_and_percent_0_zeroes_nothing(data):
+    call = data.draw(calls(UPDATE, dtypes=("float64",)))
+    zeros = [np.zeros_like(W) for W, _, _ in call.groups]
+    percent = list(call.attributes["percent"])
+    projected = evaluate(call)[: len(zeros)]
+    again = evaluate(call_of("AdmmUpdate", *projected, *zeros, *zeros, percent=percent))
+    for first, second in zip(projected, again, strict=False):
+        assert np.array_equal(first, second)
+    everything = evaluate(call_of("AdmmUpdate", *projected, *zeros, *zeros, percent=0))
+    for first, second in zip(projected, everything, strict=False):
+        assert np.array_equal(first, second)
+
+
+def test_an_element_at_a_whole_rank_stays():
+    W = [1, 2, 3, 4, 5, 10]
+    assert pruned(W, 80)[0] == [0, 0, 0, 0, 5, 10]
+    call = call_of("MagnitudePrune", W, percent=80)
+    assert deviating(call, "threshold pruned, too")[0].tolist() == [0, 0, 0, 0, 0, 10]
+
+
+def test_ties_at_the_threshold_stay():
+    W = [1, 1, 1, 1, 2]
+    assert pruned(W, 60) == [W, [1] * 5]
+    call = call_of("MagnitudePrune", W, percent=60)
+    top_k = deviating(call, "exactly floor(n * percent / 100) pruned")
+    assert np.count_nonzero(top_k[0] == 0) == 3
+
+
+def test_a_threshold_of_zero_masks_nothing():
+    W = [0, 0, 0, 0, 2]
+    assert pruned(W, 60) == [W, [1] * 5]
+    call = call_of("MagnitudePrune", W, percent=60)
+    assert deviating(call, "mask of what is not zero")[1].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_percent_100_keeps_the_largest_magnitude():
+    assert pruned([1, -5, 3], 100) == [[0, -5, 0], [0, 1, 0]]
+
+
+def test_one_element_stays_and_no_element_is_no_error():
+    assert pruned([-3], 100) == [[-3], [1]]
+    assert pruned([], 50) == [[], []]
+    assert updated([], [], 50) == [[], []]
+
+
+def test_nan_in_a_layer_prunes_nothing_in_it():
+    W_new, mask = pruned([math.nan, 1, 2], 60)
+    assert W_new[1:] == [1, 2]
+    assert mask == [1, 1, 1]
+    call = call_of("MagnitudePrune", [math.nan, 1, 2], percent=60)
+    assert deviating(call, "mask of what reaches the threshold")[1].tolist() == [0, 0, 0]
+
+
+def test_infinite_elements_are_the_largest():
+    assert pruned([math.inf, 2, 1], 50) == [[math.inf, 2, 0], [1, 1, 0]]
+    assert pruned([math.inf, 2, 1], 60) == [[math.inf, 0, 0], [1, 0, 0]]
+    assert pruned([math.inf, -math.inf], 30) == [[math.inf, -math.inf], [1, 1]]
+
+
+def test_the_dual_variable_takes_up_what_the_new_z_lost():
+    Z_new, U_new = updated([1, -4, 2, 3], [0.5, 0, 0, 0], 50)
+    assert Z_new == [0, -4, 0, 3]
+    assert U_new == [1.5, 0, 2, 0]
+    call = call_of("AdmmUpdate", [1, -4], [7, 7], [0, 0], percent=100)
+    assert evaluate(call)[1].tolist() == [1, 0]
+    assert deviating(call, "U with the old Z")[1].tolist() == [-6, -11]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("percentile of signed values", [1, -6, 2, 0]),
+        ("percent taken as a fraction", [1, -6, 2, 0]),
+        ("percent multiplied by 100", [0, -6, 0, 0]),
+        ("threshold pruned, too", [0, -6, 2, 0]),
+        ("signed values compared", [0, 0, 2, 0]),
+        ("exactly floor(n * percent / 100) pruned", [0, -6, 2, 0]),
+    ],
+)
+def test_deviations_of_the_projection_prune_others(name, expected):
+    call = call_of("MagnitudePrune", [1, -6, 2, 0.5], percent=50)
+    assert evaluate(call)[0].tolist() == [0, -6, 2, 0]
+    assert deviating(call, name)[0].tolist() == expected
+
+
+def test_each_layer_has_its_own_threshold():
+    layers = [[1, 2, 3], [10, 20, 30]]
+    call = call_of("MagnitudePrune", *layers, percent=50)
+    assert [output.tolist() for output in evaluate(call)[:2]] == [[0, 2, 3], [0, 20, 30]]
+    together = deviating(call, "several tensors computed as one")
+    assert [output.tolist() for output in together[:2]] == [[0, 0, 0], [10, 20, 30]]
+
+
+def test_the_mask_is_that_of_w_and_not_of_w_plus_u():
+    W, U = np.float32([1, -4, 2]), np.float32([5, 3, 0])
+    mask, other = (
+        evaluate(call_of("MagnitudePrune", layer, percent=50))[1].tolist() for layer in (W, W + U)
+    )
+    assert mask == [0, 1, 1]
+    assert other == [1, 0, 1]
+
+
+def test_one_percent_stands_for_all_layers_or_one_for_each():
+    layers = [[1, 2, 3], [10, 20, 30]]
+    first = evaluate(call_of("MagnitudePrune", *layers, percent=[0, 100]))
+    assert [output.tolist() for output in first[:2]] == [[1, 2, 3], [0, 0, 30]]
+    with pytest.raises(NodeError, match="percent has 3 numbers; it takes one for all tensors, or"):
+        call_of("MagnitudePrune", *layers, percent=[1, 2, 3])
+
+
+@pytest.mark.parametrize("percent", [-0.5, 100.5, math.nan, math.inf])
+def test_percents_out_of_range_are_refused(percent):
+    with pytest.raises(NodeError, match="it must lie between 0 and 100"):
+        call_of("MagnitudePrune", [1, 2], percent=percent)
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
+    st.floats(0, 100),
+)
+def test_percentiles_of_finite_numbers_are_those_of_numpy(values, percent):
+    array = np.array(values)
+    assert percentile(array, percent) == pytest.approx(
+        np.percentile(array, percent), rel=1e-9, abs=1e-9
+    )
+
+
+def test_percentiles_beside_infinity_are_numbers_where_nothing_is_interpolated():
+    array = np.array([1, 2, math.inf])
+    assert percentile(array, 50) == 2
+    assert percentile(array, 100) == math.inf
+    assert percentile(array, 75) == math.inf
+    with pytest.raises(ValueError, match="from 0 to 100"):
+        percentile(array, 101)
+
+
+def test_what_the_published_code_does_wrong_has_a_name():
+    named = {item.name for operator in PRUNING for item in deviations(operator) if item.seen_in}
+    assert {"norm not squared", "gradient of the norm not squared"} <= named
+
+
+def test_torch_agrees_where_it_is_installed():
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(3)
+    W, Z, U = random.normal(size=(3, 101)).astype(np.float32)
+    total = torch.from_numpy(W) + torch.from_numpy(U)
+    threshold = torch.quantile(total.abs(), 0.5)
+    expected = torch.where(total.abs() < threshold, torch.zeros_like(total), total)
+    Z_new, _ = evaluate(call_of("AdmmUpdate", W, Z, U, percent=50))
+    assert np.array_equal(Z_new, expected.numpy())
+    weights = torch.from_numpy(W).requires_grad_()
+    penalty = 0.3 / 2 * ((weights - torch.from_numpy(Z) + torch.from_numpy(U)) ** 2).sum()
+    penalty.backward()
+    (loss,) = evaluate(call_of("AdmmPenalty", 0.0, W, Z, U, rho=0.3))
+    (G_new,) = evaluate(call_of("AdmmGradient", np.zeros_like(W), W, Z, U, rho=0.3))
+    assert loss == pytest.approx(penalty.item(), rel=1e-5)
+    assert np.allclose(G_new, weights.grad.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def _numpy_percentile(values, percent):
+    return np.percentile(values, percent) if values.size else math.nan
