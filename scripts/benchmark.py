@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 ONNXOPT = [PYTHON, "-m", "onnxopt_cli"]
+SLEEP = ["sleep"]
 
 RUNNER = """
 import sys
@@ -111,6 +112,11 @@ def main() -> int:
             Comparison("onnx-node, second time | from directories",
                        [*ONNXOPT, "run", "onnx-node", *on_runtime],
                        [*ONNXOPT, "run", str(nodes), *on_runtime], 1.1, 3),
+            # Seconds of a whole process on a machine like the one that the limits were set on.
+            Comparison("run conformance on numpy | 1 second",
+                       [*ONNXOPT, "run", "cases/conformance", "-q"], [*SLEEP, "1"], 1.5, 5),
+            Comparison("audit of all operators | 1 second",
+                       [*ONNXOPT, "audit", "cases/", "-j", "2"], [*SLEEP, "1"], 60.0, 1),
         ]  # fmt: skip
         ratios = [measure(comparison, environment) for comparison in comparisons]
     return int(any(r > it.limit for r, it in zip(ratios, comparisons, strict=True)))
