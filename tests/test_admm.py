@@ -36,6 +36,7 @@ def test_the_penalty_is_half_rho_times_the_squared_norm():
     call = call_of("AdmmPenalty", 0.0, [3, 4], [0, 0], [0, 0], rho=0.01)
     assert evaluate(call)[0] == pytest.approx(0.125)
     assert deviating(call, "norm not squared")[0] == pytest.approx(0.025)
+    assert deviating(call, "root of the norm")[0] == pytest.approx(0.005 * math.sqrt(5))
 
 
 def test_the_gradient_is_rho_times_the_residual():

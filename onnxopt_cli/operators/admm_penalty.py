@@ -57,6 +57,12 @@ DEVIATIONS = (
         replace={_SQUARED: f"np.sqrt({_SQUARED})"},
     ),
     Deviation(
+        "root of the norm",
+        "The root of the norm takes the place of its square.",
+        ("NNI 2.9",),
+        replace={_SQUARED: f"np.sqrt(np.sqrt({_SQUARED}))"},
+    ),
+    Deviation(
         "rho under the norm",
         "The residual is scaled by the root of rho / 2, and its norm is not squared.",
         replace={_SCALED: f"np.sqrt({_SCALED})"},
