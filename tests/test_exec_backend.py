@@ -346,10 +346,11 @@ def test_a_timeout_that_is_no_time_is_refused(seconds):
 
 
 def test_closing_ends_the_command_and_removes_the_folder(private_folders):
+    before = children()
     backend = resolve_backend(spec())
     backend.close()
     assert list(private_folders.iterdir()) == []
-    assert children() == []
+    assert children() <= before
 
 
 def test_a_command_that_ends_badly_is_told_of_when_it_is_closed():
@@ -359,9 +360,10 @@ def test_a_command_that_ends_badly_is_told_of_when_it_is_closed():
 
 def test_a_command_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.exec_process._GRACE", 0.2)
+    before = children()
     with pytest.raises(BackendHangs, match="was killed"):
         resolve_backend(spec("never-ends")).close()
-    assert children() == []
+    assert children() <= before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
@@ -385,5 +387,5 @@ def test_no_command_survives_whoever_started_it():
 
 
 def children():
-    """Process ids of our own children."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    """Process ids of our own children; earlier tests may have left some of multiprocessing's."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
