@@ -81,9 +81,7 @@ def reproduces(explanation: Explanation, result: Result, case: Case) -> bool:
     arrays = [value for value in result.returned if isinstance(value, np.ndarray)]
     failure = _Failure(result.case, call, bound(call), arrays)
     candidates = (*deviations(call.operator), *_pairs(call.operator))
-    return any(
-        _reproduces(it, failure) for it in candidates if it.name in explanation.deviations
-    )
+    return any(_reproduces(it, failure) for it in candidates if it.name in explanation.deviations)
 
 
 def _call(case: Case | None) -> Call[Array] | None:
