@@ -67,7 +67,7 @@ def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
     model = onnx.ModelProto(producer_name="me")
     frame = pack_order(Order(3, model, {"x": np.ones(2)}), model.SerializeToString())
     ((message, payload),) = travel(frame)
-    assert message.keys() == {"number", "model", "inputs", "collect"}
+    assert message.keys() == {"number", "model", "inputs", "collect", "keep"}
     order = read_order(message, payload)
     assert order.model == model
     assert order.inputs["x"].tolist() == [1, 1]
