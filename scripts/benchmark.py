@@ -117,6 +117,13 @@ def main() -> int:
                        [*ONNXOPT, "run", "cases/conformance", "-q"], [*SLEEP, "1"], 1.5, 5),
             Comparison("audit of all operators | 1 second",
                        [*ONNXOPT, "audit", "cases/", "-j", "2"], [*SLEEP, "1"], 60.0, 1),
+            # At least 200 and 100 examples a second, the start of the processes included.
+            Comparison("fuzz numpy with 2000 examples | 10 seconds",
+                       [*ONNXOPT, "fuzz", "-b", "numpy", "--examples", "2000",
+                        "-o", str(folder / "fuzz")], [*SLEEP, "10"], 1.0, 1),
+            Comparison("fuzz ONNX Runtime with 1000 examples | 10 seconds",
+                       [*ONNXOPT, "fuzz", "-b", "onnxruntime", "--examples", "1000",
+                        "--seed", "5", "-o", str(folder / "fuzz")], [*SLEEP, "10"], 1.0, 1),
         ]  # fmt: skip
         ratios = [measure(comparison, environment) for comparison in comparisons]
     return int(any(r > it.limit for r, it in zip(ratios, comparisons, strict=True)))

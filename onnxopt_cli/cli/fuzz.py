@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.operators.operator import Operator
 
 #: Tried where neither a number nor a time is given.
-_EXAMPLES = 1000
+_EXAMPLES = 2000
 
 
 @click.command("fuzz")
@@ -102,7 +102,8 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
         with display:
             try:
                 for finding in search.run():
-                    said = headline(finding.result)
+                    broken = finding.trial.example.breach
+                    said = ": ".join(filter(None, (headline(finding.result), broken)))
                     display.found(finding, said, keep(finding, options["output"], said))
             except Interrupted:
                 pass

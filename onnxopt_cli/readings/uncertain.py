@@ -81,6 +81,11 @@ def _part(call: Call[Uncertain]) -> list[Uncertain]:
         lambda tensor, precision: tensor.operand(precision, Level.TENSOR),
     )
     return [
-        Uncertain(like.dtype, first.shape, bounded=either(bounded))
+        Uncertain(like.dtype, first.shape, bounded=_whole(either(bounded), first.shape))
         for bounded, like, first in results
     ]
+
+
+def _whole(bounded: Bounded, shape: tuple[int, ...]) -> Bounded:
+    """Return what a formula yields as a tensor: a mask may be integers, a constant one number."""
+    return replace(bounded, value=np.broadcast_to(np.asarray(bounded.value, WIDE), shape))

@@ -12,6 +12,8 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
+_TIMES = 3
+
 T = TypeVar("T")
 Inputs = dict[str, Array]
 Attributes = dict[str, AttributeValue]
@@ -33,22 +35,23 @@ class Breach:
 
 @cache
 def breaches(operator: Operator) -> tuple[Breach, ...]:
-    """Return the ways in which a node of the operator may break its signature."""
+    """Return the ways in which a node of the operator may break its signature.
+
+    The likeliest is there more than once: to take an unknown value for one of the known ones.
+    """
     found = [
         Breach(f"{item.name} has an unknown value", _attribute(item.name, "bogus"))
         for item in operator.attributes
         if item.choices
-    ]
+    ] * _TIMES
     found += [
         Breach(f"{item.name} is beyond its limits", _attribute(item.name, 2 * item.limits[1]))
         for item in operator.attributes
         if item.limits
     ]
-    found += [
-        Breach(f"{item.name} is left out", _without_attribute(item.name))
-        for item in operator.attributes
-        if item.required
-    ]
+    required = [item.name for item in operator.attributes if item.required]
+    # Who refuses to go without one of them refuses to go without another.
+    found += [Breach(f"{name} is left out", _without_attribute(name)) for name in required[:1]]
     found.append(Breach("an attribute is unknown", _attribute("bogus", 0.5)))
     if len(operator.tensors) > 1:
         last = operator.tensors[-1]

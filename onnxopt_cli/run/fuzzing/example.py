@@ -17,8 +17,12 @@ class Example(Protocol):
     """A model and its inputs."""
 
     @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the operators under test."""
+
+    @property
     def subject(self) -> str:
-        """The operator under test, or what stands for several."""
+        """The only operator, or what stands for several."""
 
     @property
     def breach(self) -> str:

@@ -59,14 +59,16 @@ class Findings:
 
     def kind(self, trial: Trial) -> Kind:
         """Say of what kind a failure is; wrong numbers are told apart by what explains them."""
-        subject, what = trial.example.subject, kind_of(trial)
+        example, what = trial.example, kind_of(trial)
+        known = [it for it in self.all.values() if it.kind.what == what]
+        if len(example.operators) > 1:
+            # What goes wrong with a node alone goes wrong with several, too.
+            for finding in known:
+                if finding.kind.subject in example.operators:
+                    return finding.kind
+        known = [it for it in known if it.kind.subject == example.subject]
         if what != VALUES:
-            return Kind(subject, what)
-        known = [
-            it
-            for it in self.all.values()
-            if it.kind == replace(it.kind, subject=subject, what=what)
-        ]
+            return Kind(example.subject, what)
         for finding in known:
             explanation = finding.explanation
             # What nothing explains may be anything, so that only one such kind can be told.
@@ -74,7 +76,7 @@ class Findings:
                 return finding.kind
             if reproduces(explanation, trial.result, trial.case):
                 return finding.kind
-        return Kind(subject, what, len(known) + 1)
+        return Kind(example.subject, what, len(known) + 1)
 
     def add(self, finding: Finding, seen: Sequence[Trial]) -> Finding:
         """Explain a finding and keep it.

@@ -55,6 +55,7 @@ class GraphExample:
     """A model of several nodes.
 
     Attributes:
+        operators: names of the operators under test, one a node.
         model: the model.
         inputs: by name.
         expected: by name, the outputs.
@@ -62,6 +63,7 @@ class GraphExample:
         breach: empty: a right backend accepts it.
     """
 
+    operators: tuple[str, ...]
     model: onnx.ModelProto
     inputs: Mapping[str, Array]
     expected: Mapping[str, Array]
@@ -103,7 +105,7 @@ class _Drawing:
         # What later nodes may take.
         self._offered: list[str] = []
         self._fresh = count(1)
-        self._used: set[tuple[str, int]] = set()
+        self._used: list[Operator] = []
 
     def example(self) -> GraphExample:
         for number in range(1, self._source.choice(_COUNTS) + 1):
@@ -112,7 +114,8 @@ class _Drawing:
             self._source.reject()
         expected = {name: judgement.expected for name, judgement in self._outputs.items()}
         tolerances = {name: _tolerance(judgement) for name, judgement in self._outputs.items()}
-        return GraphExample(self._model(expected), self._inputs, expected, tolerances)
+        names = tuple(operator.name for operator in self._used)
+        return GraphExample(names, self._model(expected), self._inputs, expected, tolerances)
 
     def _add(self, number: int) -> None:
         source = self._source
@@ -139,7 +142,7 @@ class _Drawing:
         node = helper.make_node(operator.name, taken, names, domain=operator.domain)
         node.attribute.extend(helper.make_attribute(*given) for given in attributes.items())
         self._nodes.append(node)
-        self._used.add((operator.domain, operator.version))
+        self._used.append(operator)
         operands = [self._known[name] for name in taken]
         call = bind(operator, operands, complete_attributes(operator, attributes))
         with np.errstate(all="ignore"):
@@ -182,12 +185,10 @@ class _Drawing:
             ],
         )
         primitive = helper.make_operatorsetid("", _OPSET)
+        domains = sorted({(operator.domain, operator.version) for operator in self._used})
         return helper.make_model(
             graph,
-            opset_imports=[
-                primitive,
-                *(helper.make_operatorsetid(*it) for it in sorted(self._used)),
-            ],
+            opset_imports=[primitive, *(helper.make_operatorsetid(*each) for each in domains)],
             ir_version=helper.find_min_ir_version_for([primitive]),
             producer_name=PRODUCER,
         )

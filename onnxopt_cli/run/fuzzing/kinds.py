@@ -19,8 +19,8 @@ _LONGEST = 120
 def kind_of(trial: Trial) -> str:
     """Say of what kind a failure is, without what differs from example to example."""
     result = trial.result
-    if trial.example.breach:
-        return f"{trial.example.breach}: {_general(result.message)}"
+    if trial.example.breach and result.outcome is Outcome.FAIL:
+        return f"accepted though {trial.example.breach}"
     if result.outcome is not Outcome.FAIL:
         # When it does not return, the message says only for how long it did not.
         said = "" if result.outcome is Outcome.TIMEOUT else f": {_general(result.message)}"
@@ -34,14 +34,14 @@ def kind_of(trial: Trial) -> str:
 
 
 def _structure(diff: Diff) -> str:
-    found = str(diff.structure)
-    expected_type, actual_type = diff.kind.partition("[")[0], found.partition("[")[0]
-    if not found.endswith("]"):
-        return f"an output {_general(found)}"
-    actual_type = actual_type.removeprefix("is ")
-    if expected_type == actual_type:
-        return "another shape"
-    return f"{actual_type} for {expected_type}"
+    expected_type, _, expected_shape = diff.kind.partition("[")
+    found = str(diff.structure).removeprefix("is ")
+    actual_type, bracket, actual_shape = found.partition("[")
+    if not bracket:
+        return f"an output {_general(str(diff.structure))}"
+    said = [] if actual_type == expected_type else [f"{actual_type} for {expected_type}"]
+    said += [] if actual_shape == expected_shape else ["another shape"]
+    return ", ".join(said)
 
 
 def _general(message: str) -> str:

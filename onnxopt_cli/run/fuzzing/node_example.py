@@ -21,7 +21,7 @@ from onnxopt_cli.run.fuzzing.tensors import Shape, draw_narrow_shape, draw_shape
 
 _GROUPS = (1, 1, 1, 2, 3)
 #: About one example in so many breaks the signature.
-_BREACHES = 16
+_BREACHES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +39,11 @@ class NodeExample:
     attributes: Mapping[str, AttributeValue]
     inputs: Mapping[str, Array]
     breach: str = ""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operator's name alone."""
+        return (self.operator.name,)
 
     @property
     def subject(self) -> str:

@@ -16,27 +16,25 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.run.fuzzing.draw import draw_example
 from onnxopt_cli.run.fuzzing.example import Example
+from onnxopt_cli.run.fuzzing.examples import examples
 from onnxopt_cli.run.fuzzing.findings import Finding, Findings, Kind
 from onnxopt_cli.run.fuzzing.trial import Interrupted, Trial, attempt
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-T = TypeVar("T")
-
 #: Hypothesis remembers all examples of a round, so a round ends after so many.
 _ROUND = 2000
 #: Of failures that cost a process or the timeout so many are enough to shrink one.
-_COSTLY_FAILURES = 60
+_COSTLY_FAILURES = 30
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 #: As many earlier failures are replayed.
 _REPLAYED = 1000
@@ -162,7 +160,7 @@ class Search:
             raise _Abort(error) from error
 
     def _drive(
-        self, attempted: Callable[[Example], None], phases: list[Any], examples: int
+        self, attempted: Callable[[Example], None], phases: list[Any], most: int
     ) -> tuple[bool, bool]:
         """Let hypothesis call a function with examples; it raises where one fails.
 
@@ -174,7 +172,7 @@ class Search:
         from hypothesis.errors import Flaky
 
         settings = hypothesis.settings(
-            max_examples=examples,
+            max_examples=most,
             phases=phases,
             database=self._database(),
             deadline=None,
@@ -190,7 +188,7 @@ class Search:
 
         seed = hypothesis.seed(_mixed(self._task.seed, self._rounds))
         # A seed turns the database off; settings that come after it turn it on again.
-        given: Callable[[Any], Any] = hypothesis.given(_examples(tuple(self._task.operators)))
+        given: Callable[[Any], Any] = hypothesis.given(examples(tuple(self._task.operators)))
         driven = settings(seed(given(test)))
         try:
             with _at_home_in(self._task.memory), warnings.catch_warnings():
@@ -272,39 +270,3 @@ def _failure(kind: Kind) -> _Failure:
 def _mixed(seed: int, rounds: int) -> int:
     """Return a seed of its own for each round."""
     return int.from_bytes(blake2b(f"{seed}/{rounds}".encode(), digest_size=8).digest(), "big")
-
-
-@cache
-def _examples(operators: tuple[Operator, ...]) -> Any:
-    from hypothesis import strategies
-
-    @strategies.composite
-    def examples(draw: Callable[[Any], Any]) -> Example:
-        return draw_example(_Source(draw), operators)
-
-    return examples()
-
-
-class _Source:
-    """Choices that hypothesis makes."""
-
-    def __init__(self, draw: Callable[[Any], Any]) -> None:
-        self._draw = draw
-
-    def choice(self, options: Sequence[T]) -> T:
-        return options[self.integer(0, len(options) - 1)]
-
-    def integer(self, least: int, most: int) -> int:
-        return least if least == most else self._draw(_integers(least, most))
-
-    def reject(self) -> Never:
-        import hypothesis
-
-        hypothesis.reject()
-
-
-@cache
-def _integers(least: int, most: int) -> Any:
-    from hypothesis import strategies
-
-    return strategies.integers(least, most)

@@ -1,0 +1,169 @@
+"""Backends with a planted mistake, and whether the search finds it, shrinks it and keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+PLANTED = Path(__file__).parent / "plugins" / "planted.py"
+
+
+def planted(name):
+    return f"python:{PLANTED}:{name}"
+
+
+def kept(folder):
+    """Return the only case of each kept file, by the file's stem."""
+    files = sorted(Path(folder).glob("*.yaml"))
+    return {path.stem: yaml.safe_load(path.read_text())["cases"][0] for path in files}
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def fuzz(onnxopt, workplace):
+    def call(backend, *options):
+        return onnxopt("fuzz", "-b", backend, "--operator", "Momentum", *options)
+
+    return call
+
+
+def test_numbers_that_are_wrong_beyond_a_count_shrink_to_that_count(fuzz, onnxopt):
+    backend = planted("WrongBeyondFive")
+    answer = fuzz(backend, "--isolation", "none", "--examples", "40")
+    assert answer.code == 1, answer.text
+    assert "fail Momentum  X_new: 1 of 1 off" in answer.out
+    assert "none of 170 known mistakes" in answer.out
+    assert "1 distinct failure in 40 examples, seed 0" in answer.out
+    (found,) = kept("fuzz").values()
+    assert found["inputs"] == {"R": 1.0, "T": 6, "X": 0.0, "G": 0.0, "V": 0.0}
+    again = onnxopt("run", "fuzz", "-b", backend, "--isolation", "none")
+    assert again.code == 1
+    assert "X_new  float32[]  1 of 1 off" in again.out
+
+
+def test_a_known_mistake_is_named_and_found_once(fuzz, onnxopt):
+    backend = planted("WrongType")
+    answer = fuzz(backend, "--isolation", "none", "--examples", "60")
+    assert answer.code == 1
+    assert "X_new: is float64[]; V_new: is float64[]" in answer.out
+    assert "consistent with 'results come back in double'" in answer.out
+    assert list(kept("fuzz")) == ["momentum_float64_for_float32"]
+    assert onnxopt("run", "fuzz", "-b", backend, "--isolation", "none").code == 1
+    assert onnxopt("run", "fuzz").code == 0
+
+
+def test_a_crash_is_shrunk_to_what_kills_the_backend(fuzz, onnxopt):
+    backend = planted("DiesOfEmptiness")
+    answer = fuzz(backend, "--examples", "40")
+    assert answer.code == 1
+    assert "crash Momentum  the worker ended with exit code 11" in answer.out
+    (found,) = kept("fuzz").values()
+    assert found["inputs"] == {"R": 1.0, "T": 0, "X": [], "G": [], "V": []}
+    again = onnxopt("run", "fuzz", "-b", backend)
+    assert again.code == 1
+    assert "crash" in again.out
+
+
+def test_a_hang_is_shrunk_within_the_timeout_of_each_try(fuzz, onnxopt):
+    backend = planted("HangsAtThree")
+    answer = fuzz(backend, "--examples", "60", "--timeout", "0.3")
+    assert answer.code == 1
+    assert "timeout Momentum" in answer.out
+    (found,) = kept("fuzz").values()
+    assert found["inputs"] == {"R": 1.0, "T": 3, "X": 0.0, "G": 0.0, "V": 0.0}
+    assert onnxopt("run", "fuzz", "-b", backend, "--timeout", "0.3").code == 1
+
+
+def test_what_a_right_backend_must_refuse_is_kept_as_such(fuzz, onnxopt):
+    answer = fuzz(planted("TakesAnyMode"), "--isolation", "none", "--examples", "100")
+    said = "accepted what a right backend must refuse: mode has an unknown value"
+    assert f"fail Momentum  {said}" in answer.out
+    (found,) = kept("fuzz").values()
+    assert found["rejects"] is True
+    assert found["attributes"]["mode"] == "bogus"
+    assert onnxopt("run", "fuzz").code == 0
+
+
+def test_a_model_of_several_nodes_is_kept_with_the_model_beside_it(onnxopt, workplace):
+    backend = planted("WrongInCompany")
+    answer = onnxopt("fuzz", "-b", backend, "--isolation", "none", "--examples", "80")
+    assert "fail several nodes" in answer.out
+    ((stem, found),) = kept("fuzz").items()
+    assert found["model"] == f"{stem}.onnx"
+    again = onnxopt("run", "fuzz", "-b", backend, "--isolation", "none")
+    assert again.code == 1
+    assert onnxopt("run", "fuzz").code == 0
+    assert onnxopt("run", "fuzz", "-b", "onnxruntime").code == 0
+
+
+def test_the_same_seed_gives_the_same_files(fuzz):
+    backend = planted("WrongBeyondFive")
+    options = ("--isolation", "none", "--examples", "30", "--seed", "3")
+    answers = [fuzz(backend, *options, "-o", folder) for folder in ("one", "two", "three")]
+    # The first run loads modules whose constants hypothesis tries in the others.
+    assert contents("two") == contents("three")
+    assert answers[1].out.splitlines()[:2] == answers[2].out.splitlines()[:2]
+
+
+def test_earlier_failures_are_replayed_first_and_no_file_is_overwritten(fuzz):
+    backend = planted("WrongType")
+    fuzz(backend, "--isolation", "none", "--examples", "20")
+    before = contents("fuzz")
+    answer = fuzz(backend, "--isolation", "none", "--examples", "1", "--seed", "9")
+    assert "(seen before)" in answer.out
+    assert contents("fuzz") == before
+    (path,) = Path("fuzz").glob("*.yaml")
+    path.write_text(path.read_text() + "# mine\n")
+    fuzz(backend, "--isolation", "none", "--examples", "1")
+    assert path.read_text().endswith("# mine\n")
+    assert len(contents("fuzz")) == 2
+
+
+def test_a_right_backend_leaves_no_file_behind(fuzz):
+    answer = fuzz("numpy", "--examples", "60")
+    assert answer.code == 0
+    assert "0 distinct failures in 60 examples" in answer.out
+    assert not kept("fuzz")
+
+
+def test_the_time_limit_ends_the_search(fuzz):
+    answer = fuzz("numpy", "--time", "0.5")
+    assert answer.code == 0
+    assert "0 distinct failures" in answer.out
+
+
+def test_a_missing_hypothesis_is_said_with_what_to_install(fuzz, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.run.fuzzing.search.find_spec", lambda _: None)
+    answer = fuzz("numpy")
+    assert answer.code == 2
+    assert 'pip install "onnxopt[fuzz]"' in answer.err
+
+
+def test_an_unknown_operator_selects_nothing(onnxopt, workplace):
+    answer = onnxopt("fuzz", "-b", "numpy", "--operator", "Adma")
+    assert answer.code == 5
+    assert "Adma" in answer.err
+
+
+def test_a_backend_that_does_not_start_is_no_finding(onnxopt, workplace):
+    assert onnxopt("fuzz", "-b", "onnxruntime,provider=Nowhere").code == 4
+
+
+@pytest.mark.slow
+def test_the_mistakes_of_the_reference_of_onnx_are_found(onnxopt, workplace):
+    reference = ("-b", "onnx-reference")
+    adam = onnxopt("fuzz", *reference, "--operator", "Adam", "--examples", "60")
+    assert "X_new comes back in double for T > 0" in adam.out
+    assert "adam_float32_for_float64" in kept("fuzz")
+    momentum = onnxopt("fuzz", *reference, "--operator", "Momentum", "--examples", "150")
+    assert momentum.code == 1
+    modes = [case.get("attributes", {}).get("mode") for case in kept("fuzz").values()]
+    assert "bogus" in modes
+    again = onnxopt("run", "fuzz", *reference, "-q", "--no-explain")
+    assert again.code == 1
+    assert "pass" not in again.out
