@@ -15,7 +15,7 @@ from onnxopt_cli.run.audit import find_trials
 from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.explain import explain
 
-CASES = {case.id: case for case in suite_cases("conformance")}
+CASES = {case.id: case for suite in ("conformance", "pruning") for case in suite_cases(suite)}
 TRIALS, _ = find_trials(list(CASES.values()), Judging())
 
 PYTORCH = """\

@@ -14,6 +14,8 @@ from onnxopt_cli.readings.probes import Probe, probes
 
 #: What another order of operations in the wide type and one rounding stay far below, by item size.
 _RTOL = {4: 1e-5, 8: 1e-9}
+#: From this relative difference on a smaller input is the better example.
+_PLAIN = 0.1
 #: What exact cancellation may leave, as a share of the largest input.
 _RESIDUE = 1e-15
 
@@ -39,16 +41,19 @@ def distinguishing_input(
     Returns:
         The attributes that the node gives, and its inputs by name. It is the single element with
         the largest relative difference in any probe; where the elements of the optimized tensor
-        depend on each other or the structure is wrong, it is a whole probe.
+        depend on each other or the structure is wrong, it is a whole probe: the smallest of those
+        where the difference is plain.
     """
-    wholes: list[tuple[int, Call[Array]]] = []
+    wholes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
     for index, probe in enumerate(probes(operator)):
         differences = _differences(probe, implementation.run(probe.call))
         if differences is not None and not any(np.any(difference) for difference in differences):
             continue
-        wholes.append((_size(probe.call), probe.call))
-        if probe.dense and differences is not None:
+        far = max((float(np.max(it, initial=0)) for it in differences or ()), default=_PLAIN)
+        wholes.append((-min(far, _PLAIN), _size(probe.call), probe.call))
+        by_element = {it.shape for it in differences or ()} == {probe.call.groups[0][0].shape}
+        if probe.dense and by_element and differences is not None:
             difference = np.ravel(np.max(differences, axis=0))
             element = int(np.argmax(difference))
             elements.append((float(difference[element]), -index, _element(probe.call, element)))
@@ -57,7 +62,7 @@ def distinguishing_input(
         differences = _differences(alone, implementation.run(call))
         if differences is not None and any(np.any(difference) for difference in differences):
             return _described(call)
-    return _described(min(wholes, key=lambda item: item[0])[1]) if wholes else None
+    return _described(min(wholes, key=lambda item: item[:2])[2]) if wholes else None
 
 
 def _differences(probe: Probe, outputs: list[Array]) -> list[Array] | None:
