@@ -31,7 +31,7 @@ _NODE = "onnx-node"
 def command(
     suites: tuple[str, ...], output: Path, form: str | None, check: bool, force: bool
 ) -> int:
-    """Write suites as files: spec (the default), conformance, or onnx-node.
+    """Write suites as files: spec (the default), conformance, pruning, trajectories, onnx-node.
 
     \b
     onnxopt generate spec conformance --check
