@@ -117,6 +117,8 @@ def _draw_curves(axes: Axes, palette: Palette, curves: Mapping[str, Mapping[int,
         )
     axes.axhline(1.0, color=palette.limit, linestyle="--", linewidth=1.2, label="limit")
     axes.set_yscale("log")
+    # Matplotlib's own powers are formulas, which are not drawn as such here.
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:g}")
     axes.set_xlabel("step")
     axes.set_ylabel("largest share of the budget")
     axes.grid(axis="y", color=palette.grid, linewidth=0.8)
