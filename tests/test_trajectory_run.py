@@ -12,7 +12,7 @@ from trajectory_files import GRADIENTS, START, trajectory_text
 
 from onnxopt_cli.backends.lowering import Lowering
 from onnxopt_cli.core.record_json import result_from_json, result_to_json
-from onnxopt_cli.run.executors import InProcess
+from onnxopt_cli.run.in_process import InProcess
 from onnxopt_cli.run.interruption import Interruption
 from onnxopt_cli.run.runner import Plan, run
 
@@ -78,8 +78,9 @@ def test_the_step_and_element_are_named_where_a_backend_leaves_the_budget(walk):
 
 def test_a_recorded_step_is_named_by_its_own_number(walk):
     text = trajectory_text("Adam", GRADIENTS["list"], 50) + "    record: {every: 20}\n"
-    _, results = walk(backend("LateDrifting"), text)
+    answer, results = walk(backend("LateDrifting"), text)
     assert "left the budget first in step 40, X_new[1]" in results["steps"]["message"]
+    assert re.search(r"│ +step 40 \[1\] ", answer.out)
 
 
 def test_epsilon_in_the_wrong_place_is_caught(walk):

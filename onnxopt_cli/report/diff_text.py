@@ -58,11 +58,11 @@ def worst_header(diff: Diff) -> list[str]:
     )
 
 
-def worst_rows(diff: Diff) -> list[list[str]]:
-    """Return the elements that are furthest off, a row each, worst first."""
+def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
+    """Return the elements of one output that are furthest off, a row each, worst first."""
     rows = []
     for worst in diff.worst:
-        row = [f"[{', '.join(map(str, worst.index))}]"]
+        row = [_place(worst.index, tuple(result.curve))]
         row += [
             printable(numbers.element(side, diff.kind)) for side in (worst.expected, worst.actual)
         ]
@@ -71,6 +71,12 @@ def worst_rows(diff: Diff) -> list[list[str]]:
             row += [numbers.count(worst.ulp), numbers.error(worst.limit)]
         rows.append(row)
     return rows
+
+
+def _place(index: Sequence[int], steps: Sequence[int]) -> str:
+    """Say where an element is; the outputs of a trajectory are stacked by recorded step."""
+    step, index = (f"step {steps[index[0]]} ", index[1:]) if steps else ("", index)
+    return f"{step}[{', '.join(map(str, index))}]"
 
 
 def headline(result: Result) -> str:
@@ -99,7 +105,7 @@ def failure_text(result: Result) -> str:
             if diff.tolerance is not None:
                 lines.append(f"  {allowed(diff)}")
             if diff.worst:
-                lines += _aligned([worst_header(diff), *worst_rows(diff)])
+                lines += _aligned([worst_header(diff), *worst_rows(diff, result)])
     return "\n".join(lines)
 
 

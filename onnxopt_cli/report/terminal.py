@@ -104,7 +104,7 @@ def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -
     for diff in result.diffs:
         if not diff.agrees:
             parts.append(_headline(diff, result))
-            parts.extend(_details(diff))
+            parts.extend(_details(diff, result))
     agreeing = [diff.name for diff in result.diffs if diff.agrees]
     if agreeing and len(agreeing) < len(result.diffs):
         parts.append(Text(f"as expected: {', '.join(map(printable, agreeing))}", style="dim"))
@@ -128,21 +128,21 @@ def _headline(diff: Diff, result: Result) -> Text:
     return line
 
 
-def _details(diff: Diff) -> Iterable[RenderableType]:
+def _details(diff: Diff, result: Result) -> Iterable[RenderableType]:
     """Yield the tolerance that was applied, what would have passed, and the worst elements."""
     if diff.tolerance is not None:
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
-        yield _worst_table(diff)
+        yield _worst_table(diff, result)
 
 
-def _worst_table(diff: Diff) -> Table:
+def _worst_table(diff: Diff, result: Result) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     first, *others = diff_text.worst_header(diff)
     table.add_column(f"  {first}")
     for column in others:
         table.add_column(column, justify="right", overflow="fold")
-    for at, *cells in diff_text.worst_rows(diff):
+    for at, *cells in diff_text.worst_rows(diff, result):
         table.add_row(*map(Text, (f"  {at}", *cells)))
     return table
 
