@@ -61,7 +61,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--isolation",
             type=click.Choice(["process", "none"]),
             help="Run backends in processes of their own, or all in this one.  "
-            "[default: process, but none for numpy]",
+            "[default: process, but none for our own formulas]",
         ),
         click.option(
             "-j",

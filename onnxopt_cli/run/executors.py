@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Kept, Lowering
-from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.backends.lowering import Lowering
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.values import Value
+from onnxopt_cli.run.in_process import InProcess
 from onnxopt_cli.run.interruption import Interruption
 from onnxopt_cli.run.limits import Limits
-from onnxopt_cli.run.response import Response, keeping, respond
+from onnxopt_cli.run.own_reference import OwnReference
+from onnxopt_cli.run.response import Response
 
 if TYPE_CHECKING:
+    from onnxopt_cli.run.pool import Pool, Switchboard
     from onnxopt_cli.run.worker import Aside
 
 
@@ -42,12 +45,14 @@ class Executor(Protocol):
     Attributes:
         name: the backend as the user asked for it.
         version: the implementation and its version, once it is ready; empty if unknown.
-        ahead: how many cases are worth submitting before the first has its result.
     """
 
     name: str
     version: str
-    ahead: int
+
+    @property
+    def ahead(self) -> int:
+        """How many cases are worth submitting before the first has its result."""
 
     def ready(self) -> None:
         """Wait until the backend has started.
@@ -82,7 +87,7 @@ class Setting:
     """How backends are run.
 
     Attributes:
-        isolation: where; None for in workers, except our own reference.
+        isolation: where; None for in workers, except what our own reference computes by a formula.
         lowering: when they are given primitive operators.
         limits: what each worker may use.
         jobs: number of workers of each backend.
@@ -111,81 +116,27 @@ def open_executors(
         UsageError: if a backend's specification is none.
         BackendUnavailable: if a backend in this process does not start.
     """
-    isolated = [_isolated(text, setting.isolation) for text in backends]
-    if not any(isolated):
-        yield [InProcess(text, setting.lowering, interruption) for text in backends]
-        return
-    # Not worth importing for our own reference.
-    from onnxopt_cli.run.pool import Pool, Switchboard
+    with ExitStack() as stack:
 
-    switchboard = Switchboard()
-    try:
-        yield [
-            Pool(text, setting.lowering, setting.limits, setting.jobs, switchboard, interruption)
-            if apart
-            else InProcess(text, setting.lowering, interruption)
-            for text, apart in zip(backends, isolated, strict=True)
-        ]
-    finally:
-        switchboard.close()
+        @cache
+        def switchboard() -> Switchboard:
+            # Not worth importing for our own reference on its own formulas.
+            from onnxopt_cli.run.pool import Switchboard
 
+            return stack.enter_context(closing(Switchboard()))
 
-def _isolated(text: str, isolation: Isolation | None) -> bool:
-    specification = parse_specification(text)
-    if isolation is None:
-        return specification.name != "numpy"
-    return isolation is Isolation.PROCESS
+        def pool(text: str) -> Pool:
+            from onnxopt_cli.run.pool import Pool
 
+            return Pool(
+                text, setting.lowering, setting.limits, setting.jobs, switchboard(), interruption
+            )
 
-class InProcess:
-    """A backend in this process, which shares its fate."""
+        def executor(text: str) -> Executor:
+            ours = parse_specification(text).name == "numpy"
+            if setting.isolation is Isolation.PROCESS or (setting.isolation is None and not ours):
+                return pool(text)
+            here = InProcess(text, setting.lowering, interruption)
+            return here if setting.isolation else OwnReference(here, partial(pool, text))
 
-    ahead = 1
-
-    def __init__(self, text: str, lowering: Lowering, interruption: Interruption) -> None:
-        self._text = text
-        self._backend = resolve_backend(text)
-        self._lowering = lowering
-        self._interruption = interruption
-        self._kept: Kept | None = None
-        self.name = self._backend.name
-        self.version = self._backend.version
-
-    def ready(self) -> None:
-        """Do nothing: it has started."""
-
-    def submit(
-        self,
-        model: onnx.ModelProto,
-        inputs: Mapping[str, Value],
-        started: Callable[[], None],
-        *,
-        keep: bool = False,
-    ) -> Pending:
-        """Have a case run when its result is asked for."""
-
-        def run() -> Response | str:
-            if self._interruption.signal:
-                return "interrupted"
-            started()
-            self._kept = keeping(self._kept, model) if keep else None
-            return respond(self._backend, model, inputs, self._lowering, self._kept)
-
-        return _Later(run)
-
-    def renew(self) -> None:
-        """Make the backend anew, as far as that is possible within one process."""
-        self._backend = resolve_backend(self._text)
-        self._kept = None
-
-    def finish(self) -> list[Aside]:
-        """Return nothing: what it did outside of cases, it did to this process."""
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Later:
-    run: Callable[[], Response | str]
-
-    def result(self) -> Response | str:
-        return self.run()
+        yield list(map(executor, backends))

@@ -48,13 +48,12 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     After ``max_fail`` cases, or when the user wants the run to end, the rest are yielded as not
     run, so that nothing is lost in silence. What workers did outside of any case comes last.
     """
-    ahead = max((executor.ahead for executor in plan.backends), default=1)
     cases = iter(plan.cases)
     asked: deque[_Asked] = deque()
     failed = 0
     stopped = ""
     while not stopped:
-        while len(asked) < ahead and (case := next(cases, None)) is not None:
+        while len(asked) < _ahead(plan) and (case := next(cases, None)) is not None:
             asked.append(_ask(plan, case))
         if not asked:
             break
@@ -71,6 +70,10 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
         asides = tuple(map(plan.review, _asides(plan)))
         if asides:
             yield asides
+
+
+def _ahead(plan: Plan) -> int:
+    return max((executor.ahead for executor in plan.backends), default=1)
 
 
 def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
