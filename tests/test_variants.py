@@ -150,3 +150,9 @@ def test_pytorch_computes_the_formula_within_the_bound(operator):
         for judgement, output in zip(bound(call), computed_by_torch(call), strict=True):
             assert output.dtype == dtype
             assert (np.abs(output - judgement.value) <= judgement.error).all()
+
+
+@pytest.mark.slow
+def test_pytorch_is_right_where_thresholds_are_sorted_out(onnxopt):
+    pytest.importorskip("torch")
+    assert onnxopt("audit", "pruning", "--operator", "MagnitudePrune", "-j", "1").code == 0

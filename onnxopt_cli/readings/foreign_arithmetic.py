@@ -17,6 +17,7 @@ from onnx import helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.percentile import percentile
 from onnxopt_cli.readings.arithmetic import scalar_dtype
 from onnxopt_cli.readings.evaluate import rounded
 from onnxopt_cli.readings.graph_tensors import GraphTensor
@@ -120,7 +121,21 @@ _OPERATIONS: Mapping[np.ufunc, Callable[..., Any]] = {
 
 
 def _torch_function(function: Callable[..., Any]) -> Any:
+    if function is percentile:
+        return _torch_percentile
     return getattr(import_module("torch"), function.__name__)
+
+
+def _torch_percentile(tensor: Any, percent: float) -> Any:
+    """Interpolate as the definition does: PyTorch's quantile has no answer beside infinity."""
+    torch = import_module("torch")
+    elements = tensor.reshape(-1).sort().values
+    if elements.numel() == 0 or elements.isnan().any():
+        return torch.tensor(torch.nan, dtype=tensor.dtype)
+    rank = (elements.numel() - 1) * percent / 100
+    lower = int(rank)
+    a, b = elements[lower], elements[min(lower + 1, elements.numel() - 1)]
+    return a if rank == lower or a == b else torch.lerp(a, b, rank - lower)
 
 
 def _torch_value(operand: Any) -> Any:
