@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from io import TextIOWrapper
 
 import click
 
 from onnxopt_cli import __version__
+from onnxopt_cli.cli.streams import guard_streams, lost_output
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import OnnxoptError
 
@@ -28,7 +27,7 @@ _COMMANDS = {
     "explain": "Say which known mistake reproduces a saved run's failures.",
     "lower": "Replace training operators by primitive ones.",
     "backends": "List the backends that can be tested.",
-    "report": "Make reports of logs, join them, compare them.",
+    "report": "Make reports of saved runs, join their logs, compare them.",
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
@@ -36,9 +35,6 @@ _UNWRITABLE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
-
-# What the system says of a full disk; files that we write ourselves have their own message.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class _Commands(click.Group):
@@ -83,18 +79,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; every error becomes a message and a documented code."""
     # Importing makes many objects that all stay; looking among them for garbage only costs time.
     gc.set_threshold(50_000)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # A character that the locale's encoding lacks is shown as an escape.
-            stream.reconfigure(errors="backslashreplace")
+    guard_streams()
     sys.exit(_run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code = _call(arguments)
+    except OSError as error:
+        code = _defect(error) if lost_output() is None else 0
+    lost = lost_output()
+    return code if lost is None else _unread(lost)
+
+
+def _call(arguments: Sequence[str] | None) -> int:
     stream = sys.stdout
     try:
         code = group.main(arguments, prog_name="onnxopt", standalone_mode=False)
-        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return 2
@@ -111,20 +112,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         # click wraps the stream after a broken pipe and exits with 1, the code of a failed case.
         if sys.stdout is stream:
             raise
-        return _lost_output(BrokenPipeError())
-    except OSError as error:
-        return _lost_output(error)
+        return _BROKEN_PIPE
+    except OSError:
+        raise
     except Exception as error:  # noqa: BLE001 - the last resort
         return _defect(error)
     return code if isinstance(code, int) else 0
 
 
-def _lost_output(error: OSError) -> int:
-    """Say why nobody gets what was printed, where that is what happened."""
-    if not isinstance(error, BrokenPipeError) and error.errno not in _NO_ROOM:
-        return _defect(error)
-    # What standard output still holds goes nowhere: Python would complain of it at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _unread(error: OSError) -> int:
+    """Say why nobody gets what was printed."""
     if isinstance(error, BrokenPipeError):
         return _BROKEN_PIPE
     click.echo(f"error: cannot write the output: {error.strerror}", err=True)

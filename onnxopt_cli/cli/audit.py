@@ -60,6 +60,7 @@ def command(
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.cli.console import stderr, stdout
+    from onnxopt_cli.cli.streams import go_on_without_reader
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected
@@ -69,6 +70,8 @@ def command(
     from onnxopt_cli.run.select import Selection
 
     processes = _processes(jobs)
+    if json_path is not None:
+        go_on_without_reader()
     collection = collect(targets)
     chosen = Selection(operators=operators).choose(collection.cases)
     trials, problems = find_trials(chosen, Judging(rule=Rule(rule) if rule else None))

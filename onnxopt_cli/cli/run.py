@@ -10,6 +10,7 @@ import click
 
 from onnxopt_cli.cli.run_limits import setting, worker_options
 from onnxopt_cli.cli.session_options import session_options
+from onnxopt_cli.cli.streams import go_on_without_reader
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.expectation import Judging
@@ -127,31 +128,31 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.run.select import Selection
 
     request = Request.parse({"targets": targets, **options}, setting(options))
+    if request.writes_files:
+        go_on_without_reader()
     names = list(dict.fromkeys(options["backends"]))
-    with (
-        interruptible() as interruption,
-        open_executors(names, request.setting, interruption) as backends,
-    ):
-        collection = collect(targets)
-        selection = Selection(options["pattern"], options["operators"], options["tags"])
-        plan = Plan(
-            cases=selection.choose(collection.cases),
-            backends=backends,
-            problems=collection.problems,
-            judging=_judging(options),
-            max_fail=options["max_fail"] or 0,
-            interruption=interruption,
-        )
-        if not plan.cases and not plan.problems:
-            raise NothingSelected(
-                f"none of {len(collection.cases)} cases is selected",
-                hint="onnxopt list shows the ids that -k matches",
+    with interruptible() as interruption:
+        with open_executors(names, request.setting, interruption) as backends:
+            collection = collect(targets)
+            selection = Selection(options["pattern"], options["operators"], options["tags"])
+            plan = Plan(
+                cases=selection.choose(collection.cases),
+                backends=backends,
+                problems=collection.problems,
+                judging=_judging(options),
+                max_fail=options["max_fail"] or 0,
+                interruption=interruption,
             )
-        for backend in backends:
-            backend.ready()
-        session = request.open(plan, [case.id for case in collection.cases])
-        display = run_session(session, options)
-    return conclude(session, display, request)
+            if not plan.cases and not plan.problems:
+                raise NothingSelected(
+                    f"none of {len(collection.cases)} cases is selected",
+                    hint="onnxopt list shows the ids that -k matches",
+                )
+            for backend in backends:
+                backend.ready()
+            session = request.open(plan, [case.id for case in collection.cases])
+            display = run_session(session, options)
+        return conclude(session, display, request)
 
 
 def _judging(options: dict[str, Any]) -> Judging:

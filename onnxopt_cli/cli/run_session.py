@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from onnxopt_cli.cli.run_display import Display
 from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.record import Explanation
-from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report.files import Reports, append_step_summary
+from onnxopt_cli.core.record import Explanation, RunRecord
+from onnxopt_cli.errors import OnnxoptError, UsageError
+from onnxopt_cli.report.files import Reports, append_step_summary, step_summary
 from onnxopt_cli.run.executors import Setting
 from onnxopt_cli.run.expectations import Expectations
 from onnxopt_cli.run.runner import Plan
@@ -64,6 +65,14 @@ class Request:
             files += [Path(update)] if Path(update).exists() else []
         return cls(options, setting, reports, Expectations.read(tuple(files)), shard)
 
+    @property
+    def writes_files(self) -> bool:
+        """Whether anything is written that is there for a reader later."""
+        options = ("log", "resume", "artifacts", "update_expect")
+        return bool(
+            self.reports.wanted or step_summary() or any(self.options[name] for name in options)
+        )
+
     def open(self, plan: Plan, ids: Sequence[str]) -> Session:
         """Return the session, ready to run.
 
@@ -109,38 +118,72 @@ def conclude(session: Session, display: Display, request: Request) -> int:
     """End a session, show the verdict, write what was asked for, and return the exit code.
 
     Raises:
-        UsageError: if a file cannot be written; the verdict has been shown by then.
+        OnnxoptError: if a file cannot be written; by then the verdict has been shown, and every
+            other file is written.
     """
     options = request.options
     seconds = perf_counter() - session.began
-    explanations = _explanations(session) if options["explain"] else []
-    record = session.finish(explanations)
+    record = session.finish(_explanations(session) if options["explain"] else [])
     display.finish(record, seconds)
     if request.shard and not session.plan.cases:
         display.note(f"no selected case belongs to shard {request.shard}")
+    writes: list[Callable[[], None]] = [
+        partial(request.reports.write, record),
+        partial(append_step_summary, record),
+        session.require_log,
+    ]
     if options["update_expect"]:
-        from onnxopt_cli.run.expect_update import update_expectations
-
-        path = Path(options["update_expect"])
-        terms = session.terms
-        display.note(update_expectations(path, terms.expectations, record, terms.ids))
-    request.reports.write(record)
-    append_step_summary(record)
+        writes.insert(0, partial(_update_expectations, session, display, record))
     if options["artifacts"]:
-        from onnxopt_cli.report.artifacts import write_artifacts
-
-        cases = {case.id: case for case in session.plan.cases}
-        write_artifacts(options["artifacts"], record, cases, session.plan.judging)
-    session.require_log()
+        writes.insert(0, partial(_write_artifacts, session, options["artifacts"], record))
+    _require_all(writes)
     return record.exit_code or 0
 
 
+def _require_all(writes: Sequence[Callable[[], None]]) -> None:
+    """Call each, and raise what any of them raised when the last has been called."""
+    failed = []
+    for write in writes:
+        try:
+            write()
+        except OnnxoptError as error:
+            failed.append(error)
+    if failed:
+        message = "\n".join(error.message for error in failed)
+        hints = dict.fromkeys(error.hint for error in failed if error.hint)
+        raise UsageError(message, hint="\n".join(hints))
+
+
+def _update_expectations(session: Session, display: Display, record: RunRecord) -> None:
+    from onnxopt_cli.run.expect_update import update_expectations
+
+    path, terms = Path(session.terms.options["update_expect"]), session.terms
+    display.note(update_expectations(path, terms.expectations, record, terms.ids))
+
+
+def _write_artifacts(session: Session, folder: Path, record: RunRecord) -> None:
+    from onnxopt_cli.report.artifacts import write_artifacts
+
+    cases = {case.id: case for case in session.plan.cases}
+    write_artifacts(folder, record, cases, session.plan.judging)
+
+
 def _explanations(session: Session) -> list[Explanation]:
-    """Explain failures; nothing is imported for it where there are none."""
-    if not any(result.outcome is Outcome.FAIL for result in session.results):
+    """Explain failures; nothing is imported for it where there are none.
+
+    After Ctrl-C nothing is explained: whoever wants the run to end does not want to wait for what
+    ``onnxopt explain`` can say later.
+    """
+    interruption = session.plan.interruption
+    failing = any(result.outcome is Outcome.FAIL for result in session.results)
+    if not failing or interruption.signal:
         return []
     from onnxopt_cli.cli.console import stderr
     from onnxopt_cli.run.explain import explain
 
-    with stderr().status("looking for a known mistake that does this"):
-        return explain(session.results, {case.id: case for case in session.plan.cases})
+    cases = {case.id: case for case in session.plan.cases}
+    try:
+        with interruption.at_once(), stderr().status("looking for a known mistake that does this"):
+            return explain(session.results, cases)
+    except KeyboardInterrupt:
+        return []

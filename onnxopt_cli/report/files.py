@@ -84,17 +84,23 @@ def render(form: str, record: RunRecord) -> str:
     return text
 
 
+def step_summary() -> Path | None:
+    """Return the summary file of the GitHub step that this runs in, if any."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    return Path(path) if path else None
+
+
 def append_step_summary(record: RunRecord) -> None:
     """Append the Markdown report to the summary of the GitHub step that this runs in, if any.
 
     Raises:
         UsageError: if the file that GITHUB_STEP_SUMMARY names cannot be written.
     """
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not path:
+    path = step_summary()
+    if path is None:
         return
     try:
-        with open(path, "ab") as file:  # noqa: PTH123 - appends
+        with path.open("ab") as file:
             file.write(render("markdown", record).encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
