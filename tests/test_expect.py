@@ -161,6 +161,8 @@ def test_the_log_keeps_standings_and_findings(run, demo, onnxopt):
     report = json.loads((demo / "out.json").read_text())
     assert [it["standing"] for it in report["results"]].count("expected") == 6
     assert report["findings"] == footer["findings"]
+    onnxopt("report", "render", "out.json", "--report", "json=again.json")
+    assert json.loads((demo / "again.json").read_text()) == report
 
 
 @pytest.mark.parametrize(

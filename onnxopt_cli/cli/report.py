@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 _LOG = click.Path(path_type=Path)
+_SAVED = "LOG|REPORT.json"
 
 
 @click.group("report")
 def command() -> None:
-    """Make reports of logs, join them, compare them.
+    """Make reports of saved runs, join their logs, compare them.
 
     \b
     onnxopt run --log run.jsonl
@@ -20,7 +21,7 @@ def command() -> None:
 
 
 @command.command("render")
-@click.argument("log", type=_LOG)
+@click.argument("saved", metavar=_SAVED, type=_LOG)
 @click.option(
     "--report",
     "reports",
@@ -29,17 +30,17 @@ def command() -> None:
     metavar="FORMAT=PATH",
     help="What to write, as for onnxopt run; may be given several times.",
 )
-def render(log: Path, reports: tuple[str, ...]) -> int:
-    """Write reports of a run from its log, finished or not.
+def render(saved: Path, reports: tuple[str, ...]) -> int:
+    """Write reports of a run from its log, finished or not, or from its JSON report.
 
     \b
     onnxopt report render run.jsonl --report json=run.json
     """  # noqa: D301 - likewise
     from onnxopt_cli.report.files import Reports
-    from onnxopt_cli.run.log_reader import read_record
+    from onnxopt_cli.report.saved import read_saved_run
 
     wanted = Reports.parse(reports)
-    wanted.write(read_record(log))
+    wanted.write(read_saved_run(saved))
     return 0
 
 
@@ -73,8 +74,8 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
 
 
 @command.command("diff")
-@click.argument("old", type=_LOG)
-@click.argument("new", type=_LOG)
+@click.argument("old", metavar=_SAVED, type=_LOG)
+@click.argument("new", metavar=_SAVED, type=_LOG)
 def diff(old: Path, new: Path) -> int:
     """Say what got better and what got worse from one run to another.
 
@@ -93,9 +94,9 @@ def diff(old: Path, new: Path) -> int:
         comparison_table,
         comparison_verdict,
     )
-    from onnxopt_cli.run.log_reader import read_record
+    from onnxopt_cli.report.saved import read_saved_run
 
-    changes = compare_runs(read_record(old), read_record(new))
+    changes = compare_runs(read_saved_run(old), read_saved_run(new))
     if changes:
         stdout().print(comparison_table(changes))
         stdout().print()

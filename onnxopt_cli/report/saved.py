@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from onnxopt_cli.cases.malformed import Malformed
+from onnxopt_cli.cases.regular_file import read_regular_file
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
-from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
-from onnxopt_cli.errors import Problem, UsageError
+from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.json_report import SCHEMA
 from onnxopt_cli.run.log_reader import read_record
 
@@ -22,11 +24,9 @@ def read_saved_run(path: Path) -> RunRecord:
         UsageError: if the file cannot be read, or is neither.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path} is too large for a saved run")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        data = read_regular_file(path, _MOST_BYTES)
+    except Malformed as error:
+        raise UsageError(f"{path} {error}") from error
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -46,7 +46,8 @@ def _record(document: dict[str, Any]) -> RunRecord:
         backends=tuple(BackendIdentity(it["name"], it["version"]) for it in document["backends"]),
         options=document["options"],
         results=tuple(map(result_from_json, document["results"])),
-        problems=tuple(Problem(it["where"], it["what"]) for it in document["problems"]),
+        problems=tuple(map(problem_from_json, document["problems"])),
+        findings=tuple(map(problem_from_json, document["findings"])),
         explanations=tuple(map(explanation_from_json, document["explanations"])),
         exit_code=document["exit_code"],
     )
