@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cli.run_limits import setting, worker_options
+from onnxopt_cli.cli.run_limits import lower_option, setting, worker_options
 
 if TYPE_CHECKING:
     from onnxopt_cli.operators.operator import Operator
@@ -48,13 +48,7 @@ _EXAMPLES = 2000
     metavar="DIR",
     help="Where failures are kept, as cases; those of earlier runs are replayed first.",
 )
-@click.option(
-    "--lower",
-    type=click.Choice(["auto", "never", "always"]),
-    default="auto",
-    show_default=True,
-    help="When to replace training operators by primitive ones.",
-)
+@lower_option
 @worker_options
 def command(operators: tuple[str, ...], **options: Any) -> int:
     """Look for examples on which a backend fails.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cli.run_limits import setting, worker_options
+from onnxopt_cli.cli.run_limits import lower_option, setting, worker_options
 from onnxopt_cli.cli.session_options import session_options
 from onnxopt_cli.cli.streams import go_on_without_reader
 
@@ -76,13 +76,7 @@ class _Limit(click.ParamType[float]):
     help="Multiple of the rounding bound that a derived tolerance allows.  [default: 4]",
 )
 @click.option("--signed-zeros", is_flag=True, help="Take 0.0 and -0.0 for different.")
-@click.option(
-    "--lower",
-    type=click.Choice(["auto", "never", "always"]),
-    default="auto",
-    show_default=True,
-    help="When to replace training operators by primitive ones.",
-)
+@lower_option
 @worker_options
 @session_options
 @click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")

@@ -1,4 +1,4 @@
-"""The options of ``onnxopt run`` about worker processes."""
+"""The options of ``onnxopt run`` and ``fuzz`` about how cases get to a backend."""
 
 from __future__ import annotations
 
@@ -51,6 +51,15 @@ class _Size(click.ParamType[int]):
         if size < _LEAST_MEMORY:
             self.fail("a worker cannot start with less than 64MiB", param, ctx)
         return size
+
+
+lower_option = click.option(
+    "--lower",
+    type=click.Choice(["auto", "never", "always"]),
+    default="auto",
+    show_default=True,
+    help="When to replace training operators by primitive ones.",
+)
 
 
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,9 @@
-"""Text from files, names and backends, made fit to be shown."""
+"""Text from files, names and backends, made fit to be shown, and ends of processes in words."""
 
 from __future__ import annotations
 
 import re
+import signal
 import unicodedata
 
 # Control characters, format characters (bidirectional overrides among them), surrogates, and the
@@ -47,3 +48,13 @@ def exception_text(error: BaseException) -> str:
     except BaseException as inner:  # noqa: BLE001 - a backend's __str__ may raise anything
         message = f"(its message raises {type(inner).__name__})"
     return printable(f"{name}: {message}" if message else name, lines=True)
+
+
+def exit_text(code: int) -> str:
+    """Say how a process ended, by its exit code or the negative number of a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

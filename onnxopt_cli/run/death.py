@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.text import exit_text
 
 # The last words of programs that could get no memory and ended themselves.
 _LAST_WORDS = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
@@ -22,13 +23,4 @@ def cause_of_death(code: int, printed: str, *, out_of_memory: bool) -> tuple[Out
         return Outcome.OOM, "was killed by the system, which had run out of memory"
     said = any(words in printed for words in _LAST_WORDS)
     outcome = Outcome.OOM if said and code in {-signal.SIGABRT, 1} else Outcome.CRASH
-    return outcome, _in_words(code)
-
-
-def _in_words(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return outcome, exit_text(code)
