@@ -89,7 +89,8 @@ def hostile_directories() -> list[Seed]:
         seed = dict(_directory(_external(location), good, good))
         seed |= {"weights.bin": b"\0" * 8, "link.bin": b"->/etc/passwd"}
         seeds.append(seed)
-    seeds += [_directory(model, good, good) for model in (_endless(), _gigabytes(), _recursive())]
+    models = (_endless(), _gigabytes(), _recursive(), _calls_itself(), _calls_twice())
+    seeds += [_directory(model, good, good) for model in models]
     tolerances = [{"rtol": -1}, {"rtol": "x"}, {"atol": 1e400}, [], {"url": "http://[", "x": {}}]
     for content in tolerances:
         seed = dict(_directory(_identity(), good, good))
@@ -172,8 +173,8 @@ def _endless() -> ModelProto:
 
 def _gigabytes() -> ModelProto:
     """Return a few bytes that make 16 GiB."""
-    shape = numpy_helper.from_array(np.array([65536, 65536], np.int64), "shape")
-    return _model([helper.make_node("ConstantOfShape", ["shape"], ["y"])], [None, None], [shape])
+    shape = numpy_helper.from_array(np.array([2**32], np.int64), "shape")
+    return _model([helper.make_node("ConstantOfShape", ["shape"], ["y"])], [None], [shape])
 
 
 def _recursive() -> ModelProto:
@@ -186,6 +187,37 @@ def _recursive() -> ModelProto:
         node = helper.make_node("If", ["true"], ["y"], then_branch=graph, else_branch=GraphProto())
         graph = GraphProto(name="g", node=[node], output=[result])
     return _model(list(graph.node), [2], [numpy_helper.from_array(np.array(True), "true")])
+
+
+def _calls_itself() -> ModelProto:
+    """Return a function that has no end."""
+    return _functions([helper.make_node("f0", ["x"], ["y"], domain="f")])
+
+
+def _calls_twice() -> ModelProto:
+    """Return functions that each call the next one twice: 2^40 nodes."""
+    calls = [
+        [
+            helper.make_node(f"f{i + 1}", ["x"], ["m"], domain="f"),
+            helper.make_node(f"f{i + 1}", ["m"], ["y"], domain="f"),
+        ]
+        for i in range(40)
+    ]
+    return _functions(*calls, [helper.make_node("Identity", ["x"], ["y"])])
+
+
+def _functions(*bodies: list[NodeProto]) -> ModelProto:
+    """Return a model that calls the first of some functions, f0, f1, ..."""
+    model = _model([helper.make_node("f0", ["x"], ["y"], domain="f")], [2], [])
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+    # The reference wants what is called before what calls it.
+    model.functions.extend(
+        helper.make_function("f", f"f{index}", ["x"], ["y"], bodies[index], imports)
+        for index in reversed(range(len(bodies)))
+    )
+    return model
 
 
 def _npy() -> bytes:
