@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 from exec_commands import spec
+from isolated import start
+
+from onnxopt_cli.backends import exec_process
 
 CASE = """\
 onnxopt: 1
@@ -77,6 +83,62 @@ def test_a_command_that_breaks_off_costs_one_case(
     assert found["first"]["outcome"] == outcome
     assert words in found["first"]["message"]
     assert found["second"]["outcome"] == "pass"
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+@pytest.mark.parametrize(
+    ("mode", "outcome", "words"),
+    [
+        ("ends-badly", "crash", "told to end, ended with exit code 9"),
+        ("never-ends", "timeout", "1 s"),
+    ],
+)
+def test_a_command_that_does_not_end_as_it_should_keeps_its_passes_and_does_not_conform(
+    mode, outcome, words, isolation, identity, onnxopt, monkeypatch
+):
+    monkeypatch.setattr(exec_process, "_GRACE", 1.0)
+    found = outcomes(onnxopt, spec(mode), "--isolation", isolation, "--timeout", "1", code=1)
+    teardown = found.pop("teardown")
+    assert teardown["case"] == "worker/teardown"
+    assert teardown["outcome"] == outcome
+    assert words in teardown["message"]
+    assert {result["outcome"] for result in found.values()} == {"pass"}
+
+
+@pytest.mark.parametrize(("isolation", "first"), [("process", "not-run"), ("none", "timeout")])
+def test_ctrl_c_on_a_terminal_ends_the_run_and_is_not_heard_by_the_command(
+    isolation, first, identity
+):
+    run = start(identity, hanging(identity, timeout=2), "--isolation", isolation, "-j", "1")
+    wait_for(identity / "marker")
+    for process in run.survivors(0):
+        os.kill(process.number, signal.SIGINT)
+    run.wait(20)
+    assert run.code == 130
+    assert run.outcomes == {"first": first, "second": "not-run"}
+    assert run.survivors() == []
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_no_command_survives_a_runner_that_is_killed(isolation, identity):
+    run = start(identity, hanging(identity), "--isolation", isolation, "-j", "1")
+    wait_for(identity / "marker")
+    assert any("exec_command.py" in process.command for process in run.survivors(0))
+    run.process.kill()
+    run.process.communicate()
+    assert run.survivors() == []
+
+
+def hanging(folder, **options):
+    """A command that hangs at its first case, and leaves a file named marker then."""
+    return spec("hangs", folder / "marker", **options)
+
+
+def wait_for(path, seconds=20):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

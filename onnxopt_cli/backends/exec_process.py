@@ -1,8 +1,8 @@
 """A command that answers lines with lines, whatever it does instead.
 
-It stays in the process group and session of whoever starts it, so that what ends those ends it too.
-On Linux the kernel also kills it when the thread that started it ends. Only POSIX systems let a
-pipe be read with a deadline, so there are no commands on others.
+It stays in the process group and session of whoever starts it, so that what kills those kills it
+too; Ctrl-C alone it does not hear. On Linux the kernel also kills it when the thread that started
+it ends. Only POSIX systems let a pipe be read with a deadline, so there are no commands on others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import exit_text, printable
 from onnxopt_cli.errors import BackendDied, BackendHangs, BackendUnavailable, ProtocolBreach
 
 #: The longest line that is read, with its line end.
@@ -49,7 +49,7 @@ class CommandProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call, no lock
+                preexec_fn=_begin_child(),  # noqa: PLW1509 - system calls alone, no lock
             )
         except (OSError, ValueError) as error:
             raise BackendUnavailable(
@@ -108,7 +108,7 @@ class CommandProcess:
                 f"the command did not end within {_GRACE:g} s of being told to, and was killed"
             ) from None
         if code:
-            raise BackendDied(f"the command, told to end, {_manner(code)}")
+            raise BackendDied(f"the command, told to end, {exit_text(code)}")
 
     def kill(self) -> None:
         """End the command at once, if it has not ended."""
@@ -157,7 +157,7 @@ class CommandProcess:
             code = self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:
             raise BackendDied("the command closed its standard output, and went on") from None
-        raise BackendDied(f"the command {_manner(code)}, without an answer")
+        raise BackendDied(f"the command {exit_text(code)}, without an answer")
 
     def _close_pipes(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
@@ -195,25 +195,19 @@ def _shown(data: bytes) -> str:
     return f"{shown!r}{' ...' if len(data) > 80 else ''}"  # noqa: PLR2004 - as much as is shown
 
 
-def _manner(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    if not sys.platform.startswith("linux"):
-        return None
+def _begin_child() -> Callable[[], None]:
+    """Return what the command's process does before it becomes the command."""
     # Looked up before the fork: after it, only system calls are safe.
-    control = ctypes.CDLL(None, use_errno=True).prctl
+    linux = sys.platform.startswith("linux")
+    control = ctypes.CDLL(None, use_errno=True).prctl if linux else None
     parent = os.getpid()
 
-    def die_with_parent() -> None:
-        control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    def begin() -> None:
+        # A terminal tells the command of Ctrl-C too; what becomes of the case is ours to say.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if control is not None:
+            control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
 
-    return die_with_parent
+    return begin

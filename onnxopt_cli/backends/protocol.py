@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import onnx
 
@@ -42,4 +42,17 @@ class Backend(Protocol):
         Raises:
             Unsupported: if the backend does not know an operator, opset, type or device of it.
             Exception: anything else is the backend's failure.
+        """
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A backend that has started something, which is to be ended with it."""
+
+    def close(self) -> None:
+        """End it, and wait until it has ended.
+
+        Raises:
+            BackendDied: if it does not end as it should.
+            BackendHangs: if it does not end at all.
         """

@@ -14,7 +14,7 @@ from rich.text import Text
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import Explanation
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
@@ -217,6 +217,8 @@ def _plain(result: Result) -> bool:
 
 
 def _operator(result: Result) -> str:
+    if result.case.startswith(f"{OUTSIDE_CASES}/"):
+        return "(outside of cases)"
     names = result.operators
     return names[0] if len(names) == 1 else "(several)" if names else "(unknown)"
 

@@ -12,7 +12,7 @@ from onnxopt_cli.backends.lowering import Kept, Lowering
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.run.interruption import Interruption
-from onnxopt_cli.run.response import Response, keeping, respond
+from onnxopt_cli.run.response import Response, keeping, respond, tear_down
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.executors import Pending
@@ -61,8 +61,13 @@ class InProcess:
         self._kept = None
 
     def finish(self) -> list[Aside]:
-        """Return nothing: what it did outside of cases, it did to this process."""
-        return []
+        """End it; return what went wrong then. All else outside of cases it did to this process."""
+        trouble = tear_down(self._backend)
+        if trouble is None:
+            return []
+        from onnxopt_cli.run.worker import Aside
+
+        return [Aside("teardown", *trouble)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 The keeper runs none of the backend's code. It is the subreaper of all that the worker starts,
 daemons too, so it sees them, and kills them all when the worker ends, when the runner tells it to
-with SIGTERM, or when the runner is gone. Then it ends as the worker did, with the same code or
-signal, which is how the runner learns of it.
+with SIGTERM, or when the runner is gone. Then it removes the worker's temporary files and ends as
+the worker did, with the same code or signal, which is how the runner learns of it.
 
 Linux only; elsewhere the worker stands alone and its process group is all that can be killed.
 """
@@ -18,6 +18,7 @@ import sys
 import time
 from typing import NoReturn
 
+from onnxopt_cli.run.private_folder import remove_folder
 from onnxopt_cli.run.processes import descendants
 
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -26,12 +27,13 @@ _SET_CHILD_SUBREAPER = 36
 _ROUNDS = 200
 
 
-def stand_between(runner: int, channel: int) -> None:
+def stand_between(runner: int, channel: int, folder: str) -> None:
     """Fork, return in the worker, and never return in the keeper.
 
     Args:
         runner: the runner's process id.
         channel: the descriptor of the channel, which only the worker may hold.
+        folder: the worker's folder for temporary files, removed in the end.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
@@ -48,7 +50,7 @@ def stand_between(runner: int, channel: int) -> None:
         _end_with(keeper, signal.SIGKILL)
         return
     os.close(channel)
-    _keep(worker, signals)
+    _keep(worker, signals, folder)
 
 
 def _end_with(parent: int, number: signal.Signals) -> None:
@@ -63,7 +65,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _keep(worker: int, signals: set[signal.Signals]) -> NoReturn:
+def _keep(worker: int, signals: set[signal.Signals], folder: str) -> NoReturn:
     status: int | None = None
     while status is None:
         if signal.sigwait(signals) == signal.SIGTERM:
@@ -78,6 +80,7 @@ def _keep(worker: int, signals: set[signal.Signals]) -> NoReturn:
             _kill(process)
         _reap(worker)
         time.sleep(0.001)
+    remove_folder(folder)
     _end_as(status)
 
 

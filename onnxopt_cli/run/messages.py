@@ -186,5 +186,22 @@ def read_answer(message: Any, payload: memoryview, order: Order) -> Response:
     return Response(failure=Outcome(failure), message=_text(text), seconds=seconds)
 
 
+def pack_farewell(failure: Outcome, message: str) -> list[memoryview]:
+    """Return a worker's last frame, if its backend failed to end in peace."""
+    return pack({"failure": failure.value, "message": message})
+
+
+def read_farewell(message: Any) -> tuple[Outcome, str]:
+    """Return what :func:`pack_farewell` was given.
+
+    Raises:
+        ProtocolBreach: if the worker says something else.
+    """
+    match message:
+        case {"failure": str(failure), "message": str(text)} if failure in _REPORTED:
+            return Outcome(failure), _text(text)
+    raise ProtocolBreach("spoke without being asked")
+
+
 def _text(text: str) -> str:
     return printable(text, lines=True)

@@ -9,7 +9,7 @@ from time import perf_counter
 import onnx
 
 from onnxopt_cli.backends.lowering import Kept, Lowering, run_model
-from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.backends.protocol import Backend, Closable
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Value
@@ -86,6 +86,19 @@ def respond(
     seconds = perf_counter() - started
     changed = tuple(changed_inputs(inputs, own))
     return Response(answer.outputs, lowered=answer.lowered, changed=changed, seconds=seconds)
+
+
+def tear_down(backend: Backend) -> tuple[Outcome, str] | None:
+    """End what a backend has started; return what went wrong, if anything did, and it in words."""
+    if not isinstance(backend, Closable):
+        return None
+    try:
+        backend.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as above
+        return _failure(error), _message(error)
+    return None
 
 
 def keeping(kept: Kept | None, model: onnx.ModelProto) -> Kept:

@@ -20,7 +20,14 @@ from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, ProtocolBreach,
 from onnxopt_cli.run.death import cause_of_death
 from onnxopt_cli.run.leaks import SETTLING_SECONDS, Step, Watch
 from onnxopt_cli.run.limits import Limits
-from onnxopt_cli.run.messages import Order, pack_hello, pack_order, read_answer, read_ready
+from onnxopt_cli.run.messages import (
+    Order,
+    pack_hello,
+    pack_order,
+    read_answer,
+    read_farewell,
+    read_ready,
+)
 from onnxopt_cli.run.processes import out_of_memory_kills
 from onnxopt_cli.run.response import Response
 from onnxopt_cli.run.worker_process import WorkerProcess
@@ -209,6 +216,8 @@ class Worker:
                 raise ProtocolBreach("sent more than an answer")
             seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
             self._answered(replace(response, seconds=seconds, printed=self._process.printed()))
+        elif self.state is State.ENDING:
+            self._lost(*read_farewell(message))
         else:
             raise ProtocolBreach("spoke without being asked")
 

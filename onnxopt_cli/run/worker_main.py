@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.run.keeper import stand_between
 from onnxopt_cli.run.limits import limit_memory
+from onnxopt_cli.run.private_folder import enter_folder
 
 # The keeper is forked before anything heavy is imported.
 if TYPE_CHECKING:
@@ -24,15 +25,17 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.response import Response
 
 
-def main(channel: int, runner: int, memory: int) -> None:
+def main(channel: int, runner: int, memory: int, folder: str) -> None:
     """Serve until the channel closes.
 
     Args:
         channel: the descriptor of the worker's end of the socket.
         runner: the runner's process id.
         memory: bytes that this process may hold, or 0.
+        folder: where temporary files go; made here.
     """
-    stand_between(runner, channel)
+    enter_folder(folder)
+    stand_between(runner, channel, folder)
     limit_memory(memory)
     # Ctrl-C is for the runner to handle; a backend that interrupts its own main thread must not
     # end the worker.
@@ -47,7 +50,7 @@ def _serve(connection: socket.socket) -> None:
     from onnxopt_cli.backends.resolve import resolve_backend
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
     from onnxopt_cli.run import messages
-    from onnxopt_cli.run.response import keeping
+    from onnxopt_cli.run.response import keeping, tear_down
 
     hello = _receive(connection)
     if hello is None:
@@ -72,6 +75,9 @@ def _serve(connection: socket.socket) -> None:
         if order.collect:
             gc.collect()
         _send(connection, messages.pack_answer(order.number, response))
+    trouble = tear_down(backend)
+    if trouble is not None:
+        _send(connection, messages.pack_farewell(*trouble))
 
 
 def _respond(backend: Backend, order: Order, lowering: Lowering, kept: Kept | None) -> Response:

@@ -14,12 +14,14 @@ from typing import Any
 
 from onnxopt_cli.run.channel import Channel, ChannelClosed
 from onnxopt_cli.run.printed import Printed
+from onnxopt_cli.run.private_folder import name_folder, remove_folder
 from onnxopt_cli.run.processes import descendants, resident
 
 # The worker imports what this process would, from the same places, whatever its folder.
 _START = (
-    "import sys; channel, runner, memory, *sys.path = sys.argv[1:]; "
-    "from onnxopt_cli.run.worker_main import main; main(int(channel), int(runner), int(memory))"
+    "import sys; channel, runner, memory, folder, *sys.path = sys.argv[1:]; "
+    "from onnxopt_cli.run.worker_main import main; "
+    "main(int(channel), int(runner), int(memory), folder)"
 )
 # How long a keeper may take to leave nothing behind.
 _PATIENCE_SECONDS = 1.0
@@ -38,7 +40,8 @@ class WorkerProcess:
     """
 
     def __init__(self, memory: int, selector: selectors.BaseSelector) -> None:
-        self._popen, connection, printed = _start(memory)
+        self._folder = name_folder()
+        self._popen, connection, printed = _start(memory, self._folder)
         self.pid = self._popen.pid
         self.open = True
         self._channel = Channel(connection)
@@ -115,6 +118,8 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker and all that it started, if it still runs, and close everything."""
         _kill(self._popen)
+        # The keeper has done this, unless it was killed itself.
+        remove_folder(self._folder)
         for descriptor in list(self._registered):
             self._unregister(descriptor)
         self._printed.close()
@@ -133,11 +138,11 @@ class WorkerProcess:
             self._registered.discard(descriptor)
 
 
-def _start(memory: int) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
-    arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), *sys.path]
+    arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), folder, *sys.path]
     try:
         popen = subprocess.Popen(  # noqa: S603 - our own interpreter
             [sys.executable, "-u", "-P", "-c", _START, *arguments],
