@@ -2,7 +2,7 @@
 
     python scripts/explain_every_deviation.py
 
-Each is put to the conformance suite; what it fails is handed to the explanation as if a backend
+Each is put to the suites of its operator; what it fails is handed to the explanation as if a backend
 had returned it. Prints for how many the explanation has their own name, and the others.
 """
 
@@ -22,13 +22,15 @@ from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.explain import explain
 from onnxopt_cli.run.parallel import available_jobs, parallel
 
+#: What judges the operators of training and of pruning.
+_SUITES = ("conformance", "pruning")
 #: The share of a registry that must be explained by its own name.
 _WANTED = 0.95
 
 
 def main() -> int:
     """Explain all; return the exit code."""
-    cases = {case.id: case for case in suite_cases("conformance")}
+    cases = {case.id: case for suite in _SUITES for case in suite_cases(suite)}
     trials, _ = find_trials(list(cases.values()), Judging())
     code = 0
     for operator in OPERATORS:
