@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import onnx
@@ -13,6 +11,7 @@ import platformdirs
 
 from onnxopt_cli.cases.node_corpus import node_contents, write_node_corpus
 from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.cases.temporary_folder import temporary_folder
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.errors import Problem, UsageError
 
@@ -59,8 +58,7 @@ def _cached(folder: Path) -> list[Case] | None:
 
 def _write(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
+    with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
         count = write_node_corpus(temporary)
         (temporary / _COUNT_FILE).write_text(f"{count}\n")
         if folder.exists() and _cached(folder) is None:
@@ -69,8 +67,6 @@ def _write(folder: Path) -> None:
         with contextlib.suppress(OSError):
             # Fails if another run has just put its own there, which is as good.
             temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _in_memory() -> list[Case]:
