@@ -41,7 +41,8 @@ class _Commands(click.Group):
     """Loads the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(_COMMANDS)
+        # Not list(...): in this package that is the module of a command.
+        return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
@@ -60,7 +61,7 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl([*_COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,6 +73,10 @@ def group() -> None:
     onnxopt run                       the reference on the cases in ./cases
     onnxopt run cases/ -b onnxruntime ONNX Runtime on them
     onnxopt show Adam                 the formula that all of it rests on
+
+    \b
+    Completion of words in bash, likewise in zsh and fish:
+    eval "$(_ONNXOPT_COMPLETE=bash_source onnxopt)"
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
 
 

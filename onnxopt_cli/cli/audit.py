@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxopt_cli.cli.completion import complete_our_operator, complete_target
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,8 +17,15 @@ if TYPE_CHECKING:
 
 
 @click.command("audit")
-@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1)
-@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator.")
+@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
+@click.option(
+    "--operator",
+    "operators",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_our_operator,
+    help="Only this operator.",
+)
 @click.option(
     "--tolerance",
     "rule",

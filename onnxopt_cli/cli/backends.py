@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from onnxopt_cli.cli.completion import complete_backend
+
 
 @click.group("backends", invoke_without_command=True)
 @click.pass_context
@@ -13,10 +15,9 @@ def command(context: click.Context) -> None:
     """List, check and begin backends that can be tested.
 
     \b
-    onnxopt backends                            what is installed, with versions
-    onnxopt backends check exec:./adapter       does it keep the rules of its protocol?
-    onnxopt backends new acme                   a working plugin in Python, to go on from
-    onnxopt backends new acme --language shell  a working command, for any language
+    onnxopt backends                       what is installed, with versions
+    onnxopt backends check exec:./adapter  does it keep the rules of its protocol?
+    onnxopt backends new acme              a working plugin, to go on from
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if context.invoked_subcommand is not None:
         return
@@ -28,7 +29,7 @@ def command(context: click.Context) -> None:
 
 
 @command.command("check")
-@click.argument("backend")
+@click.argument("backend", shell_complete=complete_backend)
 def check(backend: str) -> int:
     """Test a backend against every rule that onnxopt relies on.
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from onnxopt_cli.cli.completion import complete_suite
+
 _NODE = "onnx-node"
 
 
 @click.command("generate")
-@click.argument("suites", metavar="[SUITE]...", nargs=-1)
+@click.argument("suites", metavar="[SUITE]...", nargs=-1, shell_complete=complete_suite)
 @click.option(
     "-o",
     "--output",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from onnxopt_cli.cli.completion import complete_report
+
 _LOG = click.Path(path_type=Path)
 _SAVED = "LOG|REPORT.json"
 
@@ -28,6 +30,7 @@ def command() -> None:
     multiple=True,
     required=True,
     metavar="FORMAT=PATH",
+    shell_complete=complete_report,
     help="What to write, as for onnxopt run; may be given several times.",
 )
 def render(saved: Path, reports: tuple[str, ...]) -> int:

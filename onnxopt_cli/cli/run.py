@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnxopt_cli.cli.completion import (
+    complete_backend,
+    complete_operator,
+    complete_report,
+    complete_target,
+)
 from onnxopt_cli.cli.run_limits import lower_option, setting, worker_options
 from onnxopt_cli.cli.session_options import session_options
 from onnxopt_cli.cli.streams import go_on_without_reader
@@ -34,7 +40,7 @@ class _Limit(click.ParamType[float]):
 
 
 @click.command("run")
-@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1)
+@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
 @click.option(
     "-b",
     "--backend",
@@ -42,6 +48,7 @@ class _Limit(click.ParamType[float]):
     multiple=True,
     default=("numpy",),
     metavar="BACKEND",
+    shell_complete=complete_backend,
     help="What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
     "May be given several times.",
 )
@@ -57,6 +64,7 @@ class _Limit(click.ParamType[float]):
     "operators",
     multiple=True,
     metavar="NAME",
+    shell_complete=complete_operator,
     help="Only cases whose model contains this operator.",
 )
 @click.option("--tag", "tags", multiple=True, help="Only cases with this tag.")
@@ -86,6 +94,7 @@ class _Limit(click.ParamType[float]):
     "reports",
     multiple=True,
     metavar="FORMAT=PATH",
+    shell_complete=complete_report,
     help="Also write the results; FORMAT is json, junit, markdown, github, badge or html, "
     "PATH may be - for standard output.",
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from onnxopt_cli.cli.completion import complete_path
+
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command."""
@@ -15,11 +17,13 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--expect",
             multiple=True,
             metavar="FILE",
+            shell_complete=complete_path,
             help="What is expected to fail; a later file precedes an earlier one.",
         ),
         click.option(
             "--update-expect",
             metavar="FILE",
+            shell_complete=complete_path,
             help="Let an expectation file say what this run shows; it also counts as --expect.",
         ),
         click.option(
@@ -29,8 +33,18 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Run what does not conform N times more, to tell flaky from failing.",
         ),
         click.option("--shard", metavar="I/N", help="Only part I of N, by a hash of the id."),
-        click.option("--log", metavar="FILE", help="Write each result to a log when it is there."),
-        click.option("--resume", metavar="LOG", help="Go on with a log; run only what it lacks."),
+        click.option(
+            "--log",
+            metavar="FILE",
+            shell_complete=complete_path,
+            help="Write each result to a log when it is there.",
+        ),
+        click.option(
+            "--resume",
+            metavar="LOG",
+            shell_complete=complete_path,
+            help="Go on with a log; run only what it lacks.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)

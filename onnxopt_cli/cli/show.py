@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import click
 
+from onnxopt_cli.cli.completion import complete_subject
+
 
 @click.command("show")
-@click.argument("names", metavar="OPERATOR|CASE...", nargs=-1, required=True)
+@click.argument(
+    "names",
+    metavar="OPERATOR|CASE...",
+    nargs=-1,
+    required=True,
+    shell_complete=complete_subject,
+)
 def command(names: tuple[str, ...]) -> None:
     """Show an operator (formula, inputs, attributes) or a case.
 

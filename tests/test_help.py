@@ -1,0 +1,42 @@
+"""What every command says of itself."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from onnxopt_cli.cli import group
+
+
+def commands(command, words=()):
+    """Yield the words that lead to each command, groups included."""
+    yield words
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from commands(command.get_command(context, name), (*words, name))
+
+
+COMMANDS = list(commands(group))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_has_an_example_and_fits_80_columns(onnxopt, monkeypatch, words, option):
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = onnxopt(*words, option)
+    assert answer.code == 0
+    assert answer.err == ""
+    lines = answer.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    examples = [line.strip() for line in lines if line.startswith("  onnxopt ")]
+    assert any(example.startswith(" ".join(["onnxopt", *words])) for example in examples)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_wrong_option_points_to_help(onnxopt, words):
+    answer = onnxopt(*words, "--no-such-option")
+    assert answer.code == 2
+    assert answer.out == ""
+    assert f"Try '{' '.join(['onnxopt', *words])} --help' for help." in answer.err
+    assert "No such option" in answer.err
