@@ -54,7 +54,10 @@ def collect(targets: Sequence[str]) -> Collection:
                     hint="run them one after the other, or rename the suite of one",
                 )
     if not cases and not problems:
-        raise NothingSelected(f"no case in {', '.join(map(printable, targets))}")
+        raise NothingSelected(
+            f"no case in {', '.join(map(printable, targets))}",
+            hint="cases are .yaml files, or ONNX test directories with a model.onnx",
+        )
     return Collection(tuple(cases.values()), tuple(problems))
 
 
@@ -79,6 +82,9 @@ def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
 
 
 def _find(target: str) -> tuple[list[Case], list[Problem]]:
+    if not target:
+        # An unset variable of a script; as a path it would be the current folder.
+        raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.is_dir():
         return _find_in_folder(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -82,5 +83,7 @@ def _files(suite: str, form: str | None) -> Iterator[tuple[str, bytes]]:
     elif suite == _NODE:
         raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
     else:
-        known = ", ".join([*SUITES, _NODE])
-        raise UsageError(f"there is no suite {suite!r} to generate", hint=f"there are {known}")
+        known = [*SUITES, _NODE]
+        near = get_close_matches(suite, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"there is no suite {suite!r} to generate", hint=hint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 import click
 
 from onnxopt_cli.cli.completion import complete_subject
@@ -37,9 +39,11 @@ def command(names: tuple[str, ...]) -> None:
         try:
             collection = collect([name])
         except UsageError as error:
-            known = ", ".join(operator.name for operator in OPERATORS)
-            hint = error.hint or "onnxopt list shows the cases"
-            raise UsageError(error.message, hint=f"operators are {known}; {hint}") from error
+            known = {operator.name.lower(): operator.name for operator in OPERATORS}
+            near = get_close_matches(name.lower(), known, n=1)
+            listed = f"operators are {', '.join(known.values())}; {error.hint}"
+            hint = f"did you mean {known[near[0]]}?" if near else listed
+            raise UsageError(error.message, hint=hint) from error
         if collection.problems:
             raise InvalidCase(collection.problems)
         for case in collection.cases:

@@ -43,8 +43,10 @@ class Reports:
         for request in requests:
             name, equals, target = request.partition("=")
             if not equals or not target or name not in FORMATS:
-                known = ", ".join(FORMATS)
-                raise UsageError(f"--report takes FORMAT=PATH; FORMAT is {known}, not {request!r}")
+                raise UsageError(
+                    f"--report takes FORMAT=PATH, not {request!r}",
+                    hint=f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json",
+                )
             path = Path(target)
             if path.is_dir() or not path.absolute().parent.is_dir():
                 raise UsageError(f"--report cannot write {path}: the folder must exist")

@@ -81,7 +81,9 @@ def read_log(path: Path) -> Log | None:
     try:
         data = read_regular_file(path)
     except Malformed as error:
-        raise UsageError(f"the log {printable(str(path))} {error}") from error
+        raise UsageError(
+            f"the log {printable(str(path))} {error}", hint="onnxopt run --log FILE begins one"
+        ) from error
     whole = data[: data.rfind(b"\n") + 1]
     if not whole:
         if data.startswith(_BEGINNING) or _BEGINNING.startswith(data):
@@ -165,4 +167,7 @@ def _take(log: Log, kind: str, record: dict[str, Any]) -> None:
 
 
 def _malformed(path: Path, line: int, what: str) -> UsageError:
-    return UsageError(f"{printable(str(path))}:{line}: {printable(what)}")
+    return UsageError(
+        f"{printable(str(path))}:{line}: {printable(what)}",
+        hint="a log is what onnxopt run --log FILE writes",
+    )

@@ -1,0 +1,51 @@
+"""What is typed wrongly is named, with what to type instead, and exits with the documented code."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says", "next_step"),
+    [
+        ("rnu", 2, "There is no command 'rnu'", "Did you mean run?"),
+        ("run --bakend numpy", 2, "No such option '--bakend'", "Did you mean '--backend'?"),
+        ("backends chek", 2, "No such command 'chek'", "Did you mean 'check'?"),
+        ("run specs", 2, "no path, suite or case specs", "did you mean spec?"),
+        ("run empty", 5, "no case in empty", "cases are .yaml files"),
+        ("run notes.txt", 2, "notes.txt is no case file", "cases are .yaml files"),
+        ("run damaged.yaml", 2, "damaged.yaml:1: found bytes that are no UTF-8", "expected UTF-8"),
+        ("run spec -k zzz", 5, "none of 7 cases is selected", "onnxopt list"),
+        ("run spec --operator Adm", 2, "has the operator 'Adm'", "did you mean Adam?"),
+        ("run spec -b onnxrutime", 2, "no backend 'onnxrutime'", "did you mean onnxruntime?"),
+        ("run spec -b python:nope", 2, "names no attribute", "write python:module:attribute"),
+        ("run spec --report foo=bar", 2, "FORMAT=PATH, not 'foo=bar'", "--report json=run.json"),
+        ("run spec --report json=no/such/x", 2, "cannot write no/such/x", "the folder must exist"),
+        ("run spec --expect missing.yaml", 2, "the file is missing", "onnxopt schema expect"),
+        ("run spec --shard 3/2", 2, "--shard 3/2 is no part", "I goes from 1 to N"),
+        ("run spec --timeout -1", 2, "'--timeout'", "is not in the range"),
+        ("run spec --resume notes.txt", 2, "notes.txt:1: found no", "onnxopt run --log"),
+        ("run spec --resume missing", 2, "the log missing is missing", "onnxopt run --log"),
+        ("report render notes.txt --report json=x", 2, "notes.txt:1:", "onnxopt run --log"),
+        ("show Adma", 2, "no path, suite or case Adma", "did you mean Adam?"),
+        ("generate spek", 2, "no suite 'spek'", "did you mean spec?"),
+    ],
+)
+def test_a_mistake_is_named_with_the_next_step(
+    workplace, onnxopt, arguments, code, says, next_step
+):
+    (workplace / "empty").mkdir()
+    (workplace / "notes.txt").write_text("no case\n")
+    (workplace / "damaged.yaml").write_bytes(b"\xff\xfe")
+    answer = onnxopt(*arguments.split())
+    assert answer.code == code
+    said = " ".join(answer.err.split())
+    assert says in said
+    assert next_step in said
+
+
+def test_an_empty_target_is_not_the_current_folder(workplace, onnxopt):
+    (workplace / "demo.yaml").write_text("onnxopt: 1\n")
+    answer = onnxopt("run", "")
+    assert answer.code == 2
+    assert "a target is empty" in answer.err
