@@ -22,6 +22,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: How messages say that Python's MemoryError was raised; what for follows.
+OUT_OF_MEMORY = "there is not enough memory"
+
 
 class OnnxoptError(Exception):
     """Base of all errors whose message is meant for a user.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias
 
 from onnx import AttributeProto, helper
@@ -11,7 +10,7 @@ from onnx import AttributeProto, helper
 from onnxopt_cli.cases.declared import DeclaredTensor
 from onnxopt_cli.cases.tensor_data import tensor_of
 from onnxopt_cli.cases.tensor_elements import element_array, element_kind
-from onnxopt_cli.cases.tensor_text import declare_value
+from onnxopt_cli.cases.tensor_text import DeclareValue
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, unexpected
 from onnxopt_cli.core.values import DTYPES
 
@@ -37,20 +36,20 @@ _TYPES: dict[str, int] = {
 }
 
 
-def declare_attribute(node: Node, kind: int, folder: Path) -> MakeAttribute:
+def declare_attribute(node: Node, kind: int, declare: DeclareValue) -> MakeAttribute:
     """Check an attribute and promise it.
 
     Args:
         node: its value; its key is the attribute's name.
         kind: an ``AttributeProto.AttributeType``.
-        folder: where the case file stands.
+        declare: reads a tensor.
 
     Raises:
         FormatError: if the value is not of the type, or no value of the type can be written.
     """
     name = str(node.key)
     if kind == AttributeProto.TENSOR:
-        value = declare_value(node, folder)
+        value = declare(node, None)
         if not isinstance(value, DeclaredTensor):
             raise FormatError(node, "found no tensor, expected one")
         return lambda: helper.make_attribute(name, tensor_of(value.make()))

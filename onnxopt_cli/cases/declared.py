@@ -11,8 +11,10 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array, Value
 
-#: Larger tensors are refused: judging one takes many copies of it in wider types.
-MAX_ELEMENTS = 2**22
+#: How many elements all tensors of a case may have together. Judging one element takes up to 760
+#: bytes, as was measured with Adam where X alone is large and the types are unlike: its formula is
+#: followed in wider types, operation by operation. With this many a run stays below 1 GiB.
+MAX_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,17 @@ def too_large(shape: tuple[int, ...]) -> str | None:
     if math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS:
         return None
     return f"shape {list(shape)}, expected at most {MAX_ELEMENTS} elements"
+
+
+def element_count(value: Declared) -> int:
+    """Return the number of elements of all tensors in a value."""
+    match value:
+        case DeclaredTensor():
+            return math.prod(value.shape)
+        case DeclaredSequence():
+            return sum(map(element_count, value.items))
+        case DeclaredOptional():
+            return 0 if value.item is None else element_count(value.item)
 
 
 def outline(value: Declared) -> Value:

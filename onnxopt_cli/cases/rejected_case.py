@@ -60,7 +60,7 @@ def rejected_subject(
         if name in float_attributes:
             kind = _FLOATS.get(kind, kind)
         try:
-            attributes.append(declare_attribute(node, kind, fields.folder))
+            attributes.append(declare_attribute(node, kind, fields.declare_value))
         except FormatError as error:
             fields.errors.append(error)
     fields.finish()

@@ -138,7 +138,7 @@ def _attributes(schema: OpSchema, fields: CaseFields) -> list[MakeAttribute]:
             continue
         try:
             kind = _attribute_kind(known[name])
-            attributes.append(declare_attribute(node, kind, fields.folder))
+            attributes.append(declare_attribute(node, kind, fields.declare_value))
         except FormatError as error:
             fields.errors.append(error)
     return attributes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from onnxopt_cli.cases.declared import DeclaredTensor, too_large
 from onnxopt_cli.cases.gradients import GRADIENTS, apply_to
 from onnxopt_cli.cases.tensor_elements import element_array
-from onnxopt_cli.cases.tensor_text import always, declare_value
+from onnxopt_cli.cases.tensor_text import DeclareValue, always
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, number
 from onnxopt_cli.core.trajectory import Derived
 from onnxopt_cli.core.values import Array, dtype_name
@@ -27,14 +26,14 @@ class Derivation:
         of: name of the input that it is a function of.
         dtype: element type of that one, and so of this.
         shape: likewise.
-        folder: where the parameters' files are looked for.
+        declare: reads a parameter.
     """
 
     node: Node
     of: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    folder: Path
+    declare: DeclareValue
 
 
 def is_function(node: Node) -> bool:
@@ -52,7 +51,8 @@ def declare_derived(derivation: Derivation) -> Callable[[], Derived]:
     (name, given), *_ = (node.fields or {}).items()
     gradient = GRADIENTS[name]
     parameters = {
-        key: _tensor(value, derivation.folder, dtype) for key, value in (given.fields or {}).items()
+        key: _tensor(value, derivation.declare, dtype)
+        for key, value in (given.fields or {}).items()
     }
     for key, parameter in parameters.items():
         if parameter.dtype != dtype:
@@ -78,7 +78,9 @@ def declare_derived(derivation: Derivation) -> Callable[[], Derived]:
     return make
 
 
-def declare_series(node: Node, count: int, dtype: np.dtype[Any], folder: Path) -> DeclaredTensor:
+def declare_series(
+    node: Node, count: int, dtype: np.dtype[Any], declare: DeclareValue
+) -> DeclaredTensor:
     """Read the values of all steps, stacked.
 
     Args:
@@ -86,7 +88,7 @@ def declare_series(node: Node, count: int, dtype: np.dtype[Any], folder: Path) -
             ``{linear: ...}``.
         count: number of steps.
         dtype: the element type where none is given.
-        folder: where files are looked for.
+        declare: reads a tensor.
 
     Raises:
         FormatError: at the first thing that is wrong with it.
@@ -95,7 +97,7 @@ def declare_series(node: Node, count: int, dtype: np.dtype[Any], folder: Path) -
     if linear is not None:
         return _line(linear, count, dtype)
     cycle = node.field("cycle")
-    stacked = _tensor(cycle or node, folder, dtype)
+    stacked = _tensor(cycle or node, declare, dtype)
     found = stacked.shape[0] if stacked.shape else None
     if cycle is None:
         if found != count:
@@ -126,8 +128,8 @@ def _line(node: Node, count: int, dtype: np.dtype[Any]) -> DeclaredTensor:
     return DeclaredTensor(dtype, (count,), make)
 
 
-def _tensor(node: Node, folder: Path, dtype: np.dtype[Any]) -> DeclaredTensor:
-    value = declare_value(node, folder, always(dtype))
+def _tensor(node: Node, declare: DeclareValue, dtype: np.dtype[Any]) -> DeclaredTensor:
+    value = declare(node, always(dtype))
     if not isinstance(value, DeclaredTensor):
         raise FormatError(node, "found no tensor, expected one")
     return value

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from onnxopt_cli.cases.case_schema import listed, unknown_name
-from onnxopt_cli.cases.declared import Declared
+from onnxopt_cli.cases.declared import MAX_ELEMENTS, Declared, element_count
 from onnxopt_cli.cases.tensor_text import ChooseDtype, declare_value
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node
 from onnxopt_cli.core.trajectory import Trajectory
@@ -50,12 +50,14 @@ class CaseFields:
         folder: of the file, where other files are looked for.
         broken: ids of the nodes in which something is known to be wrong.
         errors: what was found since.
+        elements: number of elements of the values that were read since.
     """
 
     node: Node
     folder: Path
     broken: frozenset[int]
     errors: list[FormatError] = field(default_factory=list)
+    elements: int = 0
 
     @property
     def rejects(self) -> bool:
@@ -83,10 +85,27 @@ class CaseFields:
         if id(node) in self.broken:
             return None
         try:
-            return declare_value(node, self.folder, choose)
+            return self.declare_value(node, choose)
         except FormatError as error:
             self.errors.append(error)
             return None
+
+    def declare_value(self, node: Node, choose: ChooseDtype | None = None) -> Declared:
+        """Read a value.
+
+        Raises:
+            FormatError: at the first thing that is wrong with it, or if the values of the case have
+                too many elements together.
+        """
+        value = declare_value(node, self.folder, choose)
+        self.elements += element_count(value)
+        if self.elements > MAX_ELEMENTS:
+            raise FormatError(
+                node,
+                f"found {self.elements} elements in the case up to here, expected at most "
+                f"{MAX_ELEMENTS} in all of its values",
+            )
+        return value
 
     def check_names(self, what: str, known: Sequence[str], required: Sequence[str]) -> None:
         """Collect the names of a mapping that are unknown, and those that are missing."""

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 #: have by themselves (``int64``, ``float32``, ``bool``, ``string``); empty if there are none.
 ChooseDtype: TypeAlias = Callable[[frozenset[str]], np.dtype[Any]]
 
+#: Reads a value as :func:`declare_value` does, in the folder of the case.
+DeclareValue: TypeAlias = Callable[[Node, ChooseDtype | None], Declared]
+
 
 def declare_value(node: Node, folder: Path, choose: ChooseDtype | None = None) -> Declared:
     """Read a value: literal data whole, of random data and files only type and shape.

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from onnxopt_cli.cases.declared import MAX_ELEMENTS, DeclaredTensor
+from onnxopt_cli.cases.declared import MAX_ELEMENTS, DeclaredTensor, element_count
 from onnxopt_cli.cases.formula_case import (
     check_signature,
     declare_tensor,
@@ -180,11 +180,11 @@ class _Reader:
             base = self.start.get(of)
             if base is None:
                 return
-            derivation = Derivation(node, of, base.dtype, base.shape, self.fields.folder)
+            derivation = Derivation(node, of, base.dtype, base.shape, self.fields.declare_value)
             self.derived[name] = declare_derived(derivation)
             self.first[name] = replace(base, make=lambda: np.zeros(base.shape, base.dtype))
             return
-        stacked = declare_series(node, self.count, dtype, self.fields.folder)
+        stacked = declare_series(node, self.count, dtype, self.fields.declare_value)
         self.series[name] = stacked
         self.first[name] = DeclaredTensor(
             stacked.dtype, stacked.shape[1:], lambda: stacked.make()[0, ...]
@@ -213,12 +213,13 @@ class _Reader:
                 )
         shapes = [self.first[self.names[like]].shape for like, _ in places]
         elements = sum(int(np.prod(shape, dtype=object)) for shape in shapes)
-        if elements * len(self.recorded) > MAX_ELEMENTS:
+        changing = sum(map(element_count, self.series.values()))
+        if elements * len(self.recorded) + changing > MAX_ELEMENTS:
             self.fields.errors.append(
                 FormatError(
                     self.steps,
-                    f"found {len(self.recorded)} recorded steps of {elements} elements, expected "
-                    f"at most {MAX_ELEMENTS} elements in all",
+                    f"found {len(self.recorded)} recorded steps of {elements} elements, and "
+                    f"{changing} of inputs that change, expected at most {MAX_ELEMENTS} in all",
                 )
             )
 

@@ -17,10 +17,13 @@ from onnxopt_cli.cases.yaml_text import yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import InvalidCase, Problem
+from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
 
 # A case is an item of the list under the key "cases".
 _CASE_DEPTH = 2
+
+# Nobody reads more of them, and showing all that a long file can have takes minutes.
+_MOST_PROBLEMS = 100
 
 # The ends of ids: of a case of one step, of a trajectory step by step, and of one in a Loop.
 _AT_ONCE, _STEP_BY_STEP, _LOOPED = "", "/steps", "/loop"
@@ -36,13 +39,15 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
         path: the file, as messages shall name it.
 
     Returns:
-        The cases with nothing wrong, and every problem of the file in the order of its lines.
+        The cases with nothing wrong, and the first hundred problems of the file in the order of its
+        lines, with a last one that counts the others.
     """
     try:
-        text = yaml_text(path)
+        return read_yaml_text(yaml_text(path), path)
     except InvalidCase as error:
         return [], list(error.problems)
-    return read_yaml_text(text, path)
+    except MemoryError:
+        return [], [Problem(f"{path}:1", f"{OUT_OF_MEMORY} to read the file")]
 
 
 def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
@@ -61,7 +66,13 @@ def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
         file = _File(path, root, errors)
         cases = file.cases()
         errors = file.errors
-    problems = [_problem(path, error) for error in sorted(errors, key=lambda error: error.line)]
+    errors.sort(key=lambda error: error.line)
+    problems = [_problem(path, error) for error in errors[:_MOST_PROBLEMS]]
+    if errors[_MOST_PROBLEMS:]:
+        place = f"{path}:{errors[_MOST_PROBLEMS].line}"
+        problems.append(
+            Problem(place, f"{len(errors) - _MOST_PROBLEMS} more problems from here on")
+        )
     return cases, list(dict.fromkeys(problems))
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: Deeper nesting is refused; libyaml's own recursion ends in a crash at some 10^5.
 MAX_DEPTH = 20
-#: More values are refused: they would take a gigabyte. Large tensors belong into files.
-MAX_NODES = 1_000_000
+#: More values are refused: reading them would take seconds. Large tensors belong into files.
+MAX_NODES = 200_000
 
 # libyaml's parser where PyYAML was built with it; it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

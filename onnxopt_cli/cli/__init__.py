@@ -14,7 +14,7 @@ import click
 from onnxopt_cli import __version__
 from onnxopt_cli.cli.streams import guard_streams, lost_output
 from onnxopt_cli.core.text import exception_text, printable
-from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.errors import OUT_OF_MEMORY, OnnxoptError
 
 # The summaries stand here so that --help need not import what the commands import.
 _COMMANDS = {
@@ -31,7 +31,7 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-_UNWRITABLE = 2
+_UNABLE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -120,6 +120,9 @@ def _call(arguments: Sequence[str] | None) -> int:
         return _BROKEN_PIPE
     except OSError:
         raise
+    except MemoryError:
+        click.echo(f"error: {OUT_OF_MEMORY} to go on", err=True)
+        return _UNABLE
     except Exception as error:  # noqa: BLE001 - the last resort
         return _defect(error)
     return code if isinstance(code, int) else 0
@@ -130,7 +133,7 @@ def _unread(error: OSError) -> int:
     if isinstance(error, BrokenPipeError):
         return _BROKEN_PIPE
     click.echo(f"error: cannot write the output: {error.strerror}", err=True)
-    return _UNWRITABLE
+    return _UNABLE
 
 
 def _defect(error: Exception) -> int:

@@ -13,7 +13,7 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import InvalidCase
+from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.run.expectation import Expectation, Judging, expect
 from onnxopt_cli.run.response import Response
@@ -28,9 +28,10 @@ class Question:
 
     Attributes:
         case: the case.
-        content: its content; None if the case is invalid.
-        expectation: what must come back; None if the case is invalid or must be refused.
+        content: its content; None if there is none to ask with.
+        expectation: what must come back; None if no backend can be asked, or must refuse the case.
         invalid: why no backend can be asked, or empty.
+        outcome: what that amounts to.
         contradictions: stored outputs that the formula rejects.
     """
 
@@ -38,6 +39,7 @@ class Question:
     content: Content | None
     expectation: Expectation | None = None
     invalid: str = ""
+    outcome: Outcome = Outcome.INVALID
     contradictions: tuple[Diff, ...] = ()
 
 
@@ -45,22 +47,34 @@ def read_question(case: Case, judging: Judging) -> Question:
     """Read a case; one that is wrong in itself is an answer too."""
     try:
         content = case.read()
+    except InvalidCase as error:
+        return Question(case, None, invalid=str(error))
+    except MemoryError:
+        return Question(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
+    try:
         expectation = None if content.rejects else expect(content, str(case.location), judging)
     except InvalidCase as error:
         return Question(case, None, invalid=str(error))
+    except MemoryError:
+        return starved(case)
     if expectation is not None and expectation.contradictions:
-        invalid = (
+        why = (
             "the stored outputs contradict the operator's formula beyond any rounding: "
             "the case is wrong, not the backend"
         )
-        return Question(case, content, None, invalid, expectation.contradictions)
+        return Question(case, content, invalid=why, contradictions=expectation.contradictions)
     return Question(case, content, expectation)
 
 
-def invalid_result(question: Question, backend: str) -> Result:
+def starved(case: Case) -> Question:
+    """Return the question of a case that cannot be asked, or judged, for want of memory."""
+    return Question(case, None, invalid=f"{OUT_OF_MEMORY} to judge it", outcome=Outcome.OOM)
+
+
+def unasked_result(question: Question, backend: str) -> Result:
     """Return the result of a question that cannot be asked."""
     return _result(
-        question, backend, Outcome.INVALID, question.invalid, Response(), question.contradictions
+        question, backend, question.outcome, question.invalid, Response(), question.contradictions
     )
 
 

@@ -66,5 +66,5 @@ class OwnReference:
             self._pool.renew()
 
     def finish(self) -> list[Aside]:
-        """End the workers in peace; return what they did outside of any case."""
-        return self._pool.finish() if self._pool else []
+        """End it in both places; return what it did outside of any case."""
+        return [*self._here.finish(), *(self._pool.finish() if self._pool else ())]

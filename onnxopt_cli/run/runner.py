@@ -13,7 +13,14 @@ from onnxopt_cli.errors import Problem
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.interruption import Interruption
-from onnxopt_cli.run.judge import Question, invalid_result, judge, not_run, read_question
+from onnxopt_cli.run.judge import (
+    Question,
+    judge,
+    not_run,
+    read_question,
+    starved,
+    unasked_result,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +101,14 @@ def _ask(plan: Plan, case: Case) -> _Asked:
     content = question.content
     if question.invalid or content is None:
         return _Asked(question, ())
-    return _Asked(
-        question,
-        tuple(
+    try:
+        pending = [
             _submit(executor, content, partial(plan.started, case.id, executor.name))
             for executor in plan.backends
-        ),
-    )
+        ]
+    except MemoryError:
+        return _Asked(starved(case), ())
+    return _Asked(question, tuple(pending))
 
 
 def _submit(executor: Executor, content: Content, started: Callable[[], None]) -> Pending:
@@ -115,16 +123,23 @@ def _submit(executor: Executor, content: Content, started: Callable[[], None]) -
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
     question = asked.question
     if question.invalid:
-        results = [invalid_result(question, executor.name) for executor in plan.backends]
+        results = [unasked_result(question, executor.name) for executor in plan.backends]
         return tuple(map(plan.review, results))
-    results = []
-    for executor, pending in zip(plan.backends, asked.pending, strict=True):
+    results = [
+        _result(plan, question, executor.name, pending)
+        for executor, pending in zip(plan.backends, asked.pending, strict=True)
+    ]
+    return tuple(map(plan.review, results))
+
+
+def _result(plan: Plan, question: Question, backend: str, pending: Pending) -> Result:
+    try:
         response = pending.result()
         if isinstance(response, str):
-            results.append(not_run(question.case, executor.name, response))
-        else:
-            results.append(judge(question, executor.name, response, plan.judging))
-    return tuple(map(plan.review, results))
+            return not_run(question.case, backend, response)
+        return judge(question, backend, response, plan.judging)
+    except MemoryError:
+        return unasked_result(starved(question.case), backend)
 
 
 def _asides(plan: Plan) -> Iterator[Result]:
