@@ -2,8 +2,8 @@
 
     python scripts/explain_every_deviation.py
 
-Each is put to the suites of its operator; what it fails is handed to the explanation as if a backend
-had returned it. Prints for how many the explanation has their own name, and the others.
+Each is put to the suites of its operator; what it fails is handed to the explanation as if a
+backend had returned it. Prints for how many the explanation has their own name, and the others.
 """
 
 from __future__ import annotations
