@@ -45,7 +45,8 @@ class Run:
                 [PRLIMIT, f"--data={limit or 'unlimited'}", sys.executable, "-m", "onnxopt_cli",
                  *arguments, *wanted],
                 cwd=place,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200",
+                     "OPENBLAS_NUM_THREADS": "1"},
                 stdout=out,
                 stderr=err,
             )  # fmt: skip
@@ -146,6 +147,13 @@ def test_a_case_that_there_is_no_memory_for_is_out_of_memory_and_no_other(tmp_pa
     run = Run(tmp_path, "run", "c.yaml", limit=120 << 20)
     assert run.code == 1
     assert run.results == [("oom", "there is not enough memory to judge it"), ("pass", "")]
+
+
+def test_a_file_that_there_is_no_memory_for_is_named(tmp_path):
+    (tmp_path / "c.yaml").write_text(f"# {'x' * (15 << 20)}\n{ADAM % (('1',) * 4)}")
+    run = Run(tmp_path, "list", "c.yaml", limit=80 << 20)
+    assert run.code == 2
+    assert "c.yaml:1: there is not enough memory to read the file" in run.err
 
 
 def test_of_a_thousand_problems_a_hundred_are_shown_and_the_others_counted(tmp_path):
