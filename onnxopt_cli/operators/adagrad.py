@@ -179,6 +179,11 @@ DEVIATIONS = (
         "R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.",
         replace={"norm_coefficient * X + G": "G", _STEP: f"{_STEP} - r * norm_coefficient * X"},
     ),
+    Deviation(
+        "NumPy's shapes returned",
+        "Results are cast to their tensors' types; what R and T broadcast to comes back.",
+        ("onnx.reference",),
+    ),
     *ROOT_AND_EPSILON,
     *REGULARIZED_GRADIENT,
 )

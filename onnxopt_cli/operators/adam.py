@@ -292,6 +292,21 @@ DEVIATIONS = (
         "One tensor keeps its type.",
         ("onnx.reference",),
     ),
+    Deviation(
+        "attributes combined in float32",
+        "1 - alpha, 1 - beta and 1 - norm_coefficient_post are rounded to float32.",
+        ("onnx.reference",),
+    ),
+    Deviation(
+        "NumPy's types and shapes returned",
+        "Nothing is cast: what R and T broadcast and promote to comes back.",
+        ("onnx.reference",),
+    ),
+    Deviation(
+        "NumPy's shapes returned, several tensors in float32",
+        "One tensor comes back in NumPy's type.",
+        ("onnx.reference",),
+    ),
     *ROOT_AND_EPSILON,
     *REGULARIZED_GRADIENT,
 )

@@ -212,6 +212,11 @@ DEVIATIONS = (
             "return X_new, V_new": "return (1 - norm_coefficient) * X_new, V_new",
         },
     ),
+    Deviation(
+        "NumPy's types and shapes returned",
+        "Nothing is cast: what R and T broadcast and promote to comes back.",
+        ("onnx.reference",),
+    ),
     *REGULARIZED_GRADIENT,
 )
 

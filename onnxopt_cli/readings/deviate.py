@@ -21,6 +21,7 @@ from onnxopt_cli.readings.probes import probes
 from onnxopt_cli.readings.wrong_arguments import wrong_arguments
 from onnxopt_cli.readings.wrong_node import wrong_node
 from onnxopt_cli.readings.wrong_precision import wrong_precision
+from onnxopt_cli.readings.wrong_promotion import wrong_promotion
 from onnxopt_cli.readings.wrong_reduction import wrong_reduction
 
 
@@ -41,6 +42,7 @@ def deviations(operator: Operator) -> tuple[Implementation, ...]:
             wrong_arguments(operator),
             wrong_node(operator),
             wrong_precision(operator),
+            wrong_promotion(),
             wrong_reduction(operator),
         )
     }

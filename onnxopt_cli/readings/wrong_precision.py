@@ -12,7 +12,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import AttributeValue, Operator
-from onnxopt_cli.readings.evaluate import evaluate, rounded
+from onnxopt_cli.readings.evaluate import evaluate, one_element, rounded, widen
 from onnxopt_cli.readings.implementation import Compute, Implementation
 
 _FLOAT32 = np.dtype(np.float32)
@@ -131,6 +131,11 @@ def _wrong_attributes() -> Iterator[Implementation]:
         "0.999 is taken for the double next to 0.999, and not for the float32 that a node holds.",
         compute=_attributes_changed(lambda value: float(str(np.float32(value)))),
     )
+    yield Implementation(
+        "attributes combined in float32",
+        "What follows from attributes alone, as 1 - alpha, is rounded to float32.",
+        compute=_attributes_in_float32,
+    )
     for name, dtype in _HALVES.items():
         yield Implementation(
             f"attributes rounded to {name}",
@@ -176,6 +181,11 @@ def _attributes_changed(change: Callable[[float], float]) -> Compute:
         return evaluate(replace(call, attributes=changed))
 
     return compute
+
+
+def _attributes_in_float32(call: Call[Array]) -> list[Array]:
+    applied = call.apply(one_element, widen, _FLOAT32.type)
+    return [rounded(result, like.dtype, first.shape) for result, like, first in applied]
 
 
 def _changed(value: AttributeValue, change: Callable[[float], float]) -> AttributeValue:

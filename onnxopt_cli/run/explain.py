@@ -146,8 +146,8 @@ def _reproduces(implementation: Implementation, failure: _Failure) -> bool:
         return False
     limits = [_rounding(output) for output in outputs]
     for position, right in enumerate(failure.right[: len(outputs)]):
-        if right.limit.shape == outputs[position].shape:
-            limits[position] = limits[position] + right.limit
+        if right.limit.size == limits[position].size:
+            limits[position] = limits[position] + right.limit.reshape(limits[position].shape)
     if _agree(outputs, failure.returned, limits):
         return True
     # The mistake may round worse than the formula, but not beyond all measure; asking how much
