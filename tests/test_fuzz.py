@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import yaml
@@ -37,10 +41,12 @@ def test_numbers_that_are_wrong_beyond_a_count_shrink_to_that_count(fuzz, onnxop
     answer = fuzz(backend, "--isolation", "none", "--examples", "40")
     assert answer.code == 1, answer.text
     assert "fail Momentum  X_new: 1 of 1 off" in answer.out
-    assert "none of 170 known mistakes" in answer.out
+    assert "known mistakes, nor two of them, reproduces 2 of 2 failing cases" in answer.out
     assert "1 distinct failure in 40 examples, seed 0" in answer.out
     (found,) = kept("fuzz").values()
     assert found["inputs"] == {"R": 1.0, "T": 6, "X": 0.0, "G": 0.0, "V": 0.0}
+    assert found["about"] == "Found by fuzzing: X_new: 1 of 1 off"
+    assert found["source"] == f"onnxopt fuzz --operator Momentum -b {backend} --seed 0"
     again = onnxopt("run", "fuzz", "-b", backend, "--isolation", "none")
     assert again.code == 1
     assert "X_new  float32[]  1 of 1 off" in again.out
@@ -77,6 +83,33 @@ def test_a_hang_is_shrunk_within_the_timeout_of_each_try(fuzz, onnxopt):
     (found,) = kept("fuzz").values()
     assert found["inputs"] == {"R": 1.0, "T": 3, "X": 0.0, "G": 0.0, "V": 0.0}
     assert onnxopt("run", "fuzz", "-b", backend, "--timeout", "0.3").code == 1
+
+
+def test_a_hang_at_a_special_element_is_shrunk_to_that_element(fuzz):
+    answer = fuzz(planted("HangsAtNaN"), "--examples", "100", "--timeout", "0.3")
+    assert answer.code == 1, answer.text
+    (found,) = kept("fuzz").values()
+    assert sorted(map(str, found["inputs"].values())) == ["0", "0.0", "0.0", "1.0", "nan"]
+
+
+def test_a_crash_at_an_element_of_many_is_shrunk_to_that_element(fuzz, onnxopt):
+    backend = planted("DiesAtLargeElements")
+    answer = fuzz(backend, "--examples", "60")
+    assert "crash Momentum  the worker was killed by SIGABRT" in answer.out
+    (found,) = kept("fuzz").values()
+    assert found["inputs"].pop("G") > 100
+    assert found["inputs"] == {"R": 1.0, "T": 0, "X": 0.0, "V": 0.0}
+    assert onnxopt("run", "fuzz", "-b", backend).code == 1
+
+
+def test_a_wrong_type_and_a_wrong_shape_are_two_failures_even_if_they_come_together(fuzz):
+    answer = fuzz(planted("WrongTypeAndShape"), "--isolation", "none", "--examples", "150")
+    assert "2 distinct failures" in answer.out
+    found = kept("fuzz")
+    assert list(found) == ["momentum_another_shape", "momentum_float64_for_float32"]
+    assert found["momentum_another_shape"]["inputs"]["R"] == [1.0]
+    typed = found["momentum_float64_for_float32"]["inputs"]["R"]
+    assert typed == {"dtype": "float64", "data": 1.0}
 
 
 def test_what_a_right_backend_must_refuse_is_kept_as_such(fuzz, onnxopt):
@@ -137,6 +170,31 @@ def test_the_time_limit_ends_the_search(fuzz):
     assert "0 distinct failures" in answer.out
 
 
+def test_a_hang_does_not_outlast_the_time_limit_by_more_than_itself(fuzz):
+    began = monotonic()
+    answer = fuzz(planted("HangsAtThree"), "--time", "1")
+    assert answer.code == 1
+    assert "no answer within 1 s" in answer.out
+    assert monotonic() - began < 9
+
+
+def test_ctrl_c_ends_the_search_with_what_was_found(workplace):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxopt_cli", "fuzz", "-b", planted("WrongType"),
+         "--operator", "Momentum", "--time", "600"],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert any("kept as" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "1 distinct failure in" in out
+    assert list(kept("fuzz")) == ["momentum_float64_for_float32"]
+
+
 def test_a_missing_hypothesis_is_said_with_what_to_install(fuzz, monkeypatch):
     monkeypatch.setattr("onnxopt_cli.run.fuzzing.search.find_spec", lambda _: None)
     answer = fuzz("numpy")
@@ -155,15 +213,16 @@ def test_a_backend_that_does_not_start_is_no_finding(onnxopt, workplace):
 
 
 @pytest.mark.slow
-def test_the_mistakes_of_the_reference_of_onnx_are_found(onnxopt, workplace):
+def test_the_mistakes_of_the_reference_of_onnx_are_found_and_named(onnxopt, workplace):
     reference = ("-b", "onnx-reference")
     adam = onnxopt("fuzz", *reference, "--operator", "Adam", "--examples", "60")
-    assert "X_new comes back in double for T > 0" in adam.out
-    assert "adam_float32_for_float64" in kept("fuzz")
+    assert "'X_new comes back in double for T > 0', as in onnx.reference" in adam.out
+    assert "'several tensors come back in float32', as in onnx.reference" in adam.out
     momentum = onnxopt("fuzz", *reference, "--operator", "Momentum", "--examples", "150")
-    assert momentum.code == 1
-    modes = [case.get("attributes", {}).get("mode") for case in kept("fuzz").values()]
-    assert "bogus" in modes
-    again = onnxopt("run", "fuzz", *reference, "-q", "--no-explain")
-    assert again.code == 1
-    assert "pass" not in again.out
+    assert '"NumPy\'s types and shapes returned", as in onnx.reference' in momentum.out
+    found = kept("fuzz")
+    assert {"adam_float64_for_float32", "adam_float32_for_float64"} <= set(found)
+    assert "bogus" in [case.get("attributes", {}).get("mode") for case in found.values()]
+    for stem in found:
+        assert onnxopt("run", f"fuzz/{stem}.yaml", *reference, "-q", "--no-explain").code == 1
+    assert onnxopt("run", "fuzz").code == 0

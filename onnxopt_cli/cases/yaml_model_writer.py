@@ -22,6 +22,7 @@ class WrittenModelCase:
         outputs: likewise, what is expected.
         tolerances: for each output.
         about: what the case asks, one sentence.
+        source: where the numbers come from.
     """
 
     name: str
@@ -30,6 +31,7 @@ class WrittenModelCase:
     outputs: Mapping[str, Array]
     tolerances: Mapping[str, Relative]
     about: str = ""
+    source: str = ""
 
 
 def model_yaml_text(case: WrittenModelCase, *, suite: str) -> str:
@@ -41,6 +43,7 @@ def model_yaml_text(case: WrittenModelCase, *, suite: str) -> str:
     """
     lines = ["onnxopt: 1", f"suite: {suite}", "cases:", f"  - name: {case.name}"]
     lines += words("    ", "about", case.about)
+    lines += words("    ", "source", case.source)
     lines.append(f"    model: {case.model}")
     for title, tensors in (("inputs", case.inputs), ("outputs", case.outputs)):
         lines.append(f"    {title}:")

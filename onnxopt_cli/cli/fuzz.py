@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 #: Tried where neither a number nor a time is given.
 _EXAMPLES = 2000
+#: An example is small, and a hang is waited for many times over to make it smaller.
+_TIMEOUT = 10.0
 
 
-@click.command("fuzz")
+@click.command("fuzz", context_settings={"default_map": {"timeout": _TIMEOUT}})
 @click.option("-b", "--backend", required=True, metavar="BACKEND", help="What to test.")
 @click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator.")
 @click.option(
@@ -76,7 +78,11 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
+    if options["seconds"] is not None:
+        options["timeout"] = min(options["timeout"], options["seconds"])
     display = FuzzDisplay(examples, options["seconds"])
+    only = [f"--operator {name}" for name in operators]
+    source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     with (
         interruptible() as interruption,
         open_executors([options["backend"]], setting(options), interruption) as (executor,),
@@ -98,7 +104,7 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
                 for finding in search.run():
                     broken = finding.trial.example.breach
                     said = ": ".join(filter(None, (headline(finding.result), broken)))
-                    display.found(finding, said, keep(finding, options["output"], said))
+                    display.found(finding, said, keep(finding, options["output"], said, source))
             except Interrupted:
                 pass
     display.finish(search.tried, options)

@@ -42,6 +42,32 @@ class HangsAtThree(Right):
         return super().run(model, inputs)
 
 
+class WrongTypeAndShape(Right):
+    def run(self, model, inputs):
+        first, *others = super().run(model, inputs)
+        rate = next(iter(inputs.values()))
+        if rate.dtype == np.float64:
+            first = first.astype(np.float64)
+        if rate.ndim and first.ndim == 0:
+            first = first.reshape(1)
+        return [first, *others]
+
+
+class HangsAtNaN(Right):
+    def run(self, model, inputs):
+        if any(np.isnan(value).any() for name, value in inputs.items() if name[0] != "R"):
+            while True:
+                time.sleep(1)
+        return super().run(model, inputs)
+
+
+class DiesAtLargeElements(Right):
+    def run(self, model, inputs):
+        if any((value > 100).any() for name, value in inputs.items() if name[0] == "G"):
+            os.abort()
+        return super().run(model, inputs)
+
+
 class TakesAnyMode(Right):
     def run(self, model, inputs):
         for node in model.graph.node:

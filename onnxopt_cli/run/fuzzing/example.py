@@ -31,10 +31,11 @@ class Example(Protocol):
     def content(self) -> Content:
         """Return what ``onnxopt run`` would read from the files."""
 
-    def files(self, stem: str, about: str) -> Mapping[str, bytes]:
+    def files(self, stem: str, about: str, source: str) -> Mapping[str, bytes]:
         """Return the files of a case, by name.
 
         Args:
             stem: what all names begin with.
             about: what happened, one sentence.
+            source: what found it.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.run.explain import explain, reproduces
-from onnxopt_cli.run.fuzzing.kinds import VALUES, kind_of
+from onnxopt_cli.run.fuzzing.kinds import VALUES, kinds_of
 from onnxopt_cli.run.fuzzing.trial import Trial
 
 
@@ -32,7 +32,7 @@ class Finding:
     """A distinct failure.
 
     Attributes:
-        kind: what tells it from others.
+        kind: what tells it from others; the example may show other kinds, too.
         trial: the smallest example that shows it.
         explanation: what reproduces it; None if nothing was looked for.
         flaky: True if the same example did not fail every time.
@@ -52,14 +52,21 @@ class Finding:
 
 
 class Findings:
-    """All findings of a run."""
+    """All findings of a run, by kind."""
 
     def __init__(self) -> None:
         self.all: dict[Kind, Finding] = {}
 
-    def kind(self, trial: Trial) -> Kind:
-        """Say of what kind a failure is; wrong numbers are told apart by what explains them."""
-        example, what = trial.example, kind_of(trial)
+    def kinds(self, trial: Trial) -> tuple[Kind, ...]:
+        """Say of what kinds a failure is; wrong numbers are told apart by what explains them."""
+        return tuple(self._kind(trial, what) for what in kinds_of(trial))
+
+    def new(self, trial: Trial) -> Kind | None:
+        """Return the first kind of a failure that was not found before, if there is one."""
+        return next((kind for kind in self.kinds(trial) if kind not in self.all), None)
+
+    def _kind(self, trial: Trial, what: str) -> Kind:
+        example = trial.example
         known = [it for it in self.all.values() if it.kind.what == what]
         if len(example.operators) > 1:
             # What goes wrong with a node alone goes wrong with several, too.
@@ -83,9 +90,11 @@ class Findings:
 
         Args:
             finding: without an explanation.
-            seen: other failures of the kind, which the explanation should reproduce as well.
+            seen: other failures of the kind, of which the explanation should reproduce the first
+                one that shows the same kinds.
         """
-        named = {str(number): trial for number, trial in enumerate((finding.trial, *seen))}
+        alike = [other for other in seen if kinds_of(other) == kinds_of(finding.trial)][:1]
+        named = {str(number): trial for number, trial in enumerate((finding.trial, *alike))}
         results = [replace(trial.result, case=name) for name, trial in named.items()]
         found = explain(results, {name: trial.case for name, trial in named.items()})
         explained = replace(finding, explanation=found[0] if found else None)

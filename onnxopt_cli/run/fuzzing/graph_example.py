@@ -75,10 +75,10 @@ class GraphExample:
         """Return what ``onnxopt run`` would read from the files."""
         return Content(self.model, self.inputs, self.expected, output_tolerances=self.tolerances)
 
-    def files(self, stem: str, about: str) -> dict[str, bytes]:
+    def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
         """Return the case file, and the model beside it."""
         written = WrittenModelCase(
-            NAME, f"{stem}.onnx", self.inputs, self.expected, self.tolerances, about
+            NAME, f"{stem}.onnx", self.inputs, self.expected, self.tolerances, about, source
         )
         return {
             f"{stem}.yaml": model_yaml_text(written, suite=SUITE).encode(),

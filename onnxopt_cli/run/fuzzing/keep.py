@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
+from onnxopt_cli.cases.yaml_file import read_yaml_file
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.run.fuzzing.example import Example
 from onnxopt_cli.run.fuzzing.findings import Finding
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _LONGEST = 60
 
 
-def keep(finding: Finding, folder: Path, headline: str) -> Path:
+def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
     """Write a finding as a case that ``onnxopt run`` accepts; nothing is ever overwritten.
 
     Args:
         finding: what was found.
         folder: where to; created if it is not there.
         headline: what is wrong, one line.
+        source: what found it, one line.
 
     Returns:
-        The case file; an earlier one if it is the same to the last byte.
+        The case file; an earlier one if it has the same example.
 
     Raises:
         UsageError: if it cannot be written.
     """
+    example = finding.trial.example
     about = f"Found by fuzzing: {printable(headline)}"
     words = f"{finding.kind.subject} {finding.kind.what}".lower()
     stem = _NOT_IN_NAMES.sub("_", words).strip("_")[:_LONGEST].rstrip("_")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob("*.yaml")):
+            if _holds(path, example):
+                return path
         for number in count(1):
             name = stem if number == 1 else f"{stem}_{number}"
-            files = {
-                folder / key: it for key, it in finding.trial.example.files(name, about).items()
-            }
-            if all(path.is_file() and path.read_bytes() == it for path, it in files.items()):
-                break
+            files = _files(folder, example.files(name, about, printable(source)))
             if not any(path.exists() for path in files):
                 for path, data in files.items():
                     write_atomically(path, data)
@@ -48,3 +52,19 @@ def keep(finding: Finding, folder: Path, headline: str) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder / f"{name}.yaml"
+
+
+def _holds(path: Path, example: Example) -> bool:
+    """Tell whether a case file is of an example, whatever it says about it."""
+    cases, _ = read_yaml_file(path)
+    if len(cases) != 1:
+        return False
+    files = _files(path.parent, example.files(path.stem, cases[0].about, cases[0].source))
+    return all(
+        each.is_file() and each.stat().st_size == len(data) and each.read_bytes() == data
+        for each, data in files.items()
+    )
+
+
+def _files(folder: Path, files: Mapping[str, bytes]) -> dict[Path, bytes]:
+    return {folder / name: data for name, data in files.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 from onnxopt_cli.readings.domain import nonnegative_tensors
-from onnxopt_cli.run.fuzzing.breaches import breaches
+from onnxopt_cli.run.fuzzing.breaches import Breach, breaches
 from onnxopt_cli.run.fuzzing.example import NAME, SUITE
 from onnxopt_cli.run.fuzzing.settings import draw_attributes, draw_scalar, has_result
 from onnxopt_cli.run.fuzzing.source import Source, rarely
@@ -32,13 +31,13 @@ class NodeExample:
         operator: the node's operator.
         attributes: those that the node gives.
         inputs: by the operator's names.
-        breach: how the signature is broken, in words; empty if it is not.
+        broken: how the signature is then broken; None if it is not.
     """
 
     operator: Operator
-    attributes: Mapping[str, AttributeValue]
-    inputs: Mapping[str, Array]
-    breach: str = ""
+    attributes: dict[str, AttributeValue]
+    inputs: dict[str, Array]
+    broken: Breach | None = None
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -50,11 +49,16 @@ class NodeExample:
         """The operator's name."""
         return self.operator.name
 
+    @property
+    def breach(self) -> str:
+        """How the signature is broken, in words; empty if it is not."""
+        return "" if self.broken is None else self.broken.name
+
     def content(self) -> Content:
         """Return what ``onnxopt run`` would read from the file."""
-        if self.breach:
+        if self.broken is not None:
             # Only what a file can say is an example.
-            cases, problems = read_yaml_text(self._text(""), Path(f"{NAME}.yaml"))
+            cases, problems = read_yaml_text(self._text("", ""), Path(f"{NAME}.yaml"))
             assert not problems, problems  # noqa: S101 - what we write, we read
             return cases[0].read()
         model = formula_model(
@@ -62,17 +66,21 @@ class NodeExample:
         )
         return Content(model, self.inputs, None)
 
-    def files(self, stem: str, about: str) -> dict[str, bytes]:
+    def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
         """Return the case file."""
-        return {f"{stem}.yaml": self._text(about).encode()}
+        return {f"{stem}.yaml": self._text(about, source).encode()}
 
-    def _text(self, about: str) -> str:
+    def _text(self, about: str, source: str) -> str:
+        attributes, inputs = self.attributes, self.inputs
+        if self.broken is not None:
+            attributes, inputs = self.broken.apply(attributes, inputs)
         written = WrittenCase(
             name=NAME,
             about=about,
-            inputs=self.inputs,
-            attributes=self.attributes,
-            rejects=bool(self.breach),
+            source=source,
+            inputs=inputs,
+            attributes=attributes,
+            rejects=self.broken is not None,
         )
         return yaml_text([written], suite=SUITE, operator=self.operator)
 
@@ -87,11 +95,8 @@ def draw_node(source: Source, operator: Operator) -> NodeExample:
     tensors = draw_groups(source, operator, [draw_shape(source) for _ in range(groups)])
     names = operator.input_names(groups)[len(scalars) :]
     inputs = scalars | dict(zip(names, tensors, strict=True))
-    if not rarely(source, _BREACHES):
-        return NodeExample(operator, attributes, inputs)
-    breach = source.choice(breaches(operator))
-    broken_attributes, broken_inputs = breach.apply(attributes, inputs)
-    return NodeExample(operator, broken_attributes, broken_inputs, breach.name)
+    broken = source.choice(breaches(operator)) if rarely(source, _BREACHES) else None
+    return NodeExample(operator, attributes, inputs, broken)
 
 
 def draw_groups(source: Source, operator: Operator, shapes: list[Shape]) -> list[Array]:

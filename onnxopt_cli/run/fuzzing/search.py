@@ -19,13 +19,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.fuzzing.example import Example
 from onnxopt_cli.run.fuzzing.examples import examples
 from onnxopt_cli.run.fuzzing.findings import Finding, Findings, Kind
+from onnxopt_cli.run.fuzzing.kinds import kinds_of
+from onnxopt_cli.run.fuzzing.smaller import smaller
 from onnxopt_cli.run.fuzzing.trial import Interrupted, Trial, attempt
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 _ROUND = 2000
 #: Of failures that cost a process or the timeout so many are enough to shrink one.
 _COSTLY_FAILURES = 30
-_COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
+#: Tries to make a failure smaller when hypothesis is done.
+_LAST_TRIES = 300
 #: As many earlier failures are replayed.
 _REPLAYED = 1000
 
@@ -107,16 +109,21 @@ class Search:
         """Try the failures of earlier runs; what no longer fails is forgotten."""
         from hypothesis import Phase
 
+        failures: list[Trial] = []
+
         def replay(example: Example) -> None:
             trial = self._attempt(example)
             if trial.failed:
-                kind = self.findings.kind(trial)
-                if kind not in self.findings.all:
-                    self.findings.add(Finding(kind, trial, replayed=True), ())
-                raise _failure(kind)
+                failures.append(trial)
+                raise _failure(self.findings.kinds(trial)[0])
 
         self._drive(replay, [Phase.reuse], _REPLAYED)
-        yield from self.findings.all.values()
+        # What is of one kind alone is its best example.
+        for trial in sorted(failures, key=lambda each: len(kinds_of(each))):
+            kind = self.findings.new(trial)
+            if kind is not None:
+                smallest = self._smallest(trial, kind)
+                yield self.findings.add(Finding(kind, smallest, replayed=True), ())
 
     def _search(self) -> Finding | None:
         """Try a round of examples, up to the first failure of a new kind; make that smaller."""
@@ -131,15 +138,15 @@ class Search:
                 self._task.tried(self.tried)
             if not trial.failed:
                 return
-            kind = self.findings.kind(trial)
-            if hunt.kind is None and kind not in self.findings.all:
-                hunt.kind = kind
-                self._task.shrinking(kind)
-            if kind == hunt.kind:
+            if hunt.kind is None:
+                hunt.kind = self.findings.new(trial)
+                if hunt.kind is not None:
+                    self._task.shrinking(hunt.kind)
+            if hunt.kind is not None and hunt.kind in self.findings.kinds(trial):
                 hunt.seen.append(trial)
                 if hunt.is_costly:
                     raise _RoundOver
-                raise _failure(kind)
+                raise _failure(hunt.kind)
 
         left = _ROUND if self._task.examples is None else self._task.examples - self.tried
         self._rounds += 1
@@ -148,8 +155,26 @@ class Search:
             return None
         # A search that ends by itself ends with the smallest example.
         trial = hunt.seen[-1] if whole else min(hunt.seen, key=lambda each: each.size)
-        finding = Finding(hunt.kind, trial, flaky=not steady)
-        return self.findings.add(finding, hunt.seen[:1])
+        if steady:
+            trial = self._smallest(trial, hunt.kind)
+        return self.findings.add(Finding(hunt.kind, trial, flaky=not steady), hunt.seen)
+
+    def _smallest(self, trial: Trial, kind: Kind) -> Trial:
+        """Leave out of an example what the failure does not need."""
+        tries, costly = _LAST_TRIES, _COSTLY_FAILURES
+        candidates = smaller(trial.example)
+        try:
+            while tries and costly and (example := next(candidates, None)) is not None:
+                tries -= 1
+                other = self._attempt(example)
+                costly -= other.is_costly
+                if other.failed and kind in self.findings.kinds(other):
+                    trial, candidates = other, smaller(example)
+        except _RoundOver:
+            pass
+        except _Abort as abort:
+            raise abort.reason from None
+        return trial
 
     def _attempt(self, example: Example) -> Trial:
         if monotonic() >= self._end:
@@ -238,8 +263,7 @@ class _Hunt:
 
     @property
     def is_costly(self) -> bool:
-        costly = sum(trial.result.outcome in _COSTLY for trial in self.seen)
-        return costly >= _COSTLY_FAILURES
+        return sum(trial.is_costly for trial in self.seen) >= _COSTLY_FAILURES
 
 
 class _Failure(Exception):

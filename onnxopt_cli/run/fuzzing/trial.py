@@ -13,6 +13,8 @@ from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.fuzzing.example import NAME, SUITE, Example
 from onnxopt_cli.run.judge import judge, read_question
 
+_COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -37,11 +39,16 @@ class Trial:
         return outcome not in HARMLESS and not refused
 
     @property
+    def is_costly(self) -> bool:
+        """True if the example cost a process or the timeout."""
+        return self.result.outcome in _COSTLY
+
+    @property
     def size(self) -> tuple[int, int]:
         """How large the example is: number of elements, and length of its files."""
         content = self.case.read()
         elements = sum(getattr(value, "size", 0) for value in content.inputs.values())
-        return elements, sum(map(len, self.example.files(NAME, "").values()))
+        return elements, sum(map(len, self.example.files(NAME, "", "").values()))
 
 
 class Interrupted(Exception):
