@@ -63,6 +63,8 @@ def offered(tmp_path):
         (["run", "-b", "onnx"], ["onnxruntime", "onnx-reference"]),
         (["run", "-b", "ex"], ["exec:"]),
         (["backends", "check", "num"], ["numpy"]),
+        (["fuzz", "-b", "num"], ["numpy"]),
+        (["fuzz", "--operator", "Mom"], ["Momentum"]),
         (["run", "--report", "ju"], ["junit="]),
         (["schema", "e"], ["expect"]),
         (["run", "my-own"], ["<default>"]),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnxopt_cli.cli.completion import complete_backend, complete_our_operator
 from onnxopt_cli.cli.run_limits import lower_option, setting, worker_options
 
 if TYPE_CHECKING:
@@ -19,8 +20,22 @@ _TIMEOUT = 10.0
 
 
 @click.command("fuzz", context_settings={"default_map": {"timeout": _TIMEOUT}})
-@click.option("-b", "--backend", required=True, metavar="BACKEND", help="What to test.")
-@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this operator.")
+@click.option(
+    "-b",
+    "--backend",
+    required=True,
+    metavar="BACKEND",
+    shell_complete=complete_backend,
+    help="What to test.",
+)
+@click.option(
+    "--operator",
+    "operators",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_our_operator,
+    help="Only this operator.",
+)
 @click.option(
     "--examples",
     type=click.IntRange(min=1),
