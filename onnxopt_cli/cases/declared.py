@@ -13,8 +13,9 @@ from onnxopt_cli.core.values import Array, Value
 
 #: How many elements all tensors of a case may have together. Judging one element takes up to 760
 #: bytes, as was measured with Adam where X alone is large and the types are unlike: its formula is
-#: followed in wider types, operation by operation. With this many a run stays below 1 GiB.
-MAX_ELEMENTS = 2**20
+#: followed in wider types, operation by operation; and the next cases are read meanwhile. With this
+#: many a run stays below 1 GiB.
+MAX_ELEMENTS = 750_000
 
 
 @dataclass(frozen=True, slots=True)
