@@ -41,8 +41,8 @@ def distinguishing_input(
     Returns:
         The attributes that the node gives, and its inputs by name. It is the single element with
         the largest relative difference in any probe; where the elements of the optimized tensor
-        depend on each other or the structure is wrong, it is a whole probe: the smallest of those
-        where the difference is plain.
+        depend on each other, or the structure is wrong and no element plainly is, it is a whole
+        probe: the smallest of those where the difference is plain.
     """
     wholes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
@@ -57,7 +57,10 @@ def distinguishing_input(
             difference = np.ravel(np.max(differences, axis=0))
             element = int(np.argmax(difference))
             elements.append((float(difference[element]), -index, _element(probe.call, element)))
-    for _, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
+    plain = any(far <= -_PLAIN for far, _, _ in wholes)
+    for far, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
+        if plain and far < _PLAIN:
+            break
         alone = Probe(call, tuple(evaluate(call)), dense=True, finite=True)
         differences = _differences(alone, implementation.run(call))
         if differences is not None and any(np.any(difference) for difference in differences):
