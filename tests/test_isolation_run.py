@@ -127,7 +127,7 @@ def test_when_the_runner_is_killed_nothing_of_the_backend_survives(demo):
 def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):
     write_cases(tmp_path, {"first": 0.25})
     text = (tmp_path / "demo.yaml").read_text()
-    large = "{random: {normal: {}, seed: 1}, shape: [340000]}"
+    large = "{random: {normal: {}, seed: 1}, shape: [240000]}"
     text += text.split("cases:\n")[1].replace("name: first", "name: large")
     head, tail = text.rsplit("X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]", 1)
     (tmp_path / "demo.yaml").write_text(f"{head}X: {large}, G: {large}, V: {large}{tail}")
