@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from lowered_models import HEADER, VALUES, momentum, parsed
-from onnx import numpy_helper
+from onnx import numpy_helper, parser
 from runtimes import run_reference
 
 from onnxopt_cli.readings.lower_model import formula_operators
@@ -85,6 +85,22 @@ def test_a_model_that_onnx_rejects_is_refused(onnxopt, source, tmp_path):
     assert answer.code == 2
     assert f"{source}: does not pass onnx's check" in answer.err
     assert "nowhere" in answer.err
+
+
+def test_functions_that_grow_without_measure_are_refused_at_once(onnxopt, tmp_path):
+    levels = "".join(
+        f'<domain: "f", opset_import: ["" : 15, "f" : 1]> f{level} (a) => (b) '
+        f"{{ c = f.f{level + 1} (a) b = f.f{level + 1} (c) }} "
+        for level in range(40)
+    )
+    last = '<domain: "f", opset_import: ["" : 15]> f40 (a) => (b) { b = Neg (a) }'
+    header = '<ir_version: 8, opset_import: ["" : 15, "f" : 1]>'
+    main = "g (float[2] X) => (float[2] Y) { Y = f.f0 (X) }"
+    model = parser.parse_model(f"{header} {main} {levels} {last}")
+    onnx.save(model, tmp_path / "model.onnx")
+    answer = onnxopt("lower", tmp_path / "model.onnx", "-o", tmp_path / "lowered.onnx")
+    assert answer.code == 2
+    assert f"the model's functions amount to {2**40} nodes once inlined" in answer.err
 
 
 def test_a_node_that_cannot_be_lowered_leaves_no_file(onnxopt, source, tmp_path):

@@ -25,6 +25,10 @@ def case(steps, inputs=INPUTS, more=""):
             ["7: case c: steps.count: found 0, expected at least 1"],
         ),
         (
+            case("{count: 10001, inputs: {G: [[1, 1]]}}"),
+            ["7: case c: steps.count: found 10001, expected at most 10000"],
+        ),
+        (
             case("{count: 3, inputs: {G: [[1, 1], [2, 2]]}}"),
             ["7: case c: steps.inputs.G: found 2 values, expected 3, one for each step"],
         ),

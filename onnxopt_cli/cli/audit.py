@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxopt_cli.cli.completion import complete_our_operator, complete_target
+from onnxopt_cli.cli.run_limits import jobs_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     metavar="GLOB",
     help="Let wrong implementations of this name survive.",
 )
-@click.option("-j", "--jobs", default="auto", metavar="N|auto", help="Processes.  [default: auto]")
+@jobs_option
 @click.option(
     "--json",
     "json_path",
@@ -52,7 +53,7 @@ def command(
     operators: tuple[str, ...],
     rule: str | None,
     allowed: tuple[str, ...],
-    jobs: str,
+    jobs: int,
     json_path: Path | None,
     verbose: bool,
 ) -> int:
@@ -78,7 +79,6 @@ def command(
     from onnxopt_cli.run.expectation import Judging, Rule
     from onnxopt_cli.run.select import Selection
 
-    processes = _processes(jobs)
     if json_path is not None:
         go_on_without_reader()
     collection = collect(targets)
@@ -92,23 +92,13 @@ def command(
             f"none of {len(chosen)} cases is one node of an operator with a formula"
         )
     with stderr().status("putting every implementation to every case"):
-        grades = audit(trials, processes)
+        grades = audit(trials, jobs)
     for grade in grades:
         for renderable in audit_page(grade, verbose=verbose):
             stdout().print(renderable)
     if json_path is not None:
         write_atomically(json_path, audit_json(grades).encode())
     return 2 if problems else int(_disappoints(grades, allowed))
-
-
-def _processes(jobs: str) -> int:
-    from onnxopt_cli.run.parallel import available_jobs
-
-    if jobs == "auto":
-        return available_jobs()
-    if not jobs.isdecimal() or int(jobs) < 1:
-        raise click.BadParameter(f"{jobs!r} is neither auto nor a positive number", param_hint="-j")
-    return int(jobs)
 
 
 def _disappoints(grades: Sequence[Grade], allowed: tuple[str, ...]) -> bool:

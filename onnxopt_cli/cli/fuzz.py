@@ -100,7 +100,7 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     with (
         interruptible() as interruption,
-        open_executors([options["backend"]], setting(options), interruption) as (executor,),
+        open_executors([options["backend"]], setting(options, jobs=1), interruption) as (executor,),
     ):
         task = Task(
             chosen,

@@ -39,12 +39,14 @@ def command(source: Path, target: Path) -> None:
     from onnxopt_cli.cases.model_file import read_model
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.errors import NodeError
+    from onnxopt_cli.readings.inline_formulas import refuse_endless_functions
     from onnxopt_cli.readings.lower_model import lower
 
     target = _writable(source, target)
     model = read_model(source)
-    _check(model, source)
     try:
+        refuse_endless_functions(model)
+        _check(model, source)
         lowering = lower(model)
     except NodeError as error:
         raise _invalid(source, error.message, hint=error.hint) from error

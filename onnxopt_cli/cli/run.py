@@ -14,7 +14,7 @@ from onnxopt_cli.cli.completion import (
     complete_report,
     complete_target,
 )
-from onnxopt_cli.cli.run_limits import lower_option, setting, worker_options
+from onnxopt_cli.cli.run_limits import jobs_option, lower_option, setting, worker_options
 from onnxopt_cli.cli.session_options import session_options
 from onnxopt_cli.cli.streams import go_on_without_reader
 
@@ -85,6 +85,7 @@ class _Limit(click.ParamType[float]):
 )
 @click.option("--signed-zeros", is_flag=True, help="Take 0.0 and -0.0 for different.")
 @lower_option
+@jobs_option
 @worker_options
 @session_options
 @click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")
@@ -130,7 +131,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.run.runner import Plan
     from onnxopt_cli.run.select import Selection
 
-    request = Request.parse({"targets": targets, **options}, setting(options))
+    request = Request.parse({"targets": targets, **options}, setting(options, options["jobs"]))
     if request.writes_files:
         go_on_without_reader()
     names = list(dict.fromkeys(options["backends"]))

@@ -1,4 +1,4 @@
-"""The options of ``onnxopt run`` and ``fuzz`` about how cases get to a backend."""
+"""Options of several commands: how cases get to a backend, and in how many processes."""
 
 from __future__ import annotations
 
@@ -62,6 +62,17 @@ lower_option = click.option(
 )
 
 
+jobs_option = click.option(
+    "-j",
+    "--jobs",
+    type=Jobs(),
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Number of processes.",
+)
+
+
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command."""
     seconds = click.FloatRange(min=0, min_open=True, max=1e6)
@@ -71,15 +82,6 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["process", "none"]),
             help="Run backends in processes of their own, or all in this one.  "
             "[default: process, but none for our own formulas]",
-        ),
-        click.option(
-            "-j",
-            "--jobs",
-            type=Jobs(),
-            default="auto",
-            show_default=True,
-            metavar="N|auto",
-            help="Number of processes of each backend.",
         ),
         click.option(
             "--timeout",
@@ -111,8 +113,8 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def setting(options: Mapping[str, Any]) -> Setting:
-    """Turn the options, and ``lower``, into how backends are run."""
+def setting(options: Mapping[str, Any], jobs: int) -> Setting:
+    """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
     from onnxopt_cli.backends.lowering import Lowering
     from onnxopt_cli.run.executors import Isolation, Setting
     from onnxopt_cli.run.limits import Limits
@@ -121,5 +123,5 @@ def setting(options: Mapping[str, Any]) -> Setting:
         isolation=None if options["isolation"] is None else Isolation(options["isolation"]),
         lowering=Lowering(options["lower"]),
         limits=Limits(options["timeout"], options["startup_timeout"], options["memory"]),
-        jobs=options["jobs"],
+        jobs=jobs,
     )

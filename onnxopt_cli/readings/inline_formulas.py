@@ -26,6 +26,25 @@ FunctionId: TypeAlias = tuple[str, str]
 _MOST_NODES = 1_000_000
 
 
+def refuse_endless_functions(model: onnx.ModelProto) -> None:
+    """Refuse what neither onnx's check, which follows every call, nor a backend would end with.
+
+    Raises:
+        NodeError: if functions call each other in a circle or without measure.
+    """
+    bodies = _bodies(model)
+    sizes: dict[FunctionId, int] = {}
+    for function_id in _callees_first(bodies):
+        sizes[function_id] = _size(bodies[function_id], sizes)
+    main = Counter(_operators(all_nodes(onnx.ModelProto(graph=model.graph))))
+    total = _size(main, sizes)
+    if total > _MOST_NODES:
+        raise NodeError(
+            f"the model's functions amount to {total} nodes once inlined; at most {_MOST_NODES} "
+            "are accepted"
+        )
+
+
 def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which no function contains an operator with a formula.
 
@@ -39,6 +58,7 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     chosen = _functions_with_formulas(model)
     if not chosen:
         return inlined
+    refuse_endless_functions(model)
     # The inliner takes an operator's default for that of the function around it.
     spelled = spell_out_defaults(model)
     inlined.CopyFrom(spelled)
@@ -59,30 +79,27 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _functions_with_formulas(model: onnx.ModelProto) -> set[FunctionId]:
     """Return the functions with an operator of ours, also through the functions they call."""
-    bodies: dict[FunctionId, Counter[FunctionId]] = {}
-    for function in model.functions:
-        if find_operator(*_id(function)):
+    bodies = _bodies(model)
+    for function_id in bodies:
+        if find_operator(*function_id):
             raise NodeError(
-                f"the model defines a function named {function.domain}:{function.name}, like the "
-                "operator",
+                f"the model defines a function named {':'.join(function_id)}, like the operator",
                 hint="give the function a domain of its own",
             )
-        body = all_nodes(onnx.ModelProto(functions=[function]))
-        bodies.setdefault(_id(function), Counter()).update(_operators(body))
     chosen: set[FunctionId] = set()
-    sizes: dict[FunctionId, int] = {}
     for function_id in _callees_first(bodies):
-        sizes[function_id] = _size(bodies[function_id], sizes)
         if any(called in chosen or find_operator(*called) for called in bodies[function_id]):
             chosen.add(function_id)
-    main = Counter(_operators(all_nodes(onnx.ModelProto(graph=model.graph))))
-    total = _size(main, {function_id: sizes[function_id] for function_id in chosen})
-    if total > _MOST_NODES:
-        raise NodeError(
-            f"the model's functions amount to {total} nodes once inlined; at most {_MOST_NODES} "
-            "are accepted"
-        )
     return chosen
+
+
+def _bodies(model: onnx.ModelProto) -> dict[FunctionId, Counter[FunctionId]]:
+    """Return how often each function's body has each operator."""
+    bodies: dict[FunctionId, Counter[FunctionId]] = {}
+    for function in model.functions:
+        body = all_nodes(onnx.ModelProto(functions=[function]))
+        bodies.setdefault(_id(function), Counter()).update(_operators(body))
+    return bodies
 
 
 def _callees_first(bodies: Mapping[FunctionId, Counter[FunctionId]]) -> list[FunctionId]:
