@@ -85,6 +85,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
+        # As where Python keeps what it has compiled, which is its default; the others are installed
+        # compiled.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         tests = folder / "test_onnx.py"
         tests.write_text(RUNNER.format(scripts=str(ROOT / "scripts")))
         runner = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull,

@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 from onnx import ValueInfoProto
 
-from onnxopt_cli.cases.directory_tolerance import FILE_NAME, read_directory_data
+from onnxopt_cli.cases.directory_names import DATA_FILE, first_gap, is_number
+from onnxopt_cli.cases.directory_tolerance import read_directory_data
 from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.model_file import read_model
 from onnxopt_cli.cases.proto_values import (
@@ -33,7 +34,7 @@ def read_data_set(directory: Path, number: int) -> Content:
         InvalidCase: with everything that is wrong with the data set, its model and ``data.json``.
     """
     problems: list[Problem] = []
-    tolerance = _tolerance(directory / FILE_NAME, problems)
+    tolerance = _tolerance(directory / DATA_FILE, problems)
     folder = directory / f"test_data_set_{number}"
     files: dict[str, list[Path]] = {"input": [], "output": []}
     try:
@@ -80,16 +81,6 @@ def numbered_files(
         what = f"has {prefix}_{numbers[-1]}.pb, but no {prefix}_{gap}.pb"
         problems.append(Problem(str(folder), what))
     return [folder / f"{prefix}_{number}.pb" for number in numbers]
-
-
-def is_number(text: str) -> bool:
-    """Tell whether a text is a number as it stands in names: no sign, no leading zeros."""
-    return re.fullmatch(r"0|[1-9][0-9]{0,8}", text) is not None
-
-
-def first_gap(numbers: Sequence[int]) -> int | None:
-    """Return the first number from 0 on that ascending numbers leave out, or None."""
-    return next((i for i, number in enumerate(numbers) if i != number), None)
 
 
 def read_values(

@@ -12,7 +12,6 @@ from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.regular_file import read_regular_file
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 
-FILE_NAME = "data.json"
 _LIMIT = 1_000_000
 
 

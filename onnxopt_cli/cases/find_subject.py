@@ -6,8 +6,6 @@ from onnx import defs
 
 from onnxopt_cli.cases.case_schema import nearest
 from onnxopt_cli.cases.formula_case import formula_subject
-from onnxopt_cli.cases.model_case import model_subject
-from onnxopt_cli.cases.schema_case import schema_subject
 from onnxopt_cli.cases.subject import CaseFields, Incomplete, Subject
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.operators import OPERATORS, find_operator
@@ -28,6 +26,8 @@ def find_subject(fields: CaseFields, file: Node) -> Subject:
     """
     model = fields.node.field("model")
     if model is not None:
+        from onnxopt_cli.cases.model_case import model_subject
+
         if id(model) in fields.broken:
             raise Incomplete
         try:
@@ -57,6 +57,8 @@ def find_subject(fields: CaseFields, file: Node) -> Subject:
     except FormatError as error:
         fields.errors.append(error)
         raise Incomplete from None
+    from onnxopt_cli.cases.schema_case import schema_subject
+
     return schema_subject(schema, version, fields)
 
 

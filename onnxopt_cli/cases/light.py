@@ -12,7 +12,8 @@ import numpy as np
 from onnx import TensorProto, ValueInfoProto
 
 from onnxopt_cli.cases.data_set import fed_inputs, numbered_files, read_values
-from onnxopt_cli.cases.directory_tolerance import FILE_NAME, read_directory_data
+from onnxopt_cli.cases.directory_names import DATA_FILE, LIGHT_PREFIX
+from onnxopt_cli.cases.directory_tolerance import read_directory_data
 from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.model_file import read_model
 from onnxopt_cli.core.case import Content
@@ -20,13 +21,7 @@ from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, Problem
 
-_PREFIX = "light_"
 _MAXIMUM_ELEMENTS = 2**28
-
-
-def is_light_model(name: str) -> bool:
-    """Tell whether a file name is that of a light model."""
-    return name.startswith(_PREFIX) and name.endswith(".onnx")
 
 
 def read_light(path: Path) -> Content:
@@ -75,8 +70,8 @@ def _ramp(declared: ValueInfoProto) -> Array:
 
 
 def _tolerance(path: Path, problems: list[Problem]) -> Relative | None:
-    name = f"test_{path.stem.removeprefix(_PREFIX)}"
-    data_path = path.parent.parent / "real" / name / FILE_NAME
+    name = f"test_{path.stem.removeprefix(LIGHT_PREFIX)}"
+    data_path = path.parent.parent / "real" / name / DATA_FILE
     if not data_path.exists():
         return None
     try:

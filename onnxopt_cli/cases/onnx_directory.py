@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from onnxopt_cli.cases.data_set import first_gap, is_number, read_data_set
-from onnxopt_cli.cases.directory_tolerance import FILE_NAME, read_directory_data
-from onnxopt_cli.cases.light import is_light_model, read_light
+from onnxopt_cli.cases.directory_names import DATA_FILE, first_gap, is_light_model, is_number
 from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.errors import Problem
@@ -73,7 +71,7 @@ class _Search:
         """Take one data set of the test directory at ``path``, or ``real`` without links."""
         parent, name = os.path.split(real)
         location = Location(path / f"{_DATA_SET}{number}")
-        self._case(parent, f"{name}/{number}", location, partial(read_data_set, path, number))
+        self._case(parent, f"{name}/{number}", location, partial(_read_data_set, path, number))
 
     def folder(self, path: Path, real: str, depth: int) -> None:
         """Take a folder, or what lies below it.
@@ -138,7 +136,7 @@ class _Search:
         for name in sorted(filter(is_light_model, names)):
             model = path / name
             case_name = f"{name.removesuffix('.onnx')}/0"
-            self._case(real, case_name, Location(model), partial(read_light, model))
+            self._case(real, case_name, Location(model), partial(_read_light, model))
 
     def _case(
         self, folder: str, name: str, location: Location, read: Callable[[], Content]
@@ -154,9 +152,11 @@ class _Search:
 
     def _lost_model(self, path: Path, names: dict[str, os.DirEntry[str]]) -> bool:
         """Tell whether a folder without model and data sets is a test directory all the same."""
-        if FILE_NAME in names:
+        if DATA_FILE in names:
+            from onnxopt_cli.cases.directory_tolerance import read_directory_data
+
             try:
-                url = read_directory_data(path / FILE_NAME).url
+                url = read_directory_data(path / DATA_FILE).url
             except Malformed:
                 url = ""
             if url:
@@ -166,13 +166,26 @@ class _Search:
         if not path.name.startswith("test_"):
             return False
         values = any(name.startswith(("input_", "output_")) for name in names)
-        if names and FILE_NAME not in names and not values:
+        if names and DATA_FILE not in names and not values:
             return False
         self._problem(path, f"has no {_MODEL}")
         return True
 
     def _problem(self, path: Path, what: str) -> None:
         self.problems.append(Problem(str(path), what))
+
+
+# What reads onnx's files is not imported for a tree that has none.
+def _read_data_set(directory: Path, number: int) -> Content:
+    from onnxopt_cli.cases.data_set import read_data_set
+
+    return read_data_set(directory, number)
+
+
+def _read_light(path: Path) -> Content:
+    from onnxopt_cli.cases.light import read_light
+
+    return read_light(path)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

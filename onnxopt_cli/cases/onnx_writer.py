@@ -8,7 +8,8 @@ from pathlib import Path
 from onnx import ValueInfoProto
 
 from onnxopt_cli.cases.data_set import fed_inputs
-from onnxopt_cli.cases.directory_tolerance import FILE_NAME, tolerance_bytes
+from onnxopt_cli.cases.directory_names import DATA_FILE
+from onnxopt_cli.cases.directory_tolerance import tolerance_bytes
 from onnxopt_cli.cases.proto_values import message_of
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Relative
@@ -57,7 +58,7 @@ def directory_files(content: Content) -> dict[str, bytes]:
         raise UsageError("an ONNX test directory has one rtol and atol for all outputs")
     files = model_and_inputs(content)
     if content.tolerance is not None:
-        files[FILE_NAME] = tolerance_bytes(content.tolerance)
+        files[DATA_FILE] = tolerance_bytes(content.tolerance)
     files |= _value_files("output", content.model.graph.output, content.expected)
     return files
 

@@ -23,7 +23,6 @@ from onnxopt_cli.cases.declared import (
 )
 from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.tensor_elements import element_array, element_kind
-from onnxopt_cli.cases.tensor_file import declare_file
 from onnxopt_cli.cases.tensor_random import RandomTensor
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, number, unexpected
 from onnxopt_cli.core.values import DTYPES, Array, dtype_name, dtype_named
@@ -169,6 +168,8 @@ def _require_dtype(node: Node, value: Declared, dtype: np.dtype[Any]) -> None:
 
 
 def _from_file(node: Node, folder: Path, dtype: np.dtype[Any] | None) -> DeclaredTensor:
+    from onnxopt_cli.cases.tensor_file import declare_file
+
     file, key = (node.fields or {})["file"], node.field("key")
     name = str(file.scalar)
     with _naming(file, name):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from difflib import get_close_matches
-from hashlib import blake2b
 from pathlib import Path
 
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
@@ -44,6 +43,8 @@ class Expectations:
         """A hash of the files' contents; empty if there are none."""
         if not self.layers:
             return ""
+        from hashlib import blake2b
+
         digest = blake2b(digest_size=16)
         for layer in self.layers:
             digest.update(blake2b(layer.text.encode("utf-8", "surrogatepass")).digest())

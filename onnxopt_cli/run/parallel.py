@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -25,7 +24,11 @@ def parallel(
         jobs: number of processes; one means this process.
         chunk: number of items that a process takes at a time.
     """
-    if jobs <= 1 or len(items) <= 1 or "fork" not in multiprocessing.get_all_start_methods():
+    if jobs <= 1 or len(items) <= 1:
+        return [work(item) for item in items]
+    import multiprocessing
+
+    if "fork" not in multiprocessing.get_all_start_methods():
         return [work(item) for item in items]
     _work.append(lambda index: work(items[index]))
     try:
