@@ -165,8 +165,9 @@ class _Draw:
 
     def _tensor(self, name: str, shape: Shape, dtype: str, scale: float) -> Array:
         """Draw short decimal numbers of many magnitudes, one in five zero."""
-        powers = 10.0 ** self._random.randint(-5, 1, shape)
-        values = self._random.randint(-999, 1000, shape) * powers
+        powers = 10.0 ** -self._random.randint(-5, 1, shape)
+        # A quotient by a power of ten is the number nearest to the decimal; a product is not.
+        values = self._random.randint(-999, 1000, shape) / powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
         # The sum turns negative zeros, which would only distract, into positive ones.
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)

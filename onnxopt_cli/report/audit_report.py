@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators.attributes import Attributes
 from onnxopt_cli.report import numbers
 from onnxopt_cli.run.audit import Grade, Verdict
 
@@ -85,18 +86,27 @@ def _survivor(verdict: Verdict) -> Text:
     if verdict.about:
         text.append(f"  {verdict.about}")
     if verdict.apart is not None:
-        attributes, inputs = verdict.apart
-        pairs = [f"{name} {value}" for name, value in attributes.items()]
-        pairs += [f"{name} {_brief(value)}" for name, value in inputs.items()]
-        text.append(f"\n  would show at {', '.join(pairs)}", style="dim")
+        text.append(f"\n  would show {_witness(*verdict.apart)}", style="dim")
     return text
+
+
+def _witness(attributes: Attributes, inputs: Mapping[str, Array]) -> str:
+    """Return attributes and inputs; with the types of all of them, or of each if they differ."""
+    kinds = {value.dtype.name for value in inputs.values() if value.dtype.kind == "f"}
+    pairs = [f"{name} {numbers.element(value, 'float32')}" for name, value in attributes.items()]
+    for name, value in inputs.items():
+        kind = f"{value.dtype} " if len(kinds) > 1 else ""
+        pairs.append(f"{name} {kind}{_brief(value)}")
+    common = f"in {kinds.pop()} " if len(kinds) == 1 else ""
+    return f"{common}at {', '.join(pairs)}"
 
 
 def _brief(array: Array) -> str:
     if array.size == 1:
         return str(array.reshape(-1)[0])
-    elements = ", ".join(str(item) for item in array.reshape(-1)[:3])
-    return f"{list(array.shape)} of {elements}, ..."
+    first = [str(item) for item in array.reshape(-1)[:3]]
+    more = ["..."] if array.size > len(first) else []
+    return f"{list(array.shape)} of {', '.join(first + more) or 'nothing'}"
 
 
 def _details(grade: Grade) -> Iterable[RenderableType]:
