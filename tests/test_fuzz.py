@@ -124,7 +124,7 @@ def test_what_a_right_backend_must_refuse_is_kept_as_such(fuzz, onnxopt):
 
 def test_a_model_of_several_nodes_is_kept_with_the_model_beside_it(onnxopt, workplace):
     backend = planted("WrongInCompany")
-    answer = onnxopt("fuzz", "-b", backend, "--isolation", "none", "--examples", "80")
+    answer = onnxopt("fuzz", "-b", backend, "--isolation", "none", "--examples", "200")
     assert "fail several nodes" in answer.out
     ((stem, found),) = kept("fuzz").items()
     assert found["model"] == f"{stem}.onnx"

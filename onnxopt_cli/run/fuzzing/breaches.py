@@ -12,8 +12,6 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-_TIMES = 3
-
 T = TypeVar("T")
 Inputs = dict[str, Array]
 Attributes = dict[str, AttributeValue]
@@ -35,15 +33,12 @@ class Breach:
 
 @cache
 def breaches(operator: Operator) -> tuple[Breach, ...]:
-    """Return the ways in which a node of the operator may break its signature.
-
-    The likeliest is there more than once: to take an unknown value for one of the known ones.
-    """
+    """Return the ways in which a node of the operator may break its signature."""
     found = [
         Breach(f"{item.name} has an unknown value", _attribute(item.name, "bogus"))
         for item in operator.attributes
         if item.choices
-    ] * _TIMES
+    ]
     found += [
         Breach(f"{item.name} is beyond its limits", _attribute(item.name, 2 * item.limits[1]))
         for item in operator.attributes

@@ -1,12 +1,14 @@
-"""Examples of all sorts, with choices that hypothesis makes."""
+"""Examples of all sorts: what must be refused, one by one, and what hypothesis chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Never, TypeVar
 
 from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.run.fuzzing.breaches import breaches
 from onnxopt_cli.run.fuzzing.example import Example
 from onnxopt_cli.run.fuzzing.graph_example import draw_graph
 from onnxopt_cli.run.fuzzing.node_example import draw_node
@@ -34,6 +36,30 @@ def _draw(source: Source, operators: Sequence[Operator]) -> Example:
     if rarely(source, _GRAPHS):
         return draw_graph(source, operators)
     return draw_node(source, source.choice(operators))
+
+
+def refusals(operators: Sequence[Operator]) -> Iterator[Example]:
+    """Yield each way to break each operator's signature once, in a node that is simple otherwise.
+
+    They are too few to be left to chance.
+    """
+    for operator in operators:
+        node = draw_node(_Simplest(), operator)
+        for broken in breaches(operator):
+            yield replace(node, broken=broken)
+
+
+class _Simplest:
+    """The simplest choices."""
+
+    def choice(self, options: Sequence[T]) -> T:
+        return options[0]
+
+    def integer(self, least: int, most: int) -> int:
+        return min(max(0, least), most)
+
+    def reject(self) -> Never:
+        raise AssertionError("the simplest node of an operator has no result")
 
 
 class _Source:

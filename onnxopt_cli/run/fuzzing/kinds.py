@@ -22,7 +22,7 @@ def kinds_of(trial: Trial) -> tuple[str, ...]:
     Outputs with a wrong type and a wrong shape are of two kinds, whose causes may be two.
     """
     result = trial.result
-    if trial.example.breach and result.outcome is Outcome.FAIL:
+    if trial.accepted_a_breach:
         return (f"accepted though {trial.example.breach}",)
     if result.outcome is not Outcome.FAIL:
         # When it does not return, the message says only for how long it did not.

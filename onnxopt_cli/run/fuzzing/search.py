@@ -23,7 +23,7 @@ from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.fuzzing.example import Example
-from onnxopt_cli.run.fuzzing.examples import examples
+from onnxopt_cli.run.fuzzing.examples import examples, refusals
 from onnxopt_cli.run.fuzzing.findings import Finding, Findings, Kind
 from onnxopt_cli.run.fuzzing.kinds import kinds_of
 from onnxopt_cli.run.fuzzing.smaller import smaller
@@ -100,6 +100,7 @@ class Search:
             BackendUnavailable: if the backend cannot be started any more.
         """
         yield from self._replay()
+        yield from self._refusals()
         while not self._over:
             finding = self._search()
             if finding is not None:
@@ -125,6 +126,26 @@ class Search:
                 smallest = self._smallest(trial, kind)
                 yield self.findings.add(Finding(kind, smallest, replayed=True), ())
 
+    def _refusals(self) -> Iterator[Finding]:
+        """Try what a right backend must refuse; other failures of the same examples can wait."""
+        for example in refusals(self._task.operators):
+            if self._over:
+                return
+            try:
+                trial = self._attempt(example)
+            except _RoundOver:
+                return
+            except _Abort as abort:
+                raise abort.reason from None
+            self._count()
+            kind = self.findings.new(trial) if trial.accepted_a_breach else None
+            if kind is not None:
+                yield self.findings.add(Finding(kind, trial), ())
+
+    def _count(self) -> None:
+        self.tried += 1
+        self._task.tried(self.tried)
+
     def _search(self) -> Finding | None:
         """Try a round of examples, up to the first failure of a new kind; make that smaller."""
         from hypothesis import Phase
@@ -134,8 +155,7 @@ class Search:
         def hunt_for(example: Example) -> None:
             trial = self._attempt(example)
             if hunt.kind is None:
-                self.tried += 1
-                self._task.tried(self.tried)
+                self._count()
             if not trial.failed:
                 return
             if hunt.kind is None:

@@ -39,6 +39,11 @@ class Trial:
         return outcome not in HARMLESS and not refused
 
     @property
+    def accepted_a_breach(self) -> bool:
+        """True if the backend computed what it should have refused."""
+        return bool(self.example.breach) and self.result.outcome is Outcome.FAIL
+
+    @property
     def is_costly(self) -> bool:
         """True if the example cost a process or the timeout."""
         return self.result.outcome in _COSTLY
