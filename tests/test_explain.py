@@ -56,7 +56,7 @@ def results_of(implementation, operator):
     for trial in TRIALS[operator.name]:
         outputs = implementation.run(trial.call)
         passes = bool(outputs) and trial.excess(outputs) <= 1
-        outcome = Outcome.PASS if passes else Outcome.FAIL
+        outcome = Outcome.PASS if passes else Outcome.FAIL if outputs else Outcome.ERROR
         kept = () if passes else tuple(outputs)
         location = CASES[trial.case].location
         yield Result(trial.case, location, (operator.name,), "it", outcome, returned=kept)
@@ -70,8 +70,9 @@ def test_a_deviation_as_backend_is_explained_by_its_own_name(operator):
     own = 0
     for deviation in sample:
         found = explain(list(results_of(deviation, operator)), CASES)
-        if not found or found[0].deviations == (deviation.name,):
-            own += bool(found)
+        assert found, f"{deviation.name!r} is not explained"
+        if found[0].deviations == (deviation.name,):
+            own += 1
             continue
         (named,) = found[0].deviations
         other = next(it for it in deviations(operator) if it.name == named)
@@ -93,6 +94,31 @@ def test_a_backend_that_does_as_pytorch_does_is_told_so(workplace, onnxopt):
     assert "consistent with 'epsilon added after bias correction', as in PyTorch" in text
     assert "2 of 2 failing cases" in text
     assert "consistent" not in onnxopt(*arguments, "--no-explain").out
+
+
+REFUSING = """\
+from onnxopt_cli.backends.numpy_backend import NumpyBackend
+
+
+class Adam:
+    def run(self, model, inputs):
+        if len({inputs[name].shape for name in "XGVH"}) > 1:
+            raise ValueError("shapes differ")
+        return NumpyBackend().prepare(model).run(inputs)
+"""
+
+
+def test_errors_that_a_known_mistake_makes_are_explained_and_no_others(workplace, onnxopt):
+    scalar = "  - {name: wide, attributes: {}, inputs: {R: 1, T: 1, X: [1, 2], G: 1, V: 0, H: 0}}\n"
+    (workplace / "steps.yaml").write_text(STEPS + scalar)
+    (workplace / "refusing.py").write_text(REFUSING)
+    arguments = ("run", "steps.yaml", "-q", "-b", "python:refusing.py:Adam")
+    answer = onnxopt(*arguments, "--log", "run.jsonl")
+    assert "consistent with 'broadcast operands refused': the failing case" in answer.out
+    assert "broadcast operands refused" in onnxopt("explain", "run.jsonl").out
+    # The same error in one more case, which nothing about operands explains.
+    (workplace / "refusing.py").write_text(REFUSING.replace("> 1:", '> 1 or inputs["T"] == 2:'))
+    assert "consistent" not in onnxopt(*arguments).out
 
 
 def test_two_mistakes_at_once_are_both_named():

@@ -26,10 +26,9 @@ def command(saved: Path) -> int:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import find_again
     from onnxopt_cli.cli.console import stderr, stdout
-    from onnxopt_cli.core.outcome import Outcome
     from onnxopt_cli.report.saved import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
-    from onnxopt_cli.run.explain import explain
+    from onnxopt_cli.run.explain import can_be_explained, explain
 
     if str(saved) == "-":
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
@@ -38,15 +37,17 @@ def command(saved: Path) -> int:
             record = read_saved_run(Path(copy.name))
     else:
         record = read_saved_run(saved)
-    failing = [it for it in record.results if it.outcome is Outcome.FAIL and it.returned]
-    if not failing:
-        click.echo("no failing case with outputs to explain")
+    if not any(map(can_be_explained, record.results)):
+        click.echo("no failing case to explain")
         return 0
     with stderr().status("looking for a known mistake that does this"):
         places = {it.case: it.location for it in record.results}
         explanations = explain(record.results, find_again(places))
     if not explanations:
-        click.echo("none of the failing cases is one node of an operator with a formula")
+        click.echo(
+            "nothing to say: each failure is an error that no known mistake makes, or of a model "
+            "that is not one node of an operator with a formula"
+        )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)
     return int(not explanations or any(not it.deviations for it in explanations))

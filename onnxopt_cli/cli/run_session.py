@@ -175,7 +175,7 @@ def _explanations(session: Session) -> list[Explanation]:
     ``onnxopt explain`` can say later.
     """
     interruption = session.plan.interruption
-    failing = any(result.outcome is Outcome.FAIL for result in session.results)
+    failing = any(result.outcome in (Outcome.FAIL, Outcome.ERROR) for result in session.results)
     if not failing or interruption.signal:
         return []
     from onnxopt_cli.cli.console import stderr

@@ -33,7 +33,7 @@ _BEYOND = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A case that a backend failed, with what it returned."""
+    """A case that a backend failed, with what it returned: nothing if it raised an error."""
 
     case: str
     call: Call[Array]
@@ -44,8 +44,9 @@ class _Failure:
 def explain(results: Sequence[Result], cases: Mapping[str, Case]) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    An explanation reproduces every failing case whose outputs are known; where several do, the
-    first that would also pass the cases that passed is named.
+    An explanation reproduces every failing case whose outputs are known, and refuses what the
+    backend refused with an error, if any does both; where several do, the first that would also
+    pass the cases that passed is named.
 
     Args:
         results: all results of a run.
@@ -54,7 +55,7 @@ def explain(results: Sequence[Result], cases: Mapping[str, Case]) -> list[Explan
     explanations = []
     for backend in dict.fromkeys(result.backend for result in results):
         mine = [result for result in results if result.backend == backend]
-        failing = [result for result in mine if result.outcome is Outcome.FAIL and result.returned]
+        failing = [result for result in mine if can_be_explained(result)]
         passed = [result.case for result in mine if result.outcome is Outcome.PASS]
         failures: dict[Operator, list[_Failure]] = {}
         for result in failing:
@@ -69,8 +70,15 @@ def explain(results: Sequence[Result], cases: Mapping[str, Case]) -> list[Explan
                 for call in (_call(cases.get(name)) for name in passed)
                 if call is not None and call.operator is operator
             ]
-            explanations.append(_explain(backend, operator, group, passing))
+            found = _explain(backend, operator, group, passing)
+            explanations += [] if found is None else [found]
     return explanations
+
+
+def can_be_explained(result: Result) -> bool:
+    """Tell whether it is known what the backend did in a failing case: return values, or refuse."""
+    refused = result.outcome is Outcome.ERROR
+    return refused or (result.outcome is Outcome.FAIL and bool(result.returned))
 
 
 def reproduces(explanation: Explanation, result: Result, case: Case) -> bool:
@@ -97,19 +105,42 @@ def _call(case: Case | None) -> Call[Array] | None:
 
 def _explain(
     backend: str, operator: Operator, failures: Sequence[_Failure], passing: Sequence[Call[Array]]
-) -> Explanation:
+) -> Explanation | None:
     # Small cases first: most candidates fall at the first one.
     failures = sorted(failures, key=lambda it: sum(array.size for array in it.returned))
     names = tuple(failure.case for failure in failures)
-    for candidates in (deviations(operator), _pairs(operator)):
-        fitting = [it for it in candidates if all(_reproduces(it, each) for each in failures)]
+    known = deviations(operator)
+    if not all(failure.returned for failure in failures):
+        # An error may have any reason, so only what refuses these cases and no others explains it.
+        fitting = [it for it in _fitting(known, failures) if _passes(it, passing)]
+        if fitting:
+            return _named(backend, operator, fitting, names)
+        failures = [failure for failure in failures if failure.returned]
+        names = tuple(failure.case for failure in failures)
+    if not failures:
+        return None
+    for candidates in (known, _pairs(operator)):
+        fitting = _fitting(candidates, failures)
         fitting = [it for it in fitting if _passes(it, passing)] or fitting
         if fitting:
-            text = _sentence(operator, fitting, len(failures))
-            return Explanation(backend, operator.name, text, (fitting[0].name,), names)
-    count = len(deviations(operator))
-    text = f"none of {count} known mistakes, nor two of them, reproduces {_cases(len(failures))}"
+            return _named(backend, operator, fitting, names)
+    text = (
+        f"none of {len(known)} known mistakes, nor two of them, reproduces {_cases(len(failures))}"
+    )
     return Explanation(backend, operator.name, text, (), names)
+
+
+def _fitting(
+    candidates: Iterable[Implementation], failures: Sequence[_Failure]
+) -> list[Implementation]:
+    return [it for it in candidates if all(_reproduces(it, each) for each in failures)]
+
+
+def _named(
+    backend: str, operator: Operator, fitting: Sequence[Implementation], names: tuple[str, ...]
+) -> Explanation:
+    text = _sentence(operator, fitting, len(names))
+    return Explanation(backend, operator.name, text, (fitting[0].name,), names)
 
 
 def _sentence(operator: Operator, fitting: Sequence[Implementation], count: int) -> str:
@@ -182,14 +213,18 @@ def _passes(implementation: Implementation, passing: Sequence[Call[Array]]) -> b
     for call in passing:
         right = bound(call)
         outputs = implementation.run(call)
-        if not _agree([it.expected for it in right], outputs, (it.limit for it in right)):
+        if not _judged([it.expected for it in right], outputs, (it.budget for it in right)):
             return False
     return True
 
 
 def _agree(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Array]) -> bool:
+    return _judged(expected, actual, (Budget(limit, FACTOR) for limit in limits))
+
+
+def _judged(expected: Sequence[Array], actual: Sequence[Array], given: Iterable[Budget]) -> bool:
     names = [str(index) for index in range(len(expected))]
-    budgets = {name: Budget(limit, FACTOR) for name, limit in zip(names, limits, strict=True)}
+    budgets = dict(zip(names, given, strict=True))
     values = dict(zip(names, expected, strict=True))
     diffs = compare_outputs(values, actual, budgets.__getitem__, worst=0)
     return all(diff.agrees for diff in diffs)
