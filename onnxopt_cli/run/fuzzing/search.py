@@ -1,4 +1,4 @@
-"""The search for failures: hypothesis makes the choices, and makes failing examples smaller.
+"""The search for failures.
 
 Each round looks for one kind of failure that is not known yet, and shrinks it; the next round goes
 on with the kinds that are left. How often the backend is asked does not depend on the clock, unless
@@ -7,30 +7,22 @@ there is a limit on the time, so that a seed gives the same findings again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
-from unittest import SkipTest
 
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.run.fuzzing.driver import Abort, Driver, RoundOver, failure
 from onnxopt_cli.run.fuzzing.example import Example
-from onnxopt_cli.run.fuzzing.examples import examples, refusals
+from onnxopt_cli.run.fuzzing.examples import refusals
 from onnxopt_cli.run.fuzzing.findings import Finding, Findings, Kind
 from onnxopt_cli.run.fuzzing.kinds import kinds_of
 from onnxopt_cli.run.fuzzing.smaller import smaller
 from onnxopt_cli.run.fuzzing.trial import Interrupted, Trial, attempt
-
-if TYPE_CHECKING:
-    from hypothesis.database import ExampleDatabase
 
 #: Hypothesis remembers all examples of a round, so a round ends after so many.
 _ROUND = 2000
@@ -85,6 +77,7 @@ class Search:
         self.findings = Findings()
         self._task = task
         self._rounds = 0
+        self._driver = Driver(task.executor.name, tuple(task.operators), task.seed, task.memory)
         self._end = float("inf") if task.seconds is None else monotonic() + task.seconds
 
     @property
@@ -108,17 +101,15 @@ class Search:
 
     def _replay(self) -> Iterator[Finding]:
         """Try the failures of earlier runs; what no longer fails is forgotten."""
-        from hypothesis import Phase
-
         failures: list[Trial] = []
 
         def replay(example: Example) -> None:
             trial = self._attempt(example)
             if trial.failed:
                 failures.append(trial)
-                raise _failure(self.findings.kinds(trial)[0])
+                raise failure(self.findings.kinds(trial)[0])
 
-        self._drive(replay, [Phase.reuse], _REPLAYED)
+        self._driver.replay(replay, _REPLAYED)
         # What is of one kind alone is its best example.
         for trial in sorted(failures, key=lambda each: len(kinds_of(each))):
             kind = self.findings.new(trial)
@@ -133,9 +124,9 @@ class Search:
                 return
             try:
                 trial = self._attempt(example)
-            except _RoundOver:
+            except RoundOver:
                 return
-            except _Abort as abort:
+            except Abort as abort:
                 raise abort.reason from None
             self._count()
             kind = self.findings.new(trial) if trial.accepted_a_breach else None
@@ -148,8 +139,6 @@ class Search:
 
     def _search(self) -> Finding | None:
         """Try a round of examples, up to the first failure of a new kind; make that smaller."""
-        from hypothesis import Phase
-
         hunt = _Hunt()
 
         def hunt_for(example: Example) -> None:
@@ -165,12 +154,12 @@ class Search:
             if hunt.kind is not None and hunt.kind in self.findings.kinds(trial):
                 hunt.seen.append(trial)
                 if hunt.is_costly:
-                    raise _RoundOver
-                raise _failure(hunt.kind)
+                    raise RoundOver
+                raise failure(hunt.kind)
 
         left = _ROUND if self._task.examples is None else self._task.examples - self.tried
         self._rounds += 1
-        whole, steady = self._drive(hunt_for, [Phase.generate, Phase.shrink], min(_ROUND, left))
+        whole, steady = self._driver.search(hunt_for, min(_ROUND, left), self._rounds)
         if hunt.kind is None:
             return None
         # A search that ends by itself ends with the smallest example.
@@ -190,88 +179,19 @@ class Search:
                 costly -= other.is_costly
                 if other.failed and kind in self.findings.kinds(other):
                     trial, candidates = other, smaller(example)
-        except _RoundOver:
+        except RoundOver:
             pass
-        except _Abort as abort:
+        except Abort as abort:
             raise abort.reason from None
         return trial
 
     def _attempt(self, example: Example) -> Trial:
         if monotonic() >= self._end:
-            raise _RoundOver
+            raise RoundOver
         try:
             return attempt(example, self._task.executor)
         except (Interrupted, OnnxoptError) as error:
-            raise _Abort(error) from error
-
-    def _drive(
-        self, attempted: Callable[[Example], None], phases: list[Any], most: int
-    ) -> tuple[bool, bool]:
-        """Let hypothesis call a function with examples; it raises where one fails.
-
-        Returns:
-            Whether it ended by itself, and whether failures failed every time.
-        """
-        import hypothesis
-        from hypothesis import HealthCheck, Phase, Verbosity
-        from hypothesis.errors import Flaky
-
-        settings = hypothesis.settings(
-            max_examples=most,
-            phases=phases,
-            database=self._database(),
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.quiet,
-            report_multiple_bugs=Phase.reuse in phases,
-            print_blob=False,
-        )
-
-        def test(example: Example) -> None:
-            # The database knows a test by its source, which must be one for all phases.
-            attempted(example)
-
-        seed = hypothesis.seed(_mixed(self._task.seed, self._rounds))
-        # A seed turns the database off; settings that come after it turn it on again.
-        given: Callable[[Any], Any] = hypothesis.given(examples(tuple(self._task.operators)))
-        driven = settings(seed(given(test)))
-        try:
-            with _at_home_in(self._task.memory), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                driven()
-        except _RoundOver:
-            return False, True
-        except _Abort as abort:
-            raise abort.reason from None
-        except Flaky:
-            return False, False
-        except (_Failure, SkipTest):
-            # Skipped is what has nothing to replay.
-            return True, True
-        except ExceptionGroup as group:
-            if group.split((_Failure, Flaky))[1] is not None:
-                raise
-        return True, True
-
-    def _database(self) -> ExampleDatabase:
-        from hypothesis.database import DirectoryBasedExampleDatabase
-
-        # Choices mean something only for the same operators.
-        names = [self._task.executor.name, *(it.qualified_name for it in self._task.operators)]
-        digest = blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=8).hexdigest()
-        return DirectoryBasedExampleDatabase(self._task.memory / digest)
-
-
-@contextmanager
-def _at_home_in(folder: Path) -> Iterator[None]:
-    """Let hypothesis leave its own notes in a folder, and nowhere else."""
-    from hypothesis.configuration import set_hypothesis_home_dir
-
-    set_hypothesis_home_dir(folder)
-    try:
-        yield
-    finally:
-        set_hypothesis_home_dir(None)
+            raise Abort(error) from error
 
 
 @dataclass(slots=True)
@@ -284,33 +204,3 @@ class _Hunt:
     @property
     def is_costly(self) -> bool:
         return sum(trial.is_costly for trial in self.seen) >= _COSTLY_FAILURES
-
-
-class _Failure(Exception):
-    """An example failed; hypothesis tells failures apart by their class."""
-
-
-class _RoundOver(BaseException):
-    """The round ends here; not an Exception, which hypothesis would take for a failure."""
-
-
-class _Abort(BaseException):
-    """The whole search ends here."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-@cache
-def _failure_class(kind: Kind) -> type[_Failure]:
-    return type("Failure", (_Failure,), {"__doc__": kind.what})
-
-
-def _failure(kind: Kind) -> _Failure:
-    return _failure_class(kind)(kind.what)
-
-
-def _mixed(seed: int, rounds: int) -> int:
-    """Return a seed of its own for each round."""
-    return int.from_bytes(blake2b(f"{seed}/{rounds}".encode(), digest_size=8).digest(), "big")
