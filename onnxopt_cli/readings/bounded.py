@@ -268,8 +268,8 @@ def _propagate(
 ) -> Bounded:
     operands = [joining(operand, level, precision) for operand in operands]
     value = ufunc(*(operand.value for operand in operands))
-    result = Bounded(value, np.float64(0.0), precision, level)
-    magnitude = result.magnitude
+    rounded = Bounded(value, np.float64(0.0), precision, level)
+    magnitude = rounded.magnitude
     error = rule.inherited(magnitude, *operands)
     if rule.roundings:
         own = (rule.roundings * _unit_roundoff(rule, operands, precision)) * magnitude
@@ -279,13 +279,17 @@ def _propagate(
     factors = _factors(rule, operands)
     if factors:
         error = allow_for_order(factors, value, magnitude, error, precision)
-    unrounded = partial(is_unrounded, operands, result) if ufunc in UNROUNDED else None
-    terms = tuple(operands) if rule.is_sum else ()
-    result = within_range(
-        replace(result, error=error, factors=factors, terms=terms, unrounded=unrounded)
+    error = allow_for_range(value, magnitude, error, precision)
+    return Bounded(
+        value,
+        error,
+        precision,
+        level,
+        may_cross=rule.crosses(magnitude, error, *operands),
+        factors=factors,
+        terms=tuple(operands) if rule.is_sum else (),
+        unrounded=partial(is_unrounded, operands, rounded) if ufunc in UNROUNDED else None,
     )
-    crosses = rule.crosses(magnitude, result.error, *operands)
-    return result if crosses is False else replace(result, may_cross=crosses)
 
 
 def _unit_roundoff(rule: Rule, operands: list[Bounded], precision: Precision) -> float:
