@@ -113,13 +113,28 @@ def test_a_wrong_type_and_a_wrong_shape_are_two_failures_even_if_they_come_toget
 
 
 def test_what_a_right_backend_must_refuse_is_kept_as_such(fuzz, onnxopt):
-    answer = fuzz(planted("TakesAnyMode"), "--isolation", "none", "--examples", "100")
+    # So few that each refusal is tried once, and nothing else.
+    answer = fuzz(planted("TakesAnyMode"), "--isolation", "none", "--examples", "7")
     said = "accepted what a right backend must refuse: mode has an unknown value"
     assert f"fail Momentum  {said}" in answer.out
     (found,) = kept("fuzz").values()
     assert found["rejects"] is True
     assert found["attributes"]["mode"] == "bogus"
     assert onnxopt("run", "fuzz").code == 0
+
+
+def test_a_crash_at_what_must_be_refused_is_found_as_surely(fuzz):
+    answer = fuzz(planted("DiesAtUnknownMode"), "--examples", "7")
+    assert "crash Momentum  the worker was killed by SIGABRT: mode has an unknown" in answer.out
+    (found,) = kept("fuzz").values()
+    assert found["rejects"] is True
+    assert found["attributes"]["mode"] == "bogus"
+
+
+def test_a_backend_that_never_returns_is_not_waited_for_at_every_refusal(fuzz):
+    answer = fuzz(planted("NeverReturns"), "--examples", "7", "--timeout", "0.5")
+    (found,) = kept("fuzz").values()
+    assert "rejects" not in found, answer.out
 
 
 def test_a_model_of_several_nodes_is_kept_with_the_model_beside_it(onnxopt, workplace):

@@ -26,6 +26,7 @@ def find_subject(fields: CaseFields, file: Node) -> Subject:
     """
     model = fields.node.field("model")
     if model is not None:
+        # Most files are about operators with a formula, and start without the other readers.
         from onnxopt_cli.cases.model_case import model_subject
 
         if id(model) in fields.broken:

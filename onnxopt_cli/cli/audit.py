@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxopt_cli.cli.completion import complete_our_operator, complete_target
-from onnxopt_cli.cli.run_limits import jobs_option
+from onnxopt_cli.cli.shared_options import jobs_option, operator_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
-@click.option(
-    "--operator",
-    "operators",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=complete_our_operator,
-    help="Only this operator.",
-)
+@operator_option(complete_our_operator)
 @click.option(
     "--tolerance",
     "rule",

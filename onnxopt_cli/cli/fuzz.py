@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxopt_cli.cli.completion import complete_backend, complete_our_operator
-from onnxopt_cli.cli.run_limits import lower_option, setting, worker_options
+from onnxopt_cli.cli.shared_options import lower_option, operator_option, setting, worker_options
 
 if TYPE_CHECKING:
     from onnxopt_cli.operators.operator import Operator
@@ -28,14 +28,7 @@ _TIMEOUT = 10.0
     shell_complete=complete_backend,
     help="What to test.",
 )
-@click.option(
-    "--operator",
-    "operators",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=complete_our_operator,
-    help="Only this operator.",
-)
+@operator_option(complete_our_operator)
 @click.option(
     "--examples",
     type=click.IntRange(min=1),

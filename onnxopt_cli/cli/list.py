@@ -5,19 +5,13 @@ from __future__ import annotations
 import click
 
 from onnxopt_cli.cli.completion import complete_operator, complete_target
+from onnxopt_cli.cli.shared_options import operator_option
 
 
 @click.command("list")
 @click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
 @click.option("-k", "pattern", default="", help="Only ids that match this glob, or contain it.")
-@click.option(
-    "--operator",
-    "operators",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=complete_operator,
-    help="Only this operator.",
-)
+@operator_option(complete_operator)
 @click.option("--tag", "tags", multiple=True, help="Only cases with this tag.")
 def command(
     targets: tuple[str, ...], pattern: str, operators: tuple[str, ...], tags: tuple[str, ...]

@@ -14,8 +14,14 @@ from onnxopt_cli.cli.completion import (
     complete_report,
     complete_target,
 )
-from onnxopt_cli.cli.run_limits import jobs_option, lower_option, setting, worker_options
 from onnxopt_cli.cli.session_options import session_options
+from onnxopt_cli.cli.shared_options import (
+    jobs_option,
+    lower_option,
+    operator_option,
+    setting,
+    worker_options,
+)
 from onnxopt_cli.cli.streams import go_on_without_reader
 
 if TYPE_CHECKING:
@@ -59,14 +65,7 @@ class _Limit(click.ParamType[float]):
     metavar="PATTERN",
     help="Only cases whose id matches this glob, or contains this text.",
 )
-@click.option(
-    "--operator",
-    "operators",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=complete_operator,
-    help="Only cases whose model contains this operator.",
-)
+@operator_option(complete_operator, "Only cases whose model contains this operator.")
 @click.option("--tag", "tags", multiple=True, help="Only cases with this tag.")
 @click.option(
     "--tolerance",

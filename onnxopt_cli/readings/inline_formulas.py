@@ -32,7 +32,12 @@ def refuse_endless_functions(model: onnx.ModelProto) -> None:
     Raises:
         NodeError: if functions call each other in a circle or without measure.
     """
-    bodies = _bodies(model)
+    _refuse_endless(model, _bodies(model))
+
+
+def _refuse_endless(
+    model: onnx.ModelProto, bodies: Mapping[FunctionId, Counter[FunctionId]]
+) -> None:
     sizes: dict[FunctionId, int] = {}
     for function_id in _callees_first(bodies):
         sizes[function_id] = _size(bodies[function_id], sizes)
@@ -55,10 +60,11 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     inlined = onnx.ModelProto()
     inlined.CopyFrom(model)
-    chosen = _functions_with_formulas(model)
+    bodies = _bodies(model)
+    chosen = _functions_with_formulas(bodies)
     if not chosen:
         return inlined
-    refuse_endless_functions(model)
+    _refuse_endless(model, bodies)
     # The inliner takes an operator's default for that of the function around it.
     spelled = spell_out_defaults(model)
     inlined.CopyFrom(spelled)
@@ -77,9 +83,10 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     return inlined
 
 
-def _functions_with_formulas(model: onnx.ModelProto) -> set[FunctionId]:
+def _functions_with_formulas(
+    bodies: Mapping[FunctionId, Counter[FunctionId]],
+) -> set[FunctionId]:
     """Return the functions with an operator of ours, also through the functions they call."""
-    bodies = _bodies(model)
     for function_id in bodies:
         if find_operator(*function_id):
             raise NodeError(

@@ -79,6 +79,21 @@ class TakesAnyMode(Right):
         return super().run(model, inputs)
 
 
+class DiesAtUnknownMode(Right):
+    def run(self, model, inputs):
+        if any(
+            attribute.s == b"bogus" for node in model.graph.node for attribute in node.attribute
+        ):
+            os.abort()
+        return super().run(model, inputs)
+
+
+class NeverReturns(Right):
+    def run(self, model, inputs):
+        time.sleep(300)
+        return super().run(model, inputs)
+
+
 class WrongInCompany(Right):
     def run(self, model, inputs):
         outputs = super().run(model, inputs)

@@ -38,15 +38,14 @@ def _draw(source: Source, operators: Sequence[Operator]) -> Example:
     return draw_node(source, source.choice(operators))
 
 
-def refusals(operators: Sequence[Operator]) -> Iterator[Example]:
-    """Yield each way to break each operator's signature once, in a node that is simple otherwise.
+def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
+    """Yield a simple node of each operator, and with it each way to break its signature once.
 
     They are too few to be left to chance.
     """
     for operator in operators:
         node = draw_node(_Simplest(), operator)
-        for broken in breaches(operator):
-            yield replace(node, broken=broken)
+        yield node, [replace(node, broken=broken) for broken in breaches(operator)]
 
 
 class _Simplest:

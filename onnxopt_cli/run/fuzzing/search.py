@@ -8,6 +8,7 @@ there is a limit on the time, so that a seed gives the same findings again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,20 +119,26 @@ class Search:
                 yield self.findings.add(Finding(kind, smallest, replayed=True), ())
 
     def _refusals(self) -> Iterator[Finding]:
-        """Try what a right backend must refuse; other failures of the same examples can wait."""
-        for example in refusals(self._task.operators):
-            if self._over:
-                return
-            try:
-                trial = self._attempt(example)
-            except RoundOver:
-                return
-            except Abort as abort:
-                raise abort.reason from None
-            self._count()
-            kind = self.findings.new(trial) if trial.accepted_a_breach else None
-            if kind is not None:
-                yield self.findings.add(Finding(kind, trial), ())
+        """Try what a right backend must refuse; failures of unbroken nodes are left to the search.
+
+        Where a simple node costs a process or the timeout, so may all that are like it.
+        """
+        with _whole_round():
+            for node, broken in refusals(self._task.operators):
+                if self._counted(node).is_costly:
+                    continue
+                for example in broken:
+                    trial = self._counted(example)
+                    kind = self.findings.new(trial) if trial.failed else None
+                    if kind is not None:
+                        yield self.findings.add(Finding(kind, trial), ())
+
+    def _counted(self, example: Example) -> Trial:
+        if self._over:
+            raise RoundOver
+        trial = self._attempt(example)
+        self._count()
+        return trial
 
     def _count(self) -> None:
         self.tried += 1
@@ -172,17 +179,13 @@ class Search:
         """Leave out of an example what the failure does not need."""
         tries, costly = _LAST_TRIES, _COSTLY_FAILURES
         candidates = smaller(trial.example)
-        try:
+        with _whole_round():
             while tries and costly and (example := next(candidates, None)) is not None:
                 tries -= 1
                 other = self._attempt(example)
                 costly -= other.is_costly
                 if other.failed and kind in self.findings.kinds(other):
                     trial, candidates = other, smaller(example)
-        except RoundOver:
-            pass
-        except Abort as abort:
-            raise abort.reason from None
         return trial
 
     def _attempt(self, example: Example) -> Trial:
@@ -192,6 +195,17 @@ class Search:
             return attempt(example, self._task.executor)
         except (Interrupted, OnnxoptError) as error:
             raise Abort(error) from error
+
+
+@contextmanager
+def _whole_round() -> Iterator[None]:
+    """Let what hypothesis does not drive end as a round of it does."""
+    try:
+        yield
+    except RoundOver:
+        pass
+    except Abort as abort:
+        raise abort.reason from None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Options of several commands: how cases get to a backend, and in how many processes."""
+"""Options of several commands: which operators, how cases get to a backend, how many processes."""
 
 from __future__ import annotations
 
@@ -51,6 +51,15 @@ class _Size(click.ParamType[int]):
         if size < _LEAST_MEMORY:
             self.fail("a worker cannot start with less than 64MiB", param, ctx)
         return size
+
+
+def operator_option(
+    complete: Callable[..., Any], what: str = "Only this operator."
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option that chooses operators, with what completes it and its help."""
+    return click.option(
+        "--operator", "operators", multiple=True, metavar="NAME", shell_complete=complete, help=what
+    )
 
 
 lower_option = click.option(
