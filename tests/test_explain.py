@@ -119,6 +119,14 @@ def test_errors_that_a_known_mistake_makes_are_explained_and_no_others(workplace
     # The same error in one more case, which nothing about operands explains.
     (workplace / "refusing.py").write_text(REFUSING.replace("> 1:", '> 1 or inputs["T"] == 2:'))
     assert "consistent" not in onnxopt(*arguments).out
+    # The same error in one of two cases with such operands: it is not about them.
+    (workplace / "steps.yaml").write_text(STEPS + scalar + scalar.replace("wide", "flat"))
+    once = REFUSING.replace("> 1:", '> 1 and not inputs["R"] == 2:')
+    (workplace / "refusing.py").write_text(once)
+    assert "consistent with 'broadcast operands refused'" in onnxopt(*arguments).out
+    other = scalar.replace("wide", "flat").replace("R: 1", "R: 2")
+    (workplace / "steps.yaml").write_text(STEPS + scalar + other)
+    assert "consistent" not in onnxopt(*arguments).out
 
 
 def test_two_mistakes_at_once_are_both_named():
