@@ -61,8 +61,7 @@ def explain(results: Sequence[Result], cases: Mapping[str, Case]) -> list[Explan
         for result in failing:
             call = _call(cases.get(result.case))
             if call is not None:
-                arrays = [value for value in result.returned if isinstance(value, np.ndarray)]
-                failure = _Failure(result.case, call, bound(call), arrays)
+                failure = _Failure(result.case, call, bound(call), _arrays(result))
                 failures.setdefault(call.operator, []).append(failure)
         for operator, group in failures.items():
             passing = [
@@ -77,8 +76,13 @@ def explain(results: Sequence[Result], cases: Mapping[str, Case]) -> list[Explan
 
 def can_be_explained(result: Result) -> bool:
     """Tell whether it is known what the backend did in a failing case: return values, or refuse."""
-    refused = result.outcome is Outcome.ERROR
-    return refused or (result.outcome is Outcome.FAIL and bool(result.returned))
+    if result.outcome is Outcome.ERROR:
+        return True
+    return result.outcome is Outcome.FAIL and bool(_arrays(result))
+
+
+def _arrays(result: Result) -> list[Array]:
+    return [value for value in result.returned if isinstance(value, np.ndarray)]
 
 
 def reproduces(explanation: Explanation, result: Result, case: Case) -> bool:
@@ -86,8 +90,7 @@ def reproduces(explanation: Explanation, result: Result, case: Case) -> bool:
     call = _call(case)
     if call is None or call.operator.name != explanation.operator or not result.returned:
         return False
-    arrays = [value for value in result.returned if isinstance(value, np.ndarray)]
-    failure = _Failure(result.case, call, bound(call), arrays)
+    failure = _Failure(result.case, call, bound(call), _arrays(result))
     candidates = (*deviations(call.operator), *_pairs(call.operator))
     return any(_reproduces(it, failure) for it in candidates if it.name in explanation.deviations)
 
