@@ -40,7 +40,7 @@ def command(saved: Path) -> int:
     if not any(map(can_be_explained, record.results)):
         click.echo("no failing case to explain")
         return 0
-    with stderr().status("looking for a known mistake that does this"):
+    with stderr().status("looking for a known mistake"):
         places = {it.case: it.location for it in record.results}
         explanations = explain(record.results, find_again(places))
     if not explanations:

@@ -183,7 +183,7 @@ def _explanations(session: Session) -> list[Explanation]:
 
     cases = {case.id: case for case in session.plan.cases}
     try:
-        with interruption.at_once(), stderr().status("looking for a known mistake that does this"):
+        with interruption.at_once(), stderr().status("looking for a known mistake"):
             return explain(session.results, cases)
     except KeyboardInterrupt:
         return []
