@@ -9,6 +9,7 @@
      ├── NothingSelected      exit 5   no case matches the selection
      ├── NodeError                     a node breaks its operator's signature
      ├── Unsupported                   a backend says that it does not know something
+     ├── NotApplicable                 our own lowering refuses a node, so no backend is asked
      ├── UnusableOutput                a backend returned what is no value of ONNX
      ├── BackendFailure                a backend says that it failed
      ├── BackendDied                   a backend's process ended before it answered
@@ -101,6 +102,10 @@ class Unsupported(OnnxoptError):
     def __init__(self, message: str, *, operator: str = "") -> None:
         super().__init__(message)
         self.operator = operator
+
+
+class NotApplicable(OnnxoptError):
+    """Our own lowering refuses a node, so the backend is not asked and has no verdict."""
 
 
 class UnusableOutput(OnnxoptError):

@@ -12,7 +12,7 @@ import onnx
 from onnxopt_cli.backends.outputs import normalise_outputs
 from onnxopt_cli.backends.protocol import Backend, Prepared
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import NodeError, Unsupported
+from onnxopt_cli.errors import NodeError, NotApplicable, Unsupported
 from onnxopt_cli.operators.single_node import sole_call
 
 
@@ -75,7 +75,7 @@ def run_model(
 
     Raises:
         Unsupported: if the backend does not know something, and lowering does not help.
-        NodeError: if the model is a node that breaks its operator's signature, and is to be
+        NotApplicable: if the model is a node that breaks its operator's signature, and is to be
             lowered.
         UnusableOutput: if it returned something that is no value.
         BaseException: whatever else the backend raises is its failure.
@@ -137,10 +137,21 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
     try:
         return lower_model(model)
     except NodeError as error:
-        # A node that breaks its signature is refused. All else that stands in lowering's way, such
-        # as an opset that is too old, says nothing about the node.
-        sole_call(model, inputs)
+        # It is not the backend that refuses a node which breaks its signature. All else that stands
+        # in lowering's way, such as an opset that is too old, says nothing about the node.
+        if breaks_signature(model, inputs):
+            message = "our own lowering refuses the node before the backend is asked"
+            raise NotApplicable(message) from error
         raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error
+
+
+def breaks_signature(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> bool:
+    """Tell whether a model is one node that breaks its operator's signature."""
+    try:
+        sole_call(model, inputs)
+    except NodeError:
+        return True
+    return False
 
 
 class _Unlowerable(Unsupported):

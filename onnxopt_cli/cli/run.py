@@ -125,6 +125,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.cli.run_session import Request, conclude, run_session
     from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.run.evidence import Evidence
     from onnxopt_cli.run.executors import open_executors
     from onnxopt_cli.run.interruption import interruptible
     from onnxopt_cli.run.runner import Plan
@@ -145,6 +146,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
                 judging=_judging(options),
                 max_fail=options["max_fail"] or 0,
                 interruption=interruption,
+                evidence=Evidence(collection.cases),
             )
             if not plan.cases and not plan.problems:
                 raise NothingSelected(

@@ -105,7 +105,7 @@ class Display:
             if len(failures) > _PANELS:
                 rest = len(failures) - _PANELS
                 self._print(Text(f"{rest} more failures; --report json=PATH has them all", "dim"))
-            self._unsupported(results)
+            self._reasons(results)
         summary = terminal.summary_table(results)
         if summary is not None:
             self._console.print()
@@ -131,15 +131,17 @@ class Display:
             self._console.print()
             self._console.print(measured)
 
-    def _unsupported(self, results: Sequence[Result]) -> None:
-        """Print each reason for which cases are unsupported once."""
-        reasons: dict[tuple[str, str], int] = {}
+    def _reasons(self, results: Sequence[Result]) -> None:
+        """Print once each reason for which cases are unsupported, or do not apply."""
+        reasons: dict[tuple[Outcome, str, str], int] = {}
         for result in results:
-            if result.outcome is Outcome.UNSUPPORTED and not result.conforms:
-                key = (result.backend, result.message)
+            unsupported = result.outcome is Outcome.UNSUPPORTED and not result.conforms
+            if unsupported or result.outcome is Outcome.SKIP:
+                key = (result.outcome, result.backend, result.message)
                 reasons[key] = reasons.get(key, 0) + 1
-        for (backend, reason), count in list(reasons.items())[:_PANELS]:
-            head = Text.assemble(("unsupported ", "yellow"), f"{count} on {printable(backend)}: ")
+        for (outcome, backend, reason), count in list(reasons.items())[:_PANELS]:
+            style = terminal.STYLES[outcome]
+            head = Text.assemble((f"{outcome} ", style), f"{count} on {printable(backend)}: ")
             self._print(head.append(printable(reason)))
 
     def _print(self, line: Text) -> None:

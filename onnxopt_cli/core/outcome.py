@@ -10,6 +10,7 @@ class Outcome(StrEnum):
 
     PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
     FAIL = "fail"
+    UNPROVEN = "unproven"
     UNSUPPORTED = "unsupported"
     ERROR = "error"
     CRASH = "crash"

@@ -21,7 +21,8 @@ from onnxopt_cli.errors import Problem
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.repeat import repeat_command
 
-_STYLES = {
+#: How outcomes that do not count against the backend, or only in part, look.
+STYLES = {
     Outcome.PASS: "green",
     Outcome.SKIP: "dim",
     Outcome.NOT_RUN: "dim",
@@ -35,9 +36,9 @@ def outcome_text(result: Result) -> Text:
     outcome = result.outcome
     if result.standing is Standing.EXPECTED and outcome not in HARMLESS:
         return Text(f"{outcome.value} (expected)", style="dim")
-    loud = outcome not in _STYLES or result.standing is Standing.UNEXPECTED_PASS
+    loud = outcome not in STYLES or result.standing is Standing.UNEXPECTED_PASS
     word = outcome.value.upper() if loud else outcome.value
-    text = Text(word, style="bold red" if loud else _STYLES[outcome])
+    text = Text(word, style="bold red" if loud else STYLES[outcome])
     if result.lowered:
         text.append(" (lowered)", style="dim")
     if result.flaky:
@@ -162,7 +163,7 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     if several:
         table.add_column("backend")
     for outcome in outcomes:
-        table.add_column(outcome.value, justify="right", style=_STYLES.get(outcome, "bold red"))
+        table.add_column(outcome.value, justify="right", style=STYLES.get(outcome, "bold red"))
     for operator, backend in shown:
         cells = [printable(operator)] + ([printable(backend)] if several else [])
         cells += [str(counts[operator, backend, outcome] or "") for outcome in outcomes]
@@ -181,6 +182,8 @@ def verdict(results: Sequence[Result], seconds: float) -> list[Text]:
         parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
         conforms = all(result.conforms for result in mine)
         word = Text("conforms", "bold green") if conforms else Text("does not conform", "bold red")
+        if set(counts) == {Outcome.SKIP}:
+            word = Text("was not tested", "bold red")
         line = Text.assemble(printable(backend), " ", word, f": {parts}")
         standings = Counter(it.standing for it in mine if it.standing and not _plain(it))
         if standings:

@@ -14,6 +14,7 @@ _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
     0: "conforms",
     1: "does not conform",
+    5: "was not tested",
     2: "has invalid cases or expectations",
     130: "was interrupted",
     143: "was interrupted",

@@ -33,7 +33,13 @@ def fresh_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Fresh]
     """
     with open_executors([backend], replace(setting, jobs=1), plan.interruption) as executors:
         executors[0].ready()
-        alone = Plan((), executors, judging=plan.judging, interruption=plan.interruption)
+        alone = Plan(
+            (),
+            executors,
+            judging=plan.judging,
+            interruption=plan.interruption,
+            evidence=plan.evidence,
+        )
 
         def fresh(cases: Sequence[Case]) -> list[Result]:
             executors[0].renew()

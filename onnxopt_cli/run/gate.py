@@ -10,7 +10,11 @@ from onnxopt_cli.errors import Problem
 
 
 def exit_code(
-    results: Sequence[Result], problems: Sequence[Problem], findings: Sequence[Problem] = ()
+    results: Sequence[Result],
+    problems: Sequence[Problem],
+    findings: Sequence[Problem] = (),
+    *,
+    part: bool = False,
 ) -> int:
     """Return 0 only if every result conforms or is expected, and every expectation holds.
 
@@ -18,11 +22,24 @@ def exit_code(
         results: of all cases on all backends; what was not run does not conform.
         problems: what was wrong with case files that gave no case.
         findings: entries of expectation files that no longer hold.
+        part: whether they are those of a shard, which may hold nothing that applies.
 
     Returns:
-        2 if a case is invalid that is not expected to be, 1 if something else does not conform.
+        2 if a case is invalid that is not expected to be, 1 if something else does not conform, 5
+        if no case applies to some backend.
     """
     unexpected = [result for result in results if not result.conforms]
     if problems or any(result.outcome is Outcome.INVALID for result in unexpected):
         return 2
-    return int(bool(unexpected or findings))
+    if unexpected or findings:
+        return 1
+    return 0 if part or not untested(results) else 5
+
+
+def untested(results: Sequence[Result]) -> list[str]:
+    """Return the backends to which no case applies; they have neither passed nor failed."""
+    applied: dict[str, bool] = {}
+    for result in results:
+        tried = result.outcome is not Outcome.SKIP
+        applied[result.backend] = applied.get(result.backend, False) or tried
+    return [backend for backend, tried in applied.items() if not tried]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.diff import Diff
@@ -91,7 +92,9 @@ def judge(question: Question, backend: str, response: Response, judging: Judging
     diffs: tuple[Diff, ...] = ()
     message = response.message
     curve: Mapping[int, float] = {}
-    if content is not None and content.rejects:
+    if response.failure is Outcome.SKIP and not _may_be_skipped(content):
+        outcome, message = Outcome.PROTOCOL, "says that a case does not apply which does"
+    elif content is not None and content.rejects:
         if response.failure is Outcome.ERROR:
             outcome = Outcome.PASS
         elif response.failure is not None:
@@ -118,6 +121,13 @@ def judge(question: Question, backend: str, response: Response, judging: Judging
         outcome = Outcome.LEAK if outcome is Outcome.PASS else outcome
         message = "; ".join(filter(None, (message, response.leak)))
     return replace(_result(question, backend, outcome, message, response, diffs), curve=curve)
+
+
+def _may_be_skipped(content: Content | None) -> bool:
+    """Tell whether lowering refuses a case; a worker that says so may have been told to lie."""
+    return (
+        content is not None and content.rejects and breaks_signature(content.model, content.inputs)
+    )
 
 
 def _course(
@@ -168,7 +178,7 @@ def _result(
     )
 
 
-_SILENT = frozenset({Outcome.PASS, Outcome.UNSUPPORTED})
+_SILENT = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 
 
 def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:

@@ -33,6 +33,7 @@ from onnxopt_cli.run.response import Response
 _REPORTED = frozenset(
     {
         Outcome.UNSUPPORTED,
+        Outcome.SKIP,
         Outcome.ERROR,
         Outcome.OOM,
         Outcome.CRASH,

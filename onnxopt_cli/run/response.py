@@ -16,6 +16,7 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendDied,
     BackendHangs,
+    NotApplicable,
     OnnxoptError,
     ProtocolBreach,
     Unsupported,
@@ -24,6 +25,7 @@ from onnxopt_cli.run.inputs import changed_inputs, copy_inputs
 
 _OUTCOMES: Mapping[type[BaseException], Outcome] = {
     Unsupported: Outcome.UNSUPPORTED,
+    NotApplicable: Outcome.SKIP,
     BackendDied: Outcome.CRASH,
     BackendHangs: Outcome.TIMEOUT,
     ProtocolBreach: Outcome.PROTOCOL,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.errors import Problem
+from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.interruption import Interruption
@@ -36,6 +38,7 @@ class Plan:
         started: called with a case's id and a backend's name just before the case starts there.
         review: says of each result, as soon as it is there, how it stands to what was expected.
         interruption: set when the user wants the run to end.
+        evidence: what backends have shown to earn passes that need it.
     """
 
     cases: Sequence[Case]
@@ -46,6 +49,7 @@ class Plan:
     started: Callable[[str, str], None] = lambda _case, _backend: None
     review: Callable[[Result], Result] = lambda result: result
     interruption: Interruption = field(default_factory=Interruption)
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
@@ -126,20 +130,24 @@ def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
         results = [unasked_result(question, executor.name) for executor in plan.backends]
         return tuple(map(plan.review, results))
     results = [
-        _result(plan, question, executor.name, pending)
+        _result(plan, question, executor, pending)
         for executor, pending in zip(plan.backends, asked.pending, strict=True)
     ]
     return tuple(map(plan.review, results))
 
 
-def _result(plan: Plan, question: Question, backend: str, pending: Pending) -> Result:
+def _result(plan: Plan, question: Question, executor: Executor, pending: Pending) -> Result:
     try:
         response = pending.result()
         if isinstance(response, str):
-            return not_run(question.case, backend, response)
-        return judge(question, backend, response, plan.judging)
+            return not_run(question.case, executor.name, response)
+        result = judge(question, executor.name, response, plan.judging)
+        if result.outcome is not Outcome.PASS or question.content is None:
+            return result
+        lacking = plan.evidence.lacking(executor, question.content, response)
     except MemoryError:
-        return unasked_result(starved(question.case), backend)
+        return unasked_result(starved(question.case), executor.name)
+    return replace(result, outcome=Outcome.UNPROVEN, message=lacking) if lacking else result
 
 
 def _asides(plan: Plan) -> Iterator[Result]:

@@ -169,7 +169,7 @@ class Session:
         plan, terms = self.plan, self.terms
         backends = tuple(self._backends.values())
         findings = terms.expectations.findings(terms.ids, backends)
-        code = exit_code(self.results, plan.problems, findings)
+        code = exit_code(self.results, plan.problems, findings, part=terms.shard is not None)
         record = RunRecord(
             versions=versions(),
             backends=backends,

@@ -1,0 +1,172 @@
+"""Whether a backend has earned a pass that one which computes nothing would get, too.
+
+Who refuses everything refuses what must be refused; who returns its inputs, zeros or NaN is right
+wherever these are the answer. Such a pass counts only if the backend computes the operator: it is
+asked for a node like the one of the case, without what is wrong or trivial in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.cases.plain_node import (
+    PlainNode,
+    computes,
+    is_an_input,
+    is_trivial,
+    plain_pair,
+)
+from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Value, describe
+from onnxopt_cli.errors import InvalidCase
+from onnxopt_cli.operators import find_operator
+from onnxopt_cli.operators.nodes import operator_names
+from onnxopt_cli.operators.single_node import sole_operator
+from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.run.response import Response
+
+# As many cases of an operator without a formula are looked at for one that tells something.
+_TRIES = 5
+
+
+class Evidence:
+    """What backends have shown of operators; each is asked once for each node.
+
+    Args:
+        neighbours: cases among which those of operators without a formula are looked for.
+    """
+
+    def __init__(self, neighbours: Sequence[Case] = ()) -> None:
+        self._neighbours = neighbours
+        self._known: WeakKeyDictionary[Executor, dict[object, str]] = WeakKeyDictionary()
+
+    def lacking(self, executor: Executor, content: Content, response: Response) -> str:
+        """Say why a pass is not earned; nothing if it is.
+
+        Args:
+            executor: the backend, which may be asked for other nodes.
+            content: of the case that it has passed.
+            response: with which it has.
+        """
+        operator = sole_operator(content.model)
+        node = content.model.graph.node[0] if operator else None
+        if content.rejects:
+            if operator is None or node is None:
+                said = self._of_model(executor, content.model)
+                return f"refused, but {said}" if said else ""
+            said = self._asked(executor, plain_pair(operator, node, content.inputs))
+            return f"refused, but for the same inputs without what is wrong {said}" if said else ""
+        trivial = response.outputs is not None and is_trivial(response.outputs, content.inputs)
+        if operator is None or node is None or content.trajectory is not None or not trivial:
+            return ""
+        said = self._asked(executor, plain_pair(operator, node, content.inputs))
+        return f"right, but where right is neither empty nor an input {said}" if said else ""
+
+    def _asked(self, executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
+        """Say what a backend does with two nodes, if it does not compute them."""
+        known = self._known.setdefault(executor, {})
+        inputs = pair[0].inputs.values()
+        key = (pair[0].model.SerializeToString(), *(value.tobytes() for value in inputs))
+        if key not in known:
+            known[key] = _shortcoming(executor, pair)
+        return known[key]
+
+    def _of_model(self, executor: Executor, model: onnx.ModelProto) -> str:
+        """Say which operator of a model a backend has not shown to compute."""
+        for node in model.graph.node:
+            said = self._of_operator(executor, node)
+            if said:
+                return f"of {printable(node.op_type)} {said}"
+        return ""
+
+    def _of_operator(self, executor: Executor, node: onnx.NodeProto) -> str:
+        operator = find_operator(node.domain, node.op_type)
+        if operator is not None:
+            return self._asked(executor, plain_pair(operator, node, {}))
+        known = self._known.setdefault(executor, {})
+        key = node.domain, node.op_type
+        if key not in known:
+            known[key] = self._of_neighbours(executor, node.op_type)
+        return known[key]
+
+    def _of_neighbours(self, executor: Executor, name: str) -> str:
+        for cases in (self._neighbours, _corpus(name)):
+            tried = 0
+            for content in islice(_telling(cases, name), _TRIES):
+                if _is_computed(content, executor):
+                    return ""
+                tried += 1
+            if tried:
+                return f"it computes none of {tried} other cases"
+        return "no other case shows whether it runs; put one beside this case"
+
+
+def _shortcoming(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
+    returned: list[Sequence[Value]] = []
+    for node in pair:
+        response = executor.submit(node.model, node.inputs, _nothing).result()
+        if isinstance(response, str):
+            return f"it was not asked: {response}"
+        if response.outputs is None:
+            return f"it ends in {response.failure}: {response.message}"
+        names = [output.name for output in node.model.graph.output]
+        if len(response.outputs) != len(names):
+            return f"it returns {len(response.outputs)} outputs, expected {len(names)}"
+        for name, right, value in zip(names, node.expected, response.outputs, strict=True):
+            if describe(value) != describe(right):
+                return f"it returns {name} as {describe(value)}, expected {describe(right)}"
+        returned.append(response.outputs)
+    return "" if computes(pair, returned) else "it returns inputs, or what does not depend on them"
+
+
+def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
+    """Yield cases of one node of an operator with an output that has to be computed."""
+    for case in cases:
+        if case.operators not in (None, (name,)):
+            continue
+        try:
+            content = case.read()
+        except InvalidCase:
+            continue
+        if content.rejects or operator_names(content.model) != (name,):
+            continue
+        if _computed(list((content.expected or {}).values()), content):
+            yield content
+
+
+def _is_computed(content: Content, executor: Executor) -> bool:
+    response = executor.submit(content.model, content.inputs, _nothing).result()
+    return not isinstance(response, str) and bool(_computed(response.outputs or (), content))
+
+
+def _computed(outputs: Sequence[Value], content: Content) -> set[int]:
+    """Return the places of the outputs that are neither constant nor inputs."""
+    arrays = {at: it for at, it in enumerate(outputs) if isinstance(it, np.ndarray) and it.size > 1}
+    varied = {at: it for at, it in arrays.items() if (it != it.reshape(-1)[0]).any()}
+    expected = list((content.expected or {}).values())
+    return {
+        place
+        for place, value in varied.items()
+        if not is_an_input(value, content.inputs)
+        and place < len(expected)
+        and describe(value) == describe(expected[place])
+        and (value == value).any()  # noqa: PLR0124 - not all NaN, of any type
+    }
+
+
+def _corpus(name: str) -> Iterator[Case]:
+    """Yield onnx's own cases that are named after an operator; only where they are needed."""
+    from onnxopt_cli.cases.corpora import corpus
+
+    found, _ = corpus("onnx-node")
+    yield from (case for case in found if name.lower() in case.id.replace("_", ""))
+
+
+def _nothing() -> None:
+    """Do nothing: no case starts."""
