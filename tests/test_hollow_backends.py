@@ -181,6 +181,7 @@ def test_every_operator_has_a_node_that_tells(operator):
         operator, ordinary.attributes, list(ordinary.inputs.values()), graph_name="empty"
     )
     pair = plain_pair(operator, model.graph.node[0], ordinary.inputs)
+    assert pair
     assert computes(pair, [node.expected for node in pair])
     assert not computes(pair, [list(node.inputs.values()) for node in pair])
     assert not computes(pair, [pair[0].expected, pair[0].expected])

@@ -42,8 +42,10 @@ class PlainNode:
 
 def plain_pair(
     operator: Operator, node: onnx.NodeProto, inputs: Mapping[str, Value]
-) -> tuple[PlainNode, PlainNode]:
+) -> tuple[PlainNode, PlainNode] | None:
     """Return a node as like a given one as can be, once with its inputs and once with others.
+
+    None if the operator has none whose right results must be computed.
 
     What breaks the signature, or makes the right results trivial (nothing, constants, inputs), is
     replaced by something ordinary: attributes and inputs one by one, and if that does not help all
@@ -61,7 +63,7 @@ def plain_pair(
             continue
         if computes(pair, [node.expected for node in pair]):
             return pair
-    raise AssertionError(f"the ordinary node of {operator.name} tells nothing")
+    return None
 
 
 def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Value]]) -> bool:
@@ -165,14 +167,14 @@ class _Given:
 def _allowed(
     operator: Operator, node: onnx.NodeProto, groups: int
 ) -> Iterator[tuple[str, AttributeValue]]:
-    given = {it.name: onnx.helper.get_attribute_value(it) for it in node.attribute}
+    given = {it.name: it for it in node.attribute}
     for attribute in operator.attributes:
         if attribute.name in given:
-            value = given[attribute.name]
-            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             try:
+                value = onnx.helper.get_attribute_value(given[attribute.name])
+                text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
                 right = attribute_value(operator, attribute, text)
-            except NodeError:
+            except (NodeError, ValueError):  # onnx's ValueError is of an attribute without a type
                 continue
             if not isinstance(right, tuple) or len(right) in (1, groups):
                 yield attribute.name, right

@@ -65,11 +65,14 @@ class Evidence:
         trivial = response.outputs is not None and is_trivial(response.outputs, content.inputs)
         if operator is None or node is None or content.trajectory is not None or not trivial:
             return ""
-        said = self._asked(executor, plain_pair(operator, node, content.inputs))
+        pair = plain_pair(operator, node, content.inputs)
+        said = self._asked(executor, pair) if pair else ""
         return f"right, but where right is neither empty nor an input {said}" if said else ""
 
-    def _asked(self, executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
+    def _asked(self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None) -> str:
         """Say what a backend does with two nodes, if it does not compute them."""
+        if pair is None:
+            return "no node of the operator shows whether it computes anything"
         known = self._known.setdefault(executor, {})
         inputs = pair[0].inputs.values()
         key = (pair[0].model.SerializeToString(), *(value.tobytes() for value in inputs))
