@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import platform
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from test_run import BACKEND, CASE
@@ -22,10 +24,17 @@ def demo(workplace, monkeypatch):
 def test_one_run_writes_any_number_of_reports(demo, onnxopt):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    formats = ["json", "junit", "markdown", "github", "badge", "html"]
+    formats = ["json", "junit", "xunit", "markdown", "github", "badge", "html"]
     requests = [part for name in formats for part in ("--report", f"{name}=out.{name}")]
     assert onnxopt("run", "demo.yaml", *OFF, *requests).code == 1
-    starts = ["{", "<?xml", "# onnxopt does not conform", "::error file=demo.yaml,line=5", "{"]
+    starts = [
+        "{",
+        "<?xml",
+        "<?xml",
+        "# onnxopt does not conform",
+        "::error file=demo.yaml,line=5",
+        "{",
+    ]
     for name, start in zip(formats, [*starts, "<!doctype html>"], strict=True):
         assert (demo / f"out.{name}").read_text(encoding="utf-8").startswith(start)
 
@@ -54,6 +63,27 @@ def test_the_step_s_summary_grows_by_each_run(demo, onnxopt, monkeypatch):
     titles = [line for line in lines if line.startswith("# ")]
     assert lines[0] == "before"
     assert titles == ["# onnxopt conforms", "# onnxopt does not conform"]
+
+
+def test_a_report_says_when_and_where_the_run_was_whenever_it_is_made(demo, onnxopt):
+    onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl", "--report", "junit=live.xml")
+    onnxopt("report", "render", "run.jsonl", "--report", "json=log.json")
+    onnxopt("report", "render", "log.json", "--report", "junit=saved.xml")
+    live = (demo / "live.xml").read_text()
+    assert (demo / "saved.xml").read_text() == live
+    assert f'hostname="{platform.node()}"' in live
+    started = json.loads((demo / "log.json").read_text())["started"]
+    assert f'timestamp="{started.removesuffix("Z")}"' in live
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(started)) < timedelta(hours=1)
+
+
+def test_a_step_s_summary_never_grows_beyond_what_github_keeps(demo, onnxopt, monkeypatch):
+    summary = demo / "summary.md"
+    summary.write_text("x" * ((1 << 20) - 200) + "\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    onnxopt("run", "demo.yaml", "-q", *OFF)
+    assert summary.stat().st_size <= 1 << 20
+    assert "# onnxopt does not conform\n\nThis summary is full" in summary.read_text()
 
 
 def test_a_summary_that_cannot_be_written_is_said_after_the_verdict(demo, onnxopt, monkeypatch):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from report_records import every_outcome, hostile, record, result
 
+from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.badge import badge_report
 from onnxopt_cli.report.github import github_report
 
-COMMAND = re.compile(r"::error file=([^,:\n]*)(?:,line=(\d+))?,title=([^,:\n]*)::([^\r\n]*)")
+COMMAND = re.compile(r"::error (?:file=([^,:\n]*)(?:,line=(\d+))?,)?title=([^,:\n]*)::([^\r\n]*)")
 
 
 def commands(run):
@@ -40,7 +43,7 @@ def test_a_failure_points_to_the_line_of_its_case():
 
 def test_every_result_that_counts_against_the_run_has_one_command():
     titles = [title.split(" on ")[0] for _, _, title, _ in commands(every_outcome())]
-    assert len(titles) == 10
+    assert len(titles) == len([it for it in every_outcome().results if not it.conforms]) - 1
     assert "unexpected-pass: demo/adam/surprise" in titles
     assert not any("known" in title or "skip" in title for title in titles)
 
@@ -59,8 +62,44 @@ def test_a_name_that_looks_escaped_arrives_as_it_is():
 
 def test_hostile_text_stays_in_its_own_command():
     run = hostile()
-    failed = sum(not it.conforms for it in run.results)
-    assert len(commands(run)) == failed + len(run.problems) + len(run.findings)
+    for part in (run, replace(run, problems=(), findings=())):
+        assert len(commands(part)) == 10
+        assert not any("add-mask" in line[:12] for line in github_report(part).splitlines())
+
+
+@pytest.mark.parametrize("count", [10, 11, 500])
+def test_there_are_at_most_ten_annotations_and_the_last_says_how_many_are_left(count):
+    results = [result(f"demo/adam/{it}", outcome=Outcome.FAIL) for it in range(count)]
+    results.append(result("demo/late", "other", Outcome.CRASH, message="died"))
+    found = commands(record(*results[count == 10 :]))
+    assert len(found) == 10
+    titles = [title for _, _, title, _ in found]
+    # One of each kind comes first, however many there are of another.
+    assert "crash: demo/late on other" in titles
+    if count == 10:
+        assert all(" on " in title for title in titles)
+    else:
+        assert titles[-1].startswith(f"{count + 1 - 9} more")
+        assert "summary" in found[-1][3]
+
+
+def test_a_stack_trace_is_its_first_and_last_line():
+    trace = "\n".join(["Error: cannot", *(f"  at frame {it}" for it in range(50)), "Last: cause"])
+    ((*_, message),) = commands(record(result(outcome=Outcome.ERROR, message=trace)))
+    first, left, last, again = message.split("\n")
+    assert (first, last) == ("Error: cannot", "Last: cause")
+    assert left.startswith("... 50 lines left out")
+    assert again.startswith("again: ")
+
+
+def test_a_path_below_the_working_directory_is_relative(workplace):
+    inside = Location(workplace / "cases" / "a.yaml", 3)
+    outside = Location(Path("/somewhere/else/b.yaml"), 4)
+    run = record(
+        result(outcome=Outcome.FAIL, location=inside),
+        result("b", outcome=Outcome.FAIL, location=outside),
+    )
+    assert [file for file, *_ in commands(run)] == ["cases/a.yaml", "/somewhere/else/b.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -11,6 +13,8 @@ from markdown_it import MarkdownIt
 from report_records import HOSTILE, every_outcome, hostile, record, result
 
 from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.markdown import markdown_report
 
 OURS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
@@ -55,7 +59,8 @@ def test_the_summary_has_a_row_a_backend_with_its_counts():
 
 def test_each_failure_is_folded_and_shows_its_diff_and_its_command():
     text = markdown_report(every_outcome())
-    assert text.count("<details><summary>") == 11  # ten failures, and the accuracy
+    failing = [it for it in every_outcome().results if not it.conforms]
+    assert text.count("<details><summary>") == len(failing) - 1 + 1  # not-run; the accuracy
     assert "max abs 0.5" in text
     assert "onnxopt run cases/demo.yaml -k demo/adam/fail -b numpy" in text
     assert "demo/adam/known" not in text
@@ -93,12 +98,68 @@ def test_any_name_is_shown_as_it_is_in_a_cell_of_its_own(text):
     assert cells[5] == f"x{text}x".replace("\n", r"\n")
 
 
-def test_long_runs_stay_under_what_a_step_summary_may_hold():
+def test_causes_come_first_then_counts_then_failures():
+    cause = Explanation("numpy", "Adam", "consistent with 'epsilon'", ("epsilon",), ("b",))
+    run = record(result(), result("b", outcome=Outcome.FAIL), explanations=(cause,))
+    text = markdown_report(run)
+    places = [text.index(it) for it in ("consistent with", "| backend |", "1 not as expected")]
+    assert places == sorted(places)
+
+
+HUGE = [
+    [("\u20ac|`" * 2000, "y" * 9000, 1)],
+    [("x" * 3000, "`" * 9000, 3000)],
+    [("demo", "\n".join(f"line {it} of a trace" for it in range(5000)), 100_000)],
+    [(f"{'b' * 50}{it}", "z", 1) for it in range(600)],
+]
+
+
+@pytest.mark.parametrize("parts", HUGE, ids=["one", "names", "many", "backends"])
+def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts):
+    one = result(outcome=Outcome.ERROR)
     results = [
-        result(f"demo/{number}/{'x' * 3000}", outcome=Outcome.ERROR, message="y" * 9000)
-        for number in range(2000)
+        replace(one, case=f"demo/{name}/{number}", backend=name, message=message)
+        for name, message, count in parts
+        for number in range(count)
     ]
-    text = markdown_report(record(*results))
-    assert 500_000 < len(text.encode()) < 1_000_000
-    assert "more do not fit in here" in text
+    causes = [Explanation(name, "Adam", "|" * 5000, (), ()) for name, *_ in parts * 50]
+    problems = tuple(Problem(f"{name}.yaml:3", message) for name, message, _ in parts * 50)
+    run = record(*results, explanations=tuple(causes[:600]), problems=problems[:600])
+    text = markdown_report(run)
+    assert len(text) <= 60_000
+    assert len(text.encode()) < 1 << 20
     assert Seen(text).open == []
+    shown = text.count("<details><summary>error")
+    left = re.search(r"(\d+) more are not shown here \((\d+) error\)", text)
+    assert shown >= 1
+    assert shown + (int(left[1]) if left else 0) == len(results)
+
+
+def test_the_first_failures_are_of_each_kind():
+    results = [result(f"demo/a/{it}", outcome=Outcome.FAIL) for it in range(500)]
+    results += [result("demo/b", operators=("Adagrad",), outcome=Outcome.FAIL)]
+    results += [result("demo/c", "other", Outcome.TIMEOUT)]
+    text = markdown_report(record(*results))
+    places = [text.index(f"<code>demo/{it}</code>") for it in ("a/0", "b", "c", "a/1")]
+    assert places == sorted(places)
+
+
+def test_a_table_of_accuracy_that_has_no_room_is_named():
+    results = [result(f"demo/{it}", f"b{it}{'x' * 250}", Outcome.PASS) for it in range(200)]
+    text = markdown_report(record(*results))
+    assert len(text) <= 60_000
+    assert "accuracy does not fit" in text
+
+
+def test_a_stack_trace_is_its_first_and_last_line():
+    trace = "\n".join(["Error: cannot", *(f"  at frame {it}" for it in range(50)), "Last: cause"])
+    text = markdown_report(record(result(outcome=Outcome.ERROR, message=trace)))
+    assert "Error: cannot\n... 50 lines left out; " in text
+    assert "\nLast: cause\n" in text
+    assert "frame 7" not in text
+
+
+def test_a_file_s_problems_are_no_stack_trace():
+    wrong = "\n".join(f"a.yaml:{it}: no such field" for it in range(9))
+    text = markdown_report(record(result(outcome=Outcome.INVALID, message=wrong)))
+    assert wrong in text

@@ -130,6 +130,16 @@ def test_another_version_of_the_backend_is_refused(demo, onnxopt):
     assert (answer.code, "[vendor 1.4.0], now" in answer.err) == (2, True)
 
 
+def test_other_patterns_that_select_the_same_cases_are_the_same_run(demo, onnxopt):
+    first = onnxopt(*run_arguments("numpy", "-k", "*/[ab]", "--log", "run.jsonl"))
+    again = onnxopt(
+        *run_arguments("numpy", "-k", "demo/a", "-k", "demo/b", "--resume", "run.jsonl")
+    )
+    assert (first.code, again.code) == (0, 0)
+    other = onnxopt(*run_arguments("numpy", "-k", "demo/a", "-k", "/c", "--resume", "run.jsonl"))
+    assert (other.code, "the cases (2 with hash" in other.err) == (2, True)
+
+
 def test_what_is_only_shown_differently_is_the_same_run(demo, onnxopt):
     onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl"))
     answer = onnxopt(*run_arguments("OffAtC", "--resume", "run.jsonl", "-v", "--report", "json=x"))

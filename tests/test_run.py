@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from conftest import REPOSITORY
 
@@ -60,6 +61,12 @@ class Scribbler(Right):
 class Raises:
     def run(self, model, inputs):
         raise ValueError("no \\x1b[31m luck [/x]")
+
+
+class Traces:
+    def run(self, model, inputs):
+        frames = "\\n".join(f"  at frame {number}" for number in range(900))
+        raise RuntimeError(f"cannot compile\\n{frames}\\nInternalError: the cause")
 
 
 class Exits:
@@ -165,6 +172,11 @@ def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
     [
         (["-k", "plain"], ["plain"]),
         (["-k", "demo/*/nest*"], ["nesterov"]),
+        (["-k", "demo/*/nest*", "-k", "plain"], ["plain", "nesterov"]),
+        (["-k", "demo/demo/plain", "-k", "plain"], ["plain"]),
+        (["-k", "nothing", "-k", "NEST"], ["nesterov"]),
+        (["-k", "nest", "-k", "plain", "--tag", "ordinary"], ["plain"]),
+        (["--operator", "momentum", "--operator", "Momentum"], ["plain", "nesterov"]),
         (["--tag", "ordinary"], ["plain"]),
         (["--operator", "momentum"], ["plain", "nesterov"]),
     ],
@@ -176,6 +188,21 @@ def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, cho
         line.split()[0].split("/")[-1] for line in answer.out.splitlines()[1 : len(chosen) + 1]
     ]
     assert names == chosen
+
+
+def test_a_case_of_any_of_the_operators_is_selected(onnxopt):
+    both = ["--operator", "adagrad", "--operator", "Adam"]
+    names = onnxopt("list", "spec", *both).out.splitlines()
+    assert [name.split("/")[1] for name in names] == ["adam"] * 2 + ["adagrad"] * 2
+
+
+def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxopt):
+    for command in ("run", "list"):
+        answer = onnxopt(command, "demo.yaml", "-k", "plain", "-k", "nesterow")
+        assert answer.code == 0
+        assert "demo/demo/plain" in answer.out
+        assert "no case's id matches -k nesterow" in answer.err
+        assert "plain" not in answer.err
 
 
 @pytest.mark.parametrize(
@@ -235,10 +262,78 @@ def test_verbose_shows_every_output(demo, onnxopt):
     assert "of the budget" in answer.out
 
 
-def test_quiet_shows_only_the_summary(demo, onnxopt):
+def test_quiet_shows_only_what_fails_and_the_summary(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-q")
     assert "demo/demo/plain" not in answer.out
     assert "conforms" in answer.out
+    answer = onnxopt("run", "demo.yaml", "-q", "-b", "python:vendor.py:Off", "--no-explain")
+    assert answer.out.splitlines()[:3] == ["FAIL demo/demo/plain", "FAIL demo/demo/nesterov", ""]
+    assert "X_new" not in answer.out
+
+
+def test_quiet_names_the_backend_where_there_are_several(demo, onnxopt):
+    backends = ["-b", "numpy", "-b", "python:vendor.py:Unable", "-b", "python:vendor.py:Off"]
+    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-q", *backends, "--lower", "never")
+    assert answer.out.splitlines()[:3] == [
+        "unsupported demo/demo/plain on python:vendor.py:Unable",
+        "FAIL demo/demo/plain on python:vendor.py:Off",
+        "",
+    ]
+
+
+def test_verbose_shows_all_failures_and_otherwise_says_how_many_are_left(demo, onnxopt):
+    head, case = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
+    cases = "".join(f"  - name: plain{number}{case}" for number in range(25))
+    (demo / "demo.yaml").write_text(head + cases)
+    failing = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--no-explain"]
+    brief, verbose = onnxopt(*failing).out, onnxopt(*failing, "-v").out
+    assert (brief.count("─ FAIL "), verbose.count("─ FAIL ")) == (20, 25)
+    assert "5 more failures; -v shows all, -q names all" in brief
+    assert "more failures" not in verbose
+    assert onnxopt(*failing, "-q").out.count("FAIL ") == 25
+
+
+def test_of_a_stack_trace_the_first_and_the_last_line_are_shown(demo, onnxopt):
+    failing = ["run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Traces", "--no-explain"]
+    answer = onnxopt(*failing, "--report", "json=out.json")
+    lines = [line.strip("│ ") for line in answer.out.splitlines()]
+    start = lines.index("RuntimeError: cannot compile")
+    assert lines[start + 1 : start + 3] == [
+        "... 900 lines left out; -v shows them ...",
+        "InternalError: the cause",
+    ]
+    assert "frame 899" in onnxopt(*failing, "-v").out
+    message = json.loads((demo / "out.json").read_text())["results"][0]["message"]
+    assert message.splitlines()[500] == "  at frame 499"
+    assert message.endswith("\nInternalError: the cause")
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("Off", "X_new: 2 of 2 elements are off, most at [{}]: {} instead of {}"),
+        ("Double", "X_new is float64[2], expected float32[2]; V_new is float64[2], expected"),
+        ("Short", "V_new is missing, expected float32[2]"),
+        ("Scribbler", "inputs changed: X"),
+    ],
+)
+def test_the_json_report_says_in_a_sentence_what_is_wrong(demo, onnxopt, backend, message):
+    name = f"python:vendor.py:{backend}"
+    failing = ["run", "demo.yaml", "-k", "plain", "-b", name, "--no-explain"]
+    answer = onnxopt(*failing, "--report", "json=out.json", "--log", "run.jsonl")
+    (result,) = json.loads((demo / "out.json").read_text())["results"]
+    if result["outputs"][0]["worst"]:
+        worst = result["outputs"][0]["worst"][0]
+        numbers = (str(np.float32(worst[side])) for side in ("actual", "expected"))
+        message = message.format(*worst["index"], *numbers)
+    assert result["message"].startswith(message)
+    # What a panel shows in rows it does not say in a sentence, too.
+    assert (message in answer.out) == (backend == "Scribbler")
+    assert onnxopt("report", "render", "run.jsonl", "--report", "markdown=log.md").code == 0
+    assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
+    text = (demo / "log.md").read_text()
+    assert text == (demo / "json.md").read_text()
+    assert text.count(message[:40]) == 1 + (backend == "Scribbler")
 
 
 def test_the_id_of_a_case_does_not_depend_on_how_its_path_was_typed(demo, onnxopt, monkeypatch):

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import click
 
-from onnxopt_cli.cli.completion import complete_operator, complete_target
-from onnxopt_cli.cli.shared_options import operator_option
+from onnxopt_cli.cli.completion import complete_target
+from onnxopt_cli.cli.shared_options import case_options, name_unmatched
 
 
 @click.command("list")
 @click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
-@click.option("-k", "pattern", default="", help="Only ids that match this glob, or contain it.")
-@operator_option(complete_operator)
-@click.option("--tag", "tags", multiple=True, help="Only cases with this tag.")
+@case_options
 def command(
-    targets: tuple[str, ...], pattern: str, operators: tuple[str, ...], tags: tuple[str, ...]
+    targets: tuple[str, ...],
+    patterns: tuple[str, ...],
+    operators: tuple[str, ...],
+    tags: tuple[str, ...],
 ) -> int:
     """List cases: id, operator and what each asks.
 
     Without a target the cases are those in ./cases.
 
     \b
-    onnxopt list onnx-node -k '*adam*'
+    onnxopt list onnx-node -k '*adam*' -k '*adagrad*'
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from rich.text import Text
 
@@ -33,7 +34,8 @@ def command(
     from onnxopt_cli.run.select import Selection
 
     collection = collect(targets)
-    chosen = Selection(pattern, operators, tags).choose(collection.cases)
+    chosen = Selection(patterns, operators, tags).choose(collection.cases)
+    name_unmatched(patterns, collection.cases)
     for problem in collection.problems:
         stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
     if not chosen and not collection.problems:

@@ -10,15 +10,15 @@ import click
 
 from onnxopt_cli.cli.completion import (
     complete_backend,
-    complete_operator,
     complete_report,
     complete_target,
 )
 from onnxopt_cli.cli.session_options import session_options
 from onnxopt_cli.cli.shared_options import (
+    case_options,
     jobs_option,
     lower_option,
-    operator_option,
+    name_unmatched,
     setting,
     worker_options,
 )
@@ -58,15 +58,7 @@ class _Limit(click.ParamType[float]):
     help="What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
     "May be given several times.",
 )
-@click.option(
-    "-k",
-    "pattern",
-    default="",
-    metavar="PATTERN",
-    help="Only cases whose id matches this glob, or contains this text.",
-)
-@operator_option(complete_operator, "Only cases whose model contains this operator.")
-@click.option("--tag", "tags", multiple=True, help="Only cases with this tag.")
+@case_options
 @click.option(
     "--tolerance",
     "rule",
@@ -95,8 +87,8 @@ class _Limit(click.ParamType[float]):
     multiple=True,
     metavar="FORMAT=PATH",
     shell_complete=complete_report,
-    help="Also write the results; FORMAT is json, junit, markdown, github, badge or html, "
-    "PATH may be - for standard output.",
+    help="Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
+    "html, PATH may be - for standard output.",
 )
 @click.option(
     "--artifacts",
@@ -109,8 +101,8 @@ class _Limit(click.ParamType[float]):
     default=True,
     help="Look for a known mistake that reproduces the failures.  [default: explain]",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show every output of every case.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only the summary.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every output, and all of each failure.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only which cases fail, and the summary.")
 def command(targets: tuple[str, ...], **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
@@ -138,7 +130,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     with interruptible() as interruption:
         with open_executors(names, request.setting, interruption) as backends:
             collection = collect(targets)
-            selection = Selection(options["pattern"], options["operators"], options["tags"])
+            selection = Selection(options["patterns"], options["operators"], options["tags"])
             plan = Plan(
                 cases=selection.choose(collection.cases),
                 backends=backends,
@@ -153,6 +145,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
                     f"none of {len(collection.cases)} cases is selected",
                     hint="onnxopt list shows the ids that -k matches",
                 )
+            name_unmatched(options["patterns"], collection.cases)
             for backend in backends:
                 backend.ready()
             session = request.open(plan, [case.id for case in collection.cases])

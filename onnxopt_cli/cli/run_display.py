@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +16,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report import terminal
+from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.run.runner import Plan
 
 if TYPE_CHECKING:
@@ -97,14 +99,11 @@ class Display:
     def finish(self, record: RunRecord, seconds: float) -> None:
         """Print the failures, the summary, the verdict and what explains it."""
         results = record.results
-        failures = [it for it in results if not it.conforms and it.outcome not in _BRIEF]
-        if not self._quiet:
-            for result in failures[:_PANELS]:
-                about = self._about.get(result.case, "")
-                self._console.print(terminal.failure_panel(result, self._options, about))
-            if len(failures) > _PANELS:
-                rest = len(failures) - _PANELS
-                self._print(Text(f"{rest} more failures; --report json=PATH has them all", "dim"))
+        if self._quiet:
+            for line in terminal.failing_lines(record):
+                self._print(line)
+        else:
+            self._failures(results)
             self._reasons(results)
         summary = terminal.summary_table(results)
         if summary is not None:
@@ -123,6 +122,18 @@ class Display:
             count = len(self._plan.problems)
             self._print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
+    def _failures(self, results: Sequence[Result]) -> None:
+        """Print a panel for each failure; without -v for as many as a reader takes in."""
+        failures = [it for it in results if not it.conforms and it.outcome not in _BRIEF]
+        shown = failures if self._verbose else failures[:_PANELS]
+        for result in shown:
+            about = self._about.get(result.case, "")
+            panel = terminal.failure_panel(result, self._options, about, whole=self._verbose)
+            self._console.print(panel)
+        if failures[len(shown) :]:
+            rest = len(failures) - len(shown)
+            self._print(Text(f"{rest} more failures; -v shows all, -q names all", "dim"))
+
     def _accuracy(self, results: Sequence[Result]) -> None:
         from onnxopt_cli.report.accuracy_table import accuracy_table
 
@@ -133,16 +144,20 @@ class Display:
 
     def _reasons(self, results: Sequence[Result]) -> None:
         """Print once each reason for which cases are unsupported, or do not apply."""
-        reasons: dict[tuple[Outcome, str, str], int] = {}
+        reasons: Counter[tuple[Outcome, str, str]] = Counter()
         for result in results:
             unsupported = result.outcome is Outcome.UNSUPPORTED and not result.conforms
             if unsupported or result.outcome is Outcome.SKIP:
-                key = (result.outcome, result.backend, result.message)
-                reasons[key] = reasons.get(key, 0) + 1
-        for (outcome, backend, reason), count in list(reasons.items())[:_PANELS]:
+                said = printable(result.message, lines=True) if self._verbose else headline(result)
+                reasons[result.outcome, result.backend, said] += 1
+        shown = list(reasons.items())[: None if self._verbose else _PANELS]
+        for (outcome, backend, reason), count in shown:
             style = terminal.STYLES[outcome]
             head = Text.assemble((f"{outcome} ", style), f"{count} on {printable(backend)}: ")
-            self._print(head.append(printable(reason)))
+            self._print(head.append(reason))
+        if len(reasons) > len(shown):
+            rest = len(reasons) - len(shown)
+            self._print(Text(f"{rest} more reasons; -v shows all", "dim"))
 
     def _print(self, line: Text) -> None:
         """Print a line that a pipe gets whole and a narrow terminal wraps."""

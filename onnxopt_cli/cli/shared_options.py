@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnxopt_cli.cli.completion import complete_operator
+
 if TYPE_CHECKING:
+    from onnxopt_cli.core.case import Case
     from onnxopt_cli.run.executors import Setting
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -58,8 +61,48 @@ def operator_option(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option that chooses operators, with what completes it and its help."""
     return click.option(
-        "--operator", "operators", multiple=True, metavar="NAME", shell_complete=complete, help=what
+        "--operator",
+        "operators",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=complete,
+        help=f"{what} Given several times: any of them.",
     )
+
+
+def case_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose among cases to a command."""
+    union = "Given several times: any of them."
+    options: list[Callable[..., Any]] = [
+        click.option(
+            "-k",
+            "patterns",
+            multiple=True,
+            metavar="PATTERN",
+            help=f"Only cases whose id is this, matches this glob or contains this text. {union}",
+        ),
+        operator_option(complete_operator, "Only cases whose model contains this operator."),
+        click.option(
+            "--tag", "tags", multiple=True, metavar="TAG", help=f"Only cases with this tag. {union}"
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def name_unmatched(patterns: Sequence[str], cases: Sequence[Case]) -> None:
+    """Say which of several patterns match no case: one that is misspelt selects nothing."""
+    if len(patterns) < 2:  # noqa: PLR2004 - of a single one the command says it
+        return
+    from rich.text import Text
+
+    from onnxopt_cli.cli.console import stderr
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.run.select import unmatched
+
+    for pattern in unmatched(patterns, cases):
+        stderr().print(Text(f"no case's id matches -k {printable(pattern)}", "yellow"))
 
 
 lower_option = click.option(

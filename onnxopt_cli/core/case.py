@@ -23,6 +23,14 @@ class Location:
     def __str__(self) -> str:
         return f"{self.path}:{self.line}" if self.line else str(self.path)
 
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """Return the location that such a text names."""
+        path, colon, line = text.rpartition(":")
+        if path and colon and line.isascii() and line.isdigit():
+            return cls(Path(path), int(line[:9]))
+        return cls(Path(text))
+
 
 @dataclass(frozen=True, slots=True)
 class Content:

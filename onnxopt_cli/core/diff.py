@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnxopt_cli.core import numbers
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Tolerance
+
+# Outputs that a sentence has room for, and characters of an element or a name in it.
+_SAID = 3
+_LONGEST = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +83,47 @@ class Diff:
     def agrees(self) -> bool:
         """True if structure and values are as expected."""
         return self.structure is None and self.mismatches == 0
+
+
+def place(index: Sequence[int], steps: Sequence[int] = ()) -> str:
+    """Say where an element is; the outputs of a trajectory are stacked by recorded step."""
+    stacked = index and index[0] < len(steps)
+    step, index = (f"step {steps[index[0]]} ", index[1:]) if stacked else ("", index)
+    return f"{step}[{', '.join(map(str, index))}]"
+
+
+def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
+    """Say in a line which outputs are wrong, in how many elements, and in which one most.
+
+    Args:
+        diffs: the outputs, judged.
+        steps: the recorded steps of a trajectory; empty for a single step.
+
+    Returns:
+        ``X_new: 2 of 4 elements are off, most at [1]: 2.5 instead of 2.0``; empty if none is wrong.
+    """
+    wrong = [diff for diff in diffs if not diff.agrees]
+    said = [_wrong_output(diff, steps) for diff in wrong[:_SAID]]
+    more = len(wrong) - len(said)
+    return "; ".join(said + ([f"and {more} more output{'s' * (more > 1)}"] if more else []))
+
+
+def _wrong_output(diff: Diff, steps: Sequence[int]) -> str:
+    name = printable(diff.name)[:_LONGEST]
+    if diff.structure is not None:
+        return printable(f"{name} {diff.structure}, expected {diff.kind}")
+    one = diff.mismatches == 1
+    if diff.tolerance is None:
+        verb = "differs" if one else "differ"
+    else:
+        verb = "is off" if one else "are off"
+    many = f"{diff.mismatches} of {diff.elements} element{'s' * (diff.elements != 1)} {verb}"
+    if not diff.worst:
+        return f"{name}: {many}"
+    worst = diff.worst[0]
+    actual, expected = (
+        printable(numbers.element(side, diff.kind))[:_LONGEST]
+        for side in (worst.actual, worst.expected)
+    )
+    at = f"{'' if one else ', most'} at {place(worst.index, steps)}" if worst.index else ""
+    return f"{name}: {many}{at}: {actual} instead of {expected}"

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files so that nobody ever sees half of one, and naming them as others find them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,20 @@ def write_atomically(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108 - likewise
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def shown_path(path: Path) -> str:
+    """Return a path relative to the working directory if it lies in there, or as it is.
+
+    Readers of reports take the working directory for the top of a repository.
+    """
+    for absolute in (os.path.abspath, os.path.realpath):
+        # There may be no working directory any more, and a path in a log may be no path.
+        with contextlib.suppress(OSError, ValueError):
+            inner = os.path.relpath(absolute(path), os.path.realpath(os.curdir))
+            if inner.split(os.sep, 1)[0] != os.pardir:
+                return inner
+    return str(path)
 
 
 def _umask() -> int:

@@ -55,6 +55,8 @@ class RunRecord:
         findings: entries of expectation files that no longer hold: stale, expired, duplicate.
         explanations: of failures, where one was looked for.
         exit_code: what the run exited with; None if it did not finish.
+        started: when, in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
+        hostname: of the machine that ran it; empty if unknown.
     """
 
     versions: Mapping[str, str]
@@ -65,3 +67,5 @@ class RunRecord:
     findings: tuple[Problem, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     exit_code: int | None = None
+    started: str = ""
+    hostname: str = ""

@@ -26,7 +26,8 @@ class Result:
         backend: the backend's name as the user gave it.
         outcome: what happened.
         lowered: True if the backend was given primitive operators instead of the operator.
-        message: why, in words, for everything but a plain pass or fail.
+        message: why, in words, for everything but a plain pass; of wrong outputs it begins with
+            what :func:`onnxopt_cli.core.diff.wrong_outputs` says.
         diffs: the outputs, judged; empty if the backend returned none.
         weak: by output, the number of elements that the case is too weak to judge.
         returned: what the backend returned, kept where it explains a failure.

@@ -12,6 +12,9 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # The last two codes of each plane are no characters; XML cannot hold them.
 _NONE = 0xFFFE
 _LONGEST = 4000
+# Of a text with lines, which may be a stack trace.
+_LONGEST_LINES = 32_000
+_NOTE = 60
 # GitHub's runner takes an output line that begins so for a command to itself.
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
 
@@ -19,12 +22,14 @@ _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
 def printable(text: str, *, lines: bool = False) -> str:
     r"""Return the text with everything invisible or harmful as a visible escape.
 
+    Of a text that is very long the beginning and the end are left, for the last line of a stack
+    trace says the most.
+
     Args:
         text: anything.
         lines: keep line ends (and turn tabs into spaces) instead of escaping them.
     """
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]} ... ({len(text) - _LONGEST} more characters)"
+    text = clipped(text, _LONGEST_LINES if lines else _LONGEST, "\n" if lines else " ")
     if lines:
         text = text.expandtabs(4)
     shown = "".join(
@@ -34,6 +39,22 @@ def printable(text: str, *, lines: bool = False) -> str:
         for character in text
     )
     return _WORKFLOW_COMMAND.sub(r"\1\\x3a", shown)
+
+
+def clipped(text: str, longest: int, space: str = " ") -> str:
+    """Return a text of at most so many characters, at least 200: its beginning and its end.
+
+    Args:
+        text: anything.
+        longest: the number of characters.
+        space: what stands around the note that says how many were left out.
+    """
+    if len(text) <= longest:
+        return text
+    tail = (longest - _NOTE) // 4
+    head = longest - _NOTE - tail
+    left = len(text) - head - tail
+    return f"{text[:head]}{space}... ({left} characters left out) ...{space}{text[-tail:]}"
 
 
 def _is_hidden(character: str) -> bool:

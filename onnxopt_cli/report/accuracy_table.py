@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from onnxopt_cli.core import numbers
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report import numbers
 from onnxopt_cli.report.accuracy import accuracy
 
 

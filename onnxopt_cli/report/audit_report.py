@@ -12,10 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onnxopt_cli.core import numbers
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.attributes import Attributes
-from onnxopt_cli.report import numbers
 from onnxopt_cli.run.audit import Grade, Verdict
 
 SCHEMA = "onnxopt.audit/1"

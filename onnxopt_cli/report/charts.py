@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onnxopt_cli.report import numbers
+from onnxopt_cli.core import numbers
 from onnxopt_cli.report.accuracy import Accuracy, merged_counts
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from enum import StrEnum
 from rich.table import Table
 from rich.text import Text
 
+from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report import numbers
 
 # Outcomes that are not named here are the worst.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}

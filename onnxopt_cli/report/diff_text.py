@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core import numbers
+from onnxopt_cli.core.diff import Diff, place, wrong_outputs
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.text import printable
-from onnxopt_cli.report import numbers
+from onnxopt_cli.core.text import clipped, printable
 
-# Outputs that a headline has room for.
-_SAID = 3
+#: Which reports leave nothing out.
+ELSEWHERE = "the JSON, JUnit and HTML reports have all"
+# Characters of a line of a message that is not shown in full, and of two in one line.
+_LINE = 500
+_HALF = 200
+# A message of so many lines is as short as its first and last one, and what stands for the others.
+_FEW_LINES = 3
 
 
 def finding(diff: Diff) -> str:
@@ -62,7 +68,7 @@ def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
     """Return the elements of one output that are furthest off, a row each, worst first."""
     rows = []
     for worst in diff.worst:
-        row = [_place(worst.index, tuple(result.curve))]
+        row = [place(worst.index, tuple(result.curve))]
         row += [
             printable(numbers.element(side, diff.kind)) for side in (worst.expected, worst.actual)
         ]
@@ -73,27 +79,51 @@ def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
     return rows
 
 
-def _place(index: Sequence[int], steps: Sequence[int]) -> str:
-    """Say where an element is; the outputs of a trajectory are stacked by recorded step."""
-    step, index = (f"step {steps[index[0]]} ", index[1:]) if steps else ("", index)
-    return f"{step}[{', '.join(map(str, index))}]"
-
-
 def headline(result: Result) -> str:
     """Say in one line what is wrong with a result; empty if nothing is."""
-    if result.message:
-        first, _, more = result.message.partition("\n")
-        return printable(first) + (" ..." if more else "")
-    wrong = [
-        f"{printable(it.name)}: {printable(finding(it))}" for it in result.diffs if not it.agrees
-    ]
-    said = wrong[:_SAID] + ([f"{len(wrong) - _SAID} more"] if len(wrong) > _SAID else [])
-    return "; ".join(said)
+    first, *more = result.message.strip().split("\n")
+    if not first:
+        return wrong_outputs(result.diffs, tuple(result.curve))
+    if not more:
+        return printable(clipped(first, _LINE))
+    # Of a list of problems the last one says no more than the others.
+    last = "" if result.outcome is Outcome.INVALID else f" {more[-1].strip()}"
+    return printable(f"{clipped(first, _HALF)} ...{clipped(last, _HALF)}")
 
 
-def failure_text(result: Result) -> str:
-    """Return all that is known of a result that does not conform, as lines of plain text."""
-    lines = [printable(result.message, lines=True)] if result.message else []
+def remark(result: Result) -> str:
+    """Return what the message says beside which outputs are wrong; for where these are shown."""
+    wrong = wrong_outputs(result.diffs, tuple(result.curve))
+    return result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
+
+
+def shortened(result: Result, text: str, where: str) -> str:
+    """Return a result's message with the first and the last line of a stack trace.
+
+    Args:
+        result: the result; what we say ourselves of a file that is wrong stays whole.
+        text: its message, or part of it.
+        where: what to read for the rest.
+    """
+    lines = text.strip().split("\n")
+    if result.outcome is Outcome.INVALID:
+        return text
+    if len(lines) > _FEW_LINES:
+        lines = [lines[0], f"... {len(lines) - 2} lines left out; {where} ...", lines[-1]]
+    return "\n".join(clipped(line, _LINE) for line in lines)
+
+
+def failure_text(result: Result, where: str = "") -> str:
+    """Return what is known of a result that does not conform, as lines of plain text.
+
+    Args:
+        result: the result.
+        where: what to read for all of a stack trace; empty if all is to be here.
+    """
+    message = remark(result)
+    if where:
+        message = shortened(result, message, where)
+    lines = [printable(message, lines=True)] if message else []
     lines += [printable(result.printed, lines=True)] if result.printed else []
     lines += [printable(note) for note in (result.flaky, result.expectation) if note]
     for diff in result.diffs:

@@ -12,13 +12,17 @@ from pathlib import Path
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.report.diff_text import ELSEWHERE
+from onnxopt_cli.report.verdict import verdict
 
 #: The formats; each has a module of its name, imported when it is asked for.
-FORMATS = ("json", "junit", "markdown", "github", "badge", "html")
+FORMATS = ("json", "junit", "xunit", "markdown", "github", "badge", "html")
 
 _STDOUT = "-"
-# A module named json would be taken for the standard one.
-_MODULES = {"json": "json_report"}
+#: GitHub drops the whole summary of a step that is larger.
+_MOST_SUMMARY = 1 << 20
+# A module named json would be taken for the standard one; xunit is junit for a stricter reader.
+_MODULES = {"json": "json_report", "xunit": "junit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ def step_summary() -> Path | None:
 def append_step_summary(record: RunRecord) -> None:
     """Append the Markdown report to the summary of the GitHub step that this runs in, if any.
 
+    Where many runs have filled it, the verdict alone.
+
     Raises:
         UsageError: if the file that GITHUB_STEP_SUMMARY names cannot be written.
     """
@@ -103,6 +109,11 @@ def append_step_summary(record: RunRecord) -> None:
         return
     try:
         with path.open("ab") as file:
-            file.write(render("markdown", record).encode())
+            data = render("markdown", record).encode()
+            if file.tell() + len(data) > _MOST_SUMMARY:
+                data = (
+                    f"# onnxopt {verdict(record)}\n\nThis summary is full; {ELSEWHERE}.\n".encode()
+                )
+            file.write(data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

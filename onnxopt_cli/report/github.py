@@ -5,43 +5,54 @@ Source: https://docs.github.com/actions/reference/workflows-and-actions/workflow
 
 from __future__ import annotations
 
+from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import Problem
-from onnxopt_cli.report.diff_text import failure_text
+from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text
 from onnxopt_cli.report.repeat import repeat_command
-from onnxopt_cli.report.verdict import failures
+from onnxopt_cli.report.verdict import by_kind, failures
+
+#: GitHub shows so many of a step, and drops the others without a word.
+_MOST = 10
+#: Characters of a message; GitHub cuts off what is far longer.
+_LONGEST = 4000
 
 
 def github_report(record: RunRecord) -> str:
-    """Return an ``::error`` command a line: problems of files first, then failures."""
-    lines = [_of_problem(problem) for problem in (*record.problems, *record.findings)]
-    for result in failures(record):
-        place = result.location
-        word = (result.standing or result.outcome).value
-        again = f"again: {printable(repeat_command(result, record.options))}"
-        lines.append(
-            _error(
-                str(place.path),
-                place.line,
-                f"{word}: {result.case} on {result.backend}",
-                "\n".join(filter(None, (failure_text(result), again))),
-            )
-        )
+    """Return a command a line, at most ten: problems of files first, then failures of each kind.
+
+    Where there are more, the last one says how many, and where they are.
+    """
+    told: list[Problem | Result] = [*record.problems, *record.findings]
+    told += by_kind(failures(record))
+    shown = told if len(told) <= _MOST else told[: _MOST - 1]
+    lines = [_of_problem(it) if isinstance(it, Problem) else _of_result(it, record) for it in shown]
+    if told[len(shown) :]:
+        what = f"{len(told) - len(shown)} more failures and problems are not annotated"
+        where = f"the job's summary has the most telling of all {len(told)}, and {ELSEWHERE}"
+        lines.append(f"::error title={_property(what)}::{_data(f'{what}: {where}')}")
     return "".join(f"{line}\n" for line in lines)
 
 
+def _of_result(result: Result, record: RunRecord) -> str:
+    word = (result.standing or result.outcome).value
+    again = f"again: {printable(repeat_command(result, record.options))}"
+    text = clipped(failure_text(result, ELSEWHERE), _LONGEST, "\n")
+    title = f"{word}: {result.case} on {result.backend}"
+    return _error(result.location, title, "\n".join(filter(None, (text, again))))
+
+
 def _of_problem(problem: Problem) -> str:
-    path, colon, line = problem.where.rpartition(":")
-    if not colon or not line.isascii() or not line.isdigit():
-        return _error(problem.where, None, "invalid", problem.what)
-    return _error(path, int(line), "invalid", problem.what)
+    return _error(Location.parse(problem.where), "invalid", clipped(problem.what, _LONGEST))
 
 
-def _error(file: str, line: int | None, title: str, message: str) -> str:
-    properties = [f"file={_property(file)}"]
-    if line is not None:
-        properties.append(f"line={line}")
+def _error(place: Location, title: str, message: str) -> str:
+    properties = [f"file={_property(shown_path(place.path))}"]
+    if place.line is not None:
+        properties.append(f"line={place.line}")
     properties.append(f"title={_property(title)}")
     return f"::error {','.join(properties)}::{_data(printable(message, lines=True))}"
 

@@ -17,12 +17,13 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
+from onnxopt_cli.core import numbers
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report import diff_text, numbers
+from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
 from onnxopt_cli.report.charts import Chart, budget_chart, curve_chart, spread_chart
 from onnxopt_cli.report.repeat import repeat_command

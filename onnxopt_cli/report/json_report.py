@@ -19,6 +19,8 @@ def json_report(record: RunRecord) -> str:
     outcomes = Counter(result.outcome.value for result in record.results)
     document = {
         "schema": SCHEMA,
+        "started": record.started,
+        "hostname": record.hostname,
         "versions": dict(record.versions),
         "backends": [{"name": it.name, "version": it.version} for it in record.backends],
         "options": dict(record.options),

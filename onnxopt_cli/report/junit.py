@@ -1,9 +1,16 @@
 """A run as JUnit XML, which every CI server reads.
 
-Valid against the schema of Jenkins' xUnit plugin, the strictest reader: it knows no ``file`` and
-``line`` of a test case, so that these stand in the text of the failure.
+What readers make of it decides its form:
 
-Source: https://github.com/jenkinsci/xunit-plugin, junit-10.xsd
+- GitLab takes cases for the same if ``classname`` and ``name`` are, whatever their suites, and
+  keeps one of them. So the backend stands in ``classname``, and no pair occurs twice.
+- Jenkins drops a suite whose ``name`` and ``timestamp`` another one has. So no name occurs twice.
+- GitLab, and what annotates pull requests on GitHub, link to ``file`` and ``line`` of a test case.
+- Jenkins' xUnit plugin refuses a document with these two attributes, so that it has a format of
+  its own; Jenkins' ``junit`` step takes both.
+
+Sources: https://docs.gitlab.com/ci/testing/unit_test_reports,
+https://github.com/jenkinsci/junit-plugin, https://github.com/jenkinsci/xunit-plugin (junit-10.xsd)
 """
 
 from __future__ import annotations
@@ -11,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
@@ -28,43 +37,107 @@ def junit_report(record: RunRecord) -> str:
 
     What makes the run fail is a failure or an error here, what was expected or not run is skipped.
     """
-    root = Element("testsuites", name="onnxopt")
-    for backend in record.backends:
-        mine = [result for result in record.results if result.backend == backend.name]
-        suite = SubElement(root, "testsuite", name=printable(backend.name))
-        _add_properties(suite, {**record.versions, "backend": backend.version})
-        for result in mine:
-            _add_result(suite, result, record)
-        _count(suite, sum(result.seconds for result in mine))
-    problems = [*record.problems, *record.findings]
-    if problems:
-        _add_problems(root, problems)
-    suites = root.findall("testsuite")
-    for name in ("tests", "failures", "errors"):
-        root.set(name, str(sum(int(suite.get(name, 0)) for suite in suites)))
-    root.set("time", _total(sum(result.seconds for result in record.results)))
+    return _text(_document(record))
+
+
+def xunit_report(record: RunRecord) -> str:
+    """Return the same for Jenkins' xUnit plugin: without file and line of a test case."""
+    root = _document(record)
+    for case in root.iter("testcase"):
+        for name in ("file", "line"):
+            case.attrib.pop(name, None)
+    return _text(root)
+
+
+def _text(root: Element) -> str:
     indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
 
-def _add_result(suite: Element, result: Result, record: RunRecord) -> None:
-    group, _, name = result.case.rpartition("/")
+def _document(record: RunRecord) -> Element:
+    root = Element("testsuites", name="onnxopt")
+    names = _Names()
+    suites = _Names()
+    for backend in record.backends:
+        mine = [result for result in record.results if result.backend == backend.name]
+        suite = _add_suite(root, suites.free(printable(backend.name)), record)
+        _add_properties(suite, {**record.versions, "backend": backend.version})
+        for result in mine:
+            _add_result(suite, result, record, names)
+        _count(suite, sum(result.seconds for result in mine))
+    problems = [*record.problems, *record.findings]
+    if problems:
+        suite = _add_suite(root, suites.free("case and expectation files"), record)
+        _add_problems(suite, problems, names)
+    for name in ("tests", "failures", "errors"):
+        root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
+    root.set("time", _total(sum(result.seconds for result in record.results)))
+    return root
+
+
+class _Names:
+    """Texts of which each is taken once; one that is taken gets a number."""
+
+    def __init__(self) -> None:
+        self._taken: set[tuple[str, ...]] = set()
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def free(self, name: str, *within: str) -> str:
+        """Return the name, or the first of ``name (2)``, ``name (3)`` ... that is free."""
+        # Readers may trim a name, or keep it where letter case does not count.
+        key = tuple(part.strip().casefold() for part in (name, *within))
+        free, tried = name, key
+        number = self._numbers.get(key, 1)
+        while tried in self._taken:
+            number += 1
+            free = f"{name} ({number})"
+            tried = (free.strip().casefold(), *key[1:])
+        self._numbers[key] = number
+        self._taken.add(tried)
+        return free
+
+
+def _add_suite(root: Element, name: str, record: RunRecord) -> Element:
+    suite = SubElement(root, "testsuite", name=name)
+    if record.started:
+        # The older schemas know no time zone; it is UTC.
+        suite.set("timestamp", printable(record.started.removesuffix("Z")))
+    if record.hostname:
+        suite.set("hostname", printable(record.hostname))
+    return suite
+
+
+def _add_case(
+    suite: Element, classname: str, name: str, seconds: float, place: Location, names: _Names
+) -> Element:
     case = SubElement(
         suite,
         "testcase",
-        name=printable(name),
-        classname=printable(group.replace("/", ".")),
-        time=_seconds(result.seconds),
+        name=names.free(name, classname),
+        classname=classname,
+        time=f"{seconds:.6f}",
+        file=printable(shown_path(place.path)),
+    )
+    if place.line:
+        case.set("line", str(place.line))
+    return case
+
+
+def _add_result(suite: Element, result: Result, record: RunRecord, names: _Names) -> None:
+    group, _, name = result.case.rpartition("/")
+    within = ".".join(filter(None, (result.backend, group.replace("/", "."))))
+    case = _add_case(
+        suite, printable(within), printable(name), result.seconds, result.location, names
     )
     kind = _kind(result)
     if kind is not None:
         word = (result.standing or result.outcome).value
         told = headline(result) or result.expectation or word
         child = SubElement(case, kind, type=word, message=printable(told))
-        text = [str(result.location), failure_text(result)]
+        text = [printable(str(result.location)), failure_text(result)]
         if not result.conforms:
-            text.append(f"again: {repeat_command(result, record.options)}")
-        child.text = printable("\n".join(filter(None, text)), lines=True)
+            text.append(f"again: {printable(repeat_command(result, record.options))}")
+        child.text = "\n".join(filter(None, text))
 
 
 def _kind(result: Result) -> str | None:
@@ -76,11 +149,10 @@ def _kind(result: Result) -> str | None:
     return "failure" if result.outcome in _WRONG else "error"
 
 
-def _add_problems(root: Element, problems: Sequence[Problem]) -> None:
-    suite = SubElement(root, "testsuite", name="case and expectation files")
+def _add_problems(suite: Element, problems: Sequence[Problem], names: _Names) -> None:
     for problem in problems:
-        case = SubElement(
-            suite, "testcase", name=printable(problem.where), classname="files", time=_seconds(0)
+        case = _add_case(
+            suite, "files", printable(problem.where), 0, Location.parse(problem.where), names
         )
         error = SubElement(case, "error", type="invalid", message=printable(problem.what))
         error.text = printable(str(problem), lines=True)
@@ -98,10 +170,6 @@ def _count(suite: Element, seconds: float) -> None:
     for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(name, str(len(suite.findall(f"testcase/{tag}"))))
     suite.set("time", _total(seconds))
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.6f}"
 
 
 def _total(seconds: float) -> str:

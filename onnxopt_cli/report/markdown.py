@@ -8,85 +8,133 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
+from onnxopt_cli.core import numbers
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.text import printable
-from onnxopt_cli.report import numbers
+from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.accuracy import accuracy
-from onnxopt_cli.report.diff_text import failure_text, headline
+from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline
 from onnxopt_cli.report.repeat import repeat_command
-from onnxopt_cli.report.verdict import failures, tallies, verdict
+from onnxopt_cli.report.verdict import by_kind, failures, tallies, verdict
 
-#: GitHub refuses a step's summary of over 1 MiB.
-_MOST_BYTES = 900_000
-_MOST_LISTED = 200
+#: GitHub takes a comment of 65,536 characters, and of a step's summary 1 MiB, of all together.
+_MOST = 60_000
+#: Of these, how many causes, counts and problems of files may take each, and what follows failures.
+_PART = 8_000
+_REST = 2_500
+#: Characters of one failure's text, of a cause, and of a name.
+_TEXT = 4_000
+_CAUSE = 1_000
 _NAME = 300
 
 
 def markdown_report(record: RunRecord) -> str:
-    """Return a run as Markdown text of at most 1 MB: summary, failures, accuracy."""
-    parts = [f"# onnxopt {verdict(record)}", _summary(record)]
+    """Return a run as Markdown text of at most 60,000 characters, what matters most first.
+
+    Causes, counts, what is wrong with files, failures of each kind, how many are left out, and
+    where there is room the accuracy.
+    """
+    parts = [f"# onnxopt {verdict(record)}", *_causes(record), *_summary(record)]
     parts += _problems(record)
-    parts += [
-        f"**{_code(it.backend)}**, {_code(it.operator)}: {_code(it.text)}"
-        for it in record.explanations
-    ]
-    accuracy_part = _accuracy(record)
-    room = _MOST_BYTES - sum(len(part.encode()) for part in (*parts, accuracy_part))
-    parts += _failures(record, room)
-    parts.append(accuracy_part)
+    parts += _failures(record, _room(parts) - _REST)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    parts.append(f"<sub>{html.escape(printable(versions))}</sub>")
+    last = f"<sub>{html.escape(printable(versions)[:_NAME])}</sub>"
+    accuracy_part = _accuracy(record)
+    if len(accuracy_part) + len(last) > _room(parts):
+        accuracy_part = f"The table of accuracy does not fit in here; {ELSEWHERE}."
+    parts += [accuracy_part, last]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _summary(record: RunRecord) -> str:
+def _room(parts: Sequence[str]) -> int:
+    """Return how many characters are left beside these parts and what joins them."""
+    return _MOST - sum(len(part) + 2 for part in parts) - 4
+
+
+def _fitting(lines: Iterable[str], room: int) -> list[str]:
+    """Return the lines, or those that there is room for, from the first on."""
+    taken = []
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            break
+        taken.append(line)
+    return taken
+
+
+def _causes(record: RunRecord) -> list[str]:
+    lines = [
+        f"- {_code(it.backend)}, {_code(it.operator)}: {_code(it.text, _CAUSE)}"
+        for it in record.explanations
+    ]
+    taken = _fitting(lines, _PART)
+    left = len(lines) - len(taken)
+    return ["\n".join(taken + ([f"- {left} more explanations; {ELSEWHERE}"] if left else []))]
+
+
+def _summary(record: RunRecord) -> list[str]:
     counts = tallies(record)
     used = [outcome for outcome in Outcome if any(outcome in it.outcomes for it in counts)]
-    rows = [["backend", "version", *(outcome.value for outcome in used), "lowered", ""]]
+    header = ["backend", "version", *(outcome.value for outcome in used), "lowered", ""]
+    rows = []
     for tally in counts:
         word = "does not conform" if tally.against else "conforms"
         numbers_of = [str(tally.outcomes.get(outcome, "")) for outcome in used]
         rows.append(
             [_code(tally.name), _code(tally.version), *numbers_of, str(tally.lowered or ""), word]
         )
-    return _table(rows, left=2)
+    head, rule, *lines = _table([header, *rows], left=2)
+    taken = _fitting(lines, _PART)
+    left = len(lines) - len(taken)
+    return ["\n".join((head, rule, *taken)), f"{left} more backends; {ELSEWHERE}." if left else ""]
 
 
 def _problems(record: RunRecord) -> list[str]:
     problems = [*record.problems, *record.findings]
-    lines = [f"- {_code(it.where)}: {_code(it.what)}" for it in problems[:_MOST_LISTED]]
-    if len(problems) > _MOST_LISTED:
-        lines.append(f"- and {len(problems) - _MOST_LISTED} more")
-    return ["## Case and expectation files", "\n".join(lines)] if lines else []
+    lines = [f"- {_code(it.where)}: {_code(it.what)}" for it in problems]
+    taken = _fitting(lines, _PART)
+    if len(lines) > len(taken):
+        taken.append(f"- and {len(lines) - len(taken)} more")
+    return ["## Case and expectation files", "\n".join(taken)] if lines else []
 
 
 def _failures(record: RunRecord, room: int) -> list[str]:
-    """Return the failures, collapsed, as many as there is room for."""
-    failed = failures(record)
-    parts = [f"## {len(failed)} not as expected"] if failed else []
-    for place, result in enumerate(failed):
+    """Return failures of each kind, collapsed, as many as there is room for; then what is left."""
+    failed = by_kind(failures(record))
+    if not failed:
+        return []
+    parts = [f"## {len(failed)} not as expected"]
+    room -= len(parts[0]) + 2
+    shown = 0
+    for result in failed:
         part = _failure(result, record)
-        room -= len(part.encode()) + 2
+        room -= len(part) + 2
         if room < 0:
-            parts.append(f"{len(failed) - place} more do not fit in here.")
             break
         parts.append(part)
+        shown += 1
+    left = Counter(it.outcome for it in failed[shown:])
+    if left:
+        counts = ", ".join(f"{left[it]} {it.value}" for it in Outcome if left[it])
+        parts.append(f"{left.total()} more are not shown here ({counts}); {ELSEWHERE}.")
     return parts
 
 
 def _failure(result: Result, record: RunRecord) -> str:
     word = (result.standing or result.outcome).value
     told = html.escape(headline(result)[:_NAME])
+    text = clipped(failure_text(result, ELSEWHERE), _TEXT, "\n")
     name, backend = (html.escape(printable(text[:_NAME])) for text in (result.case, result.backend))
     summary = f"{word} <code>{name}</code> on <code>{backend}</code> <code>{told}</code>"
     return "\n\n".join(
         (
             f"<details><summary>{summary}</summary>",
-            _fence(f"{printable(str(result.location))}\n{failure_text(result)}"),
-            _fence(printable(repeat_command(result, record.options)), "sh"),
+            _fence(f"{printable(str(result.location))[:_NAME]}\n{text}"),
+            _fence(clipped(printable(repeat_command(result, record.options)), _TEXT), "sh"),
             "</details>",
         )
     )
@@ -111,19 +159,19 @@ def _accuracy(record: RunRecord) -> str:
         )
     if len(rows) == 1:
         return ""
-    table = _table(rows, left=3)
+    table = "\n".join(_table(rows, left=3))
     return f"<details><summary>Accuracy</summary>\n\n{table}\n\n</details>"
 
 
-def _table(rows: list[list[str]], left: int) -> str:
+def _table(rows: list[list[str]], left: int) -> list[str]:
     header, *body = rows
     rule = ["---" if place < left else "--:" for place in range(len(header))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *body))
+    return [f"| {' | '.join(row)} |" for row in (header, rule, *body)]
 
 
-def _code(text: str) -> str:
+def _code(text: str, longest: int = _NAME) -> str:
     """Return a text as a code span that also a table's cell can hold."""
-    text = printable(text)[:_NAME]
+    text = clipped(printable(text), longest)
     if not text:
         return ""
     if "`" not in text and "|" not in text:

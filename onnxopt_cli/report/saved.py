@@ -50,4 +50,7 @@ def _record(document: dict[str, Any]) -> RunRecord:
         findings=tuple(map(problem_from_json, document["findings"])),
         explanations=tuple(map(explanation_from_json, document["explanations"])),
         exit_code=document["exit_code"],
+        # Reports of earlier versions lack them.
+        started=str(document.get("started", "")),
+        hostname=str(document.get("hostname", "")),
     )

@@ -13,13 +13,14 @@ from rich.text import Text
 
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
-from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.verdict import failures
 
 #: How outcomes that do not count against the backend, or only in part, look.
 STYLES = {
@@ -82,13 +83,16 @@ def output_lines(result: Result) -> Iterable[Text]:
         yield Text(f"  {printable(result.message)}", style="yellow")
 
 
-def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -> Panel:
-    """Return all that is known of a case that did not conform.
+def failure_panel(
+    result: Result, options: Mapping[str, Any], about: str = "", *, whole: bool = False
+) -> Panel:
+    """Return what is known of a case that did not conform.
 
     Args:
         result: the case on a backend.
         options: those of the run, for the command that repeats it.
         about: what the case asks.
+        whole: True for all lines of a stack trace.
     """
     parts: list[RenderableType] = []
     if about:
@@ -96,8 +100,11 @@ def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -
     if result.outcome is Outcome.INVALID:
         # The file is to blame, and is what to open.
         parts.append(Text(printable(str(result.location)), style="bold"))
-    if result.message:
-        parts.append(Text(result.message))
+    message = diff_text.remark(result)
+    if message and not whole:
+        message = diff_text.shortened(result, message, "-v shows them")
+    if message:
+        parts.append(Text(printable(message, lines=True)))
     if result.expectation:
         parts.append(Text(printable(result.expectation), style="yellow"))
     if result.printed:
@@ -113,6 +120,13 @@ def failure_panel(result: Result, options: Mapping[str, Any], about: str = "") -
     title = Text.assemble(outcome_text(result), f" {printable(result.case)} on ")
     title.append(printable(result.backend))
     return Panel(Group(*parts), title=title, title_align="left", border_style="red")
+
+
+def failing_lines(record: RunRecord) -> Iterable[Text]:
+    """Return a line for each result that is not as expected: outcome and id, and the backend."""
+    for result in failures(record):
+        line = Text.assemble(outcome_text(result), f" {printable(result.case)}")
+        yield line.append(f" on {printable(result.backend)}" if len(record.backends) > 1 else "")
 
 
 def _headline(diff: Diff, result: Result) -> Text:

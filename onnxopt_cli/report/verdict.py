@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxopt_cli.core.outcome import Outcome
@@ -74,3 +74,18 @@ def failures(record: RunRecord) -> list[Result]:
         for result in record.results
         if not result.conforms and result.outcome is not Outcome.NOT_RUN
     ]
+
+
+def by_kind(failed: Sequence[Result]) -> list[Result]:
+    """Return failures in an order in which the first few show the most.
+
+    First comes one of each backend, operator and outcome, then a second of each, and so on.
+    """
+    seen: Counter[tuple[object, ...]] = Counter()
+    ranks = []
+    for result in failed:
+        kind = result.backend, result.operators, result.outcome
+        ranks.append(seen[kind])
+        seen[kind] += 1
+    order = sorted(range(len(failed)), key=ranks.__getitem__)
+    return [failed[index] for index in order]

@@ -10,7 +10,7 @@ import numpy as np
 from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Case, Content
-from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.diff import Diff, wrong_outputs
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.values import Value
@@ -117,6 +117,9 @@ def judge(question: Question, backend: str, response: Response, judging: Judging
         if content is not None and content.trajectory is not None:
             curve, words = _course(content.trajectory.recorded, expectation, response.outputs)
             message = "; ".join(filter(None, (message, words)))
+        # A trajectory that ended early says why itself: its outputs are not of the shape expected.
+        wrong = "" if response.message else wrong_outputs(diffs, tuple(curve))
+        message = "; ".join(filter(None, (wrong, message)))
     if response.leak:
         outcome = Outcome.LEAK if outcome is Outcome.PASS else outcome
         message = "; ".join(filter(None, (message, response.leak)))

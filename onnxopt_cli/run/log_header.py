@@ -23,7 +23,8 @@ _OTHER = frozenset(
         "jobs",
         "log",
         "operators",
-        "pattern",
+        "pattern",  # of logs from before there could be several
+        "patterns",
         "quiet",
         "reports",
         "resume",
@@ -41,13 +42,14 @@ class Header:
     """What runs, on what, and how.
 
     Attributes:
-        started: when, in UTC: ``2026-01-31T23:59:59Z``.
+        started: when, in UTC: ``2026-01-31T23:59:59.012345Z``; by the second in older logs.
         versions: of onnxopt, Python, the packages that matter, and the machine.
         backends: what is under test.
         cases: the selected cases, those of other shards too.
         shard: which part of them runs; None for all.
         expectations: a hash of the expectation files; empty if there are none.
         options: the command's options by name, as JSON has them.
+        hostname: of the machine that runs it; empty in older logs.
     """
 
     started: str
@@ -57,6 +59,7 @@ class Header:
     shard: Shard | None
     expectations: str
     options: Mapping[str, Any]
+    hostname: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record."""
@@ -65,6 +68,7 @@ class Header:
             "record": "header",
             "schema": SCHEMA,
             "started": self.started,
+            "hostname": self.hostname,
             "versions": dict(self.versions),
             "backends": [{"name": it.name, "version": it.version} for it in self.backends],
             "cases": {"count": self.cases.count, "hash": self.cases.hash},
@@ -85,6 +89,7 @@ class Header:
             None if shard is None else Shard(shard["index"], shard["count"]),
             data["expectations"],
             data["options"],
+            data.get("hostname", ""),
         )
 
     def differences(self, other: Header) -> list[str]:

@@ -64,6 +64,8 @@ class Log:
             findings=tuple(map(problem_from_json, footer.get("findings", ()))),
             explanations=tuple(map(explanation_from_json, footer.get("explanations", ()))),
             exit_code=footer.get("exit_code"),
+            started=self.header.started,
+            hostname=self.header.hostname,
         )
 
 

@@ -113,6 +113,8 @@ def _joined(logs: Sequence[Log]) -> RunRecord:
         records[0],
         versions=_header(logs).versions,
         options=_header(logs).options,
+        started=_header(logs).started,
+        hostname=_header(logs).hostname,
         results=merged,
         problems=problems,
         findings=findings,
@@ -131,7 +133,15 @@ def _header(logs: Sequence[Log]) -> Header:
     }
     options = {**headers[0].options, "shard": None}
     started = min(header.started for header in headers)
-    return replace(headers[0], started=started, versions=versions, shard=None, options=options)
+    hosts = ", ".join(dict.fromkeys(header.hostname for header in headers if header.hostname))
+    return replace(
+        headers[0],
+        started=started,
+        versions=versions,
+        shard=None,
+        options=options,
+        hostname=hosts,
+    )
 
 
 def _explanations(records: Sequence[RunRecord]) -> tuple[Explanation, ...]:

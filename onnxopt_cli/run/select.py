@@ -17,12 +17,13 @@ class Selection:
     """Filters over cases; an empty one lets everything through.
 
     Attributes:
-        pattern: a case's whole id; or a glob that it must match; or, without `*?[`, a piece of it.
+        patterns: each a case's whole id; or a glob; or, without `*?[`, a piece of an id. A case
+            must match one of them.
         operators: names of operators, one of which the model must contain.
         tags: tags, one of which the case must carry.
     """
 
-    pattern: str = ""
+    patterns: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
@@ -32,17 +33,21 @@ class Selection:
         Raises:
             UsageError: if an operator or a tag occurs in none of the cases.
         """
-        pattern = self.pattern.lower()
-        if not set(pattern) & set("*?["):
-            pattern = f"*{pattern}*"
-        chosen = [case for case in cases if case.id == self.pattern]
-        chosen = chosen or [case for case in cases if fnmatchcase(case.id.lower(), pattern)]
+        chosen = list(cases)
+        if self.patterns:
+            ids = {name for pattern in self.patterns for name in _matching(pattern, cases)}
+            chosen = [case for case in cases if case.id in ids]
         if self.tags:
             chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
         if self.operators:
             pairs = [(case, operators_of(case)) for case in chosen]
             chosen = _having("operator", self.operators, pairs)
         return chosen
+
+
+def unmatched(patterns: Sequence[str], cases: Sequence[Case]) -> list[str]:
+    """Return the patterns that no case's id matches."""
+    return [pattern for pattern in dict.fromkeys(patterns) if not _matching(pattern, cases)]
 
 
 def operators_of(case: Case) -> tuple[str, ...]:
@@ -53,6 +58,16 @@ def operators_of(case: Case) -> tuple[str, ...]:
         return operator_names(case.read().model)
     except InvalidCase:
         return ()
+
+
+def _matching(pattern: str, cases: Sequence[Case]) -> list[str]:
+    """Return the ids that one pattern matches; a whole id matches that id alone."""
+    ids = [case.id for case in cases]
+    if pattern in ids:
+        return [pattern]
+    lowered = pattern.lower()
+    glob = lowered if set(lowered) & set("*?[") else f"*{lowered}*"
+    return [name for name in ids if fnmatchcase(name.lower(), glob)]
 
 
 def _having(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -62,6 +63,8 @@ class Session:
         plan: what runs, with what the log and the expectations need to know of it.
         terms: under which terms.
         began: when, by the clock that counts from anywhere.
+        started: when, in UTC; if the session goes on with a log, when that was begun.
+        hostname: of the machine that began it.
         resumed: number of results that were taken from the log.
     """
 
@@ -74,6 +77,8 @@ class Session:
         self._writer: LogWriter | None = None
         self._log = log
         self.began = perf_counter()
+        self.started = _now()
+        self.hostname = platform.node()
         self.resumed = 0
         self.plan = replace(plan, started=self._started, review=self._review)
 
@@ -179,6 +184,8 @@ class Session:
             findings=findings,
             explanations=tuple(explanations),
             exit_code=plan.interruption.exit_code or code,
+            started=self.started,
+            hostname=self.hostname,
         )
         if self._writer is not None:
             from onnxopt_cli.run.log_writer import footer
@@ -214,6 +221,7 @@ class Session:
             ran = log.finished or all(it.outcome is not Outcome.NOT_RUN for it in rows)
             if len(rows) == len(names) and ran:
                 self._results |= dict(zip(keys, map(self._review, rows), strict=True))
+        self.started, self.hostname = log.header.started, log.header.hostname
         started = date.fromisoformat(log.header.started[:10])
         expectations = replace(self.terms.expectations, today=started)
         self.terms = replace(self.terms, expectations=expectations)
@@ -240,7 +248,8 @@ class Session:
         from onnxopt_cli.run.log_header import Header
 
         return Header(
-            started=_now(),
+            started=self.started,
+            hostname=self.hostname,
             versions=versions(),
             backends=tuple(self._backends.values()),
             cases=CaseList.of(self.terms.selected),
@@ -261,7 +270,7 @@ class Session:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
