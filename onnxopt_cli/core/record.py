@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 
 
@@ -55,6 +56,10 @@ class RunRecord:
         findings: entries of expectation files that no longer hold: stale, expired, duplicate.
         explanations: of failures, where one was looked for.
         exit_code: what the run exited with; None if it did not finish.
+
+    Raises:
+        ValueError: if two results are of one case on one backend, or two backends have one name:
+            a report would show one of them in the other's place.
     """
 
     versions: Mapping[str, str]
@@ -65,3 +70,20 @@ class RunRecord:
     findings: tuple[Problem, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     exit_code: int | None = None
+
+    def __post_init__(self) -> None:
+        require_once(it.name for it in self.backends)
+        require_once((it.case, it.backend) for it in self.results)
+
+
+def require_once(keys: Iterable[object]) -> None:
+    """Make sure that no key comes twice.
+
+    Raises:
+        ValueError: naming the first that does.
+    """
+    known: set[object] = set()
+    for key in keys:
+        if key in known:
+            raise ValueError(f"found {printable(str(key))} twice")
+        known.add(key)

@@ -23,8 +23,7 @@ def printable(text: str, *, lines: bool = False) -> str:
         text: anything.
         lines: keep line ends (and turn tabs into spaces) instead of escaping them.
     """
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]} ... ({len(text) - _LONGEST} more characters)"
+    text = shortened(text)
     if lines:
         text = text.expandtabs(4)
     shown = "".join(
@@ -34,6 +33,11 @@ def printable(text: str, *, lines: bool = False) -> str:
         for character in text
     )
     return _WORKFLOW_COMMAND.sub(r"\1\\x3a", shown)
+
+
+def shortened(text: str, most: int = _LONGEST) -> str:
+    """Return the text, or its beginning and how much more there is."""
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} more characters)"
 
 
 def _is_hidden(character: str) -> bool:
