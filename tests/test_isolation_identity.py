@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -10,7 +11,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from isolated import start, write_cases
 
+from onnxopt_cli.cli import main
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.report.saved import read_saved_run
+from onnxopt_cli.run import session
+from onnxopt_cli.run.runner import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -197,3 +202,120 @@ def test_a_backend_cannot_say_that_it_was_lowered_where_none_is(demo):
     run = start(demo, f"python:{FORGERS}:claims_lowered", "-j", "1", "--lower", "never").wait()
     assert run.outcomes == {"first": "pass", "bad": "protocol", "last": "pass"}
     assert run.code == 1
+
+
+def test_a_backend_that_starts_once_and_never_again_ends_the_run(tmp_path):
+    write_cases(tmp_path, {f"case{i}": 0.5 for i in range(9)})
+    source = (
+        "if os.path.exists('started'): os._exit(3)\nopen('started', 'w').close()\n"
+        "Well = Misbehaves; Well.misbehave = lambda _: segfault()"
+    )
+    run = start(tmp_path, forger(tmp_path, source), "-j", "1").wait()
+    assert list(run.outcomes.values()) == ["crash", *["not-run"] * 8]
+    assert "could not be started again" in run.results["case8"]["message"]
+    assert run.code == 1
+
+
+def test_what_a_backend_does_outside_of_the_examples_fails_a_search(demo):
+    command = [sys.executable, "-m", "onnxopt_cli", "fuzz", "--examples", "3", "-b"]
+    backend = f"python:{FORGERS}:SpeaksAtTheEnd"
+    done = subprocess.run(
+        [*command, backend], check=False, cwd=demo, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    assert "protocol worker/teardown" in done.stdout
+
+
+def test_no_suite_has_the_name_that_stands_for_what_is_outside_of_cases(demo, onnxopt, monkeypatch):
+    monkeypatch.chdir(demo)
+    text = (demo / "demo.yaml").read_text()
+    (demo / "demo.yaml").write_text(text.replace("suite: demo", "suite: worker"))
+    answer = onnxopt("run", "demo.yaml")
+    assert answer.code == 2
+    assert "no suite may have the name worker" in answer.err
+
+
+@pytest.fixture
+def failed(demo, onnxopt, monkeypatch):
+    """Record a run of which the case ``bad`` fails, and return its records and its report."""
+    monkeypatch.chdir(demo)
+    (demo / "off.py").write_text(OFF)
+    arguments = ["-b", "python:off.py:Backend", "--isolation", "none", "--no-explain"]
+    files = ["--log", "run.jsonl", "--report", "json=run.json"]
+    assert onnxopt("run", "demo.yaml", *arguments, *files).code == 1
+    records = [json.loads(line) for line in (demo / "run.jsonl").read_text().splitlines()]
+    return records, json.loads((demo / "run.json").read_text())
+
+
+OFF = """
+import numpy as np
+from onnxopt_cli.backends.resolve import resolve_backend
+class Backend:
+    def run(self, model, inputs):
+        wrong = inputs["R"] == np.float32(0.5)
+        return [x + wrong for x in resolve_backend("numpy").prepare(model).run(inputs)]
+"""
+
+
+def passed(record):
+    return {**record, "result": {**record["result"], "outcome": Outcome.PASS, "outputs": []}}
+
+
+@pytest.mark.parametrize("kind", ["end", "rerun"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_log_with_two_results_of_a_case_is_refused(demo, onnxopt, failed, kind, resumed):
+    (bad,) = [it for it in failed[0] if it["record"] == "end" and it["result"]["outcome"] == "fail"]
+    *records, footer = failed[0]
+    again = [{**passed(bad), "record": kind}] * (1 + (kind == "rerun"))
+    resume = [{"record": "resume", "at": "2026-01-31T00:00:00Z"}] * resumed
+    lines = map(json.dumps, [*records, *resume, *again, footer])
+    (demo / "run.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
+    assert answer.code == 2
+    assert "found a second result of demo/demo/bad" in answer.err
+    assert not answer.out
+
+
+@pytest.mark.parametrize("what", ["results", "backends"])
+def test_a_report_with_two_of_one_key_is_refused(demo, onnxopt, failed, what):
+    document = failed[1]
+    document[what].append(document[what][0])
+    (demo / "run.json").write_text(json.dumps(document))
+    answer = onnxopt("report", "render", "run.json", "--report", "markdown=-")
+    assert answer.code == 2
+    assert "twice" in answer.err
+    assert not answer.out
+
+
+def test_a_log_whose_header_names_a_backend_twice_is_refused(demo, onnxopt, failed):
+    header, *records = failed[0]
+    header["backends"] *= 2
+    lines = map(json.dumps, [header, *records])
+    (demo / "run.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
+    assert answer.code == 2
+    assert "run.jsonl:1: found" in answer.err
+
+
+def test_what_a_worker_did_outside_of_cases_before_a_kill_still_counts_when_resumed(
+    demo, onnxopt, monkeypatch
+):
+    monkeypatch.chdir(demo)
+    arguments = ["run", "demo.yaml", "-b", f"python:{FORGERS}:SpeaksAtTheEnd", "-j", "1"]
+    assert onnxopt(*arguments, "--log", "run.jsonl").code == 1
+    lines = (demo / "run.jsonl").read_text().splitlines(keepends=True)
+    assert '"worker/teardown"' in lines[-2]
+    (demo / "run.jsonl").write_text("".join(lines[:-1]))
+    answer = onnxopt(*arguments, "--resume", "run.jsonl")
+    assert answer.code == 1
+    assert "worker/teardown" in answer.out
+
+
+def test_two_results_of_one_case_in_a_run_are_a_defect_and_no_pass(demo, capsys, monkeypatch):
+    monkeypatch.chdir(demo)
+    monkeypatch.setattr(session, "run", lambda plan: [row for row in run(plan) for _ in range(2)])
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "demo.yaml", "--report", "json=run.json"])
+    assert ended.value.code == 3
+    assert "two results of demo/demo/first on numpy" in capsys.readouterr().err
+    assert not (demo / "run.json").exists()

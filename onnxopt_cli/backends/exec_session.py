@@ -58,7 +58,7 @@ class CommandSession:
             number = next(self._numbers)
             line = request_line(number, "hello", protocol=PROTOCOL, onnxopt=__version__)
             hello = read_hello(self._process.ask(line, self._timeout), number)
-            if self._hello not in {None, hello}:
+            if self._hello is not None and self._hello != hello:
                 raise ProtocolBreach("the command, started again, says other things of itself")
             self._hello = hello
             return hello
