@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from onnxopt_cli.core.diff import Diff, Element
+from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance
 from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
 from onnxopt_cli.distance import (
@@ -27,6 +28,9 @@ from onnxopt_cli.distance import (
 )
 
 _BLOCK = 1 << 15
+# Of outputs too many, and of keys that differ, no more are shown.
+_MOST_SURPLUS = _MOST_KEYS = 5
+_LONGEST_KEY = 200
 # A distance in ulp has at most 64 bits; one more, because float64 may round it up.
 _ULP_BITS = 66
 
@@ -49,7 +53,8 @@ def compare_outputs(
         worst: how many of the worst elements of a tensor are described.
 
     Returns:
-        One Diff for each tensor, and one for each place where the structures part.
+        One Diff for each tensor, and one for each place where the structures part; of outputs that
+        are too many the first few have one each, the others one together.
     """
     diffs: list[Diff] = []
     for position, (name, value) in enumerate(expected.items()):
@@ -58,9 +63,13 @@ def compare_outputs(
             diffs += _compare(name, value, actual[position], options)
         else:
             diffs.append(Diff(name, describe(value), structure="is missing"))
-    for position in range(len(expected), len(actual)):
-        found = describe(actual[position])
-        diffs.append(Diff(f"output {position}", "nothing", structure=f"is {found} too many"))
+    end = len(expected) + _MOST_SURPLUS
+    for position, value in enumerate(actual[len(expected) : end], len(expected)):
+        found = f"is {describe(value)} too many"
+        diffs.append(Diff(f"output {position}", "nothing", structure=found))
+    if len(actual) > end:
+        found = f"are {len(actual) - end} more too many"
+        diffs.append(Diff(f"outputs {end} to {len(actual) - 1}", "nothing", structure=found))
     return tuple(diffs)
 
 
@@ -103,8 +112,10 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
             yield from _compare(place, mine, theirs, options)
     elif isinstance(expected, dict) and isinstance(actual, dict):
         if expected.keys() != actual.keys():
-            unlike = sorted(map(repr, expected.keys() ^ actual.keys()))
-            yield Diff(name, kind, structure=f"has other keys; on one side only: {unlike[:5]}")
+            unlike = expected.keys() ^ actual.keys()
+            some = sorted(clipped(repr(key), _LONGEST_KEY) for key in unlike)[:_MOST_KEYS]
+            found = f"has {len(unlike)} other keys; on one side only: {', '.join(some)}"
+            yield Diff(name, kind, structure=found)
             return
         yield Diff(name, kind)
         for key, mine in expected.items():
@@ -305,4 +316,5 @@ def _plain(element: Array) -> object:
     if dtype_name(element.dtype) == str(element.dtype) and element.dtype.kind == "V":
         wide = np.int64 if kind_of(element.dtype) is Kind.INTEGER else np.float64
         return element.astype(wide).item()
-    return element.item()
+    plain: object = element.item()
+    return clipped(plain) if isinstance(plain, str) else plain

@@ -214,6 +214,17 @@ def test_a_command_that_breaks_off_is_started_again_for_the_next_case(mode, erro
     assert ask(backend)[0].tobytes() == X.tobytes()
 
 
+def test_a_command_that_says_otherwise_of_itself_when_started_again_is_not_asked():
+    backend = resolve_backend(spec("hello-differs"))
+    before = backend.version
+    with pytest.raises(BackendDied):
+        ask(backend)
+    for _ in range(2):
+        with pytest.raises(ProtocolBreach, match="started again, says other things of itself"):
+            ask(backend)
+    assert backend.version == before
+
+
 def test_a_command_that_closes_its_output_has_died(monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.exec_process._GRACE", 0.1)
     with pytest.raises(BackendDied, match="closed its standard output"):

@@ -22,7 +22,7 @@ from onnxopt_cli.backends.exec_messages import (
 )
 from onnxopt_cli.backends.exec_process import CommandProcess
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import BackendFailure, Unsupported
+from onnxopt_cli.errors import BackendFailure, ProtocolBreach, Unsupported
 
 
 class CommandSession:
@@ -41,6 +41,7 @@ class CommandSession:
         self._timeout = timeout
         self._numbers = count(1)
         self._process: CommandProcess | None = None
+        self._hello: Hello | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="onnxopt-"))
 
     def greet(self) -> Hello:
@@ -49,13 +50,18 @@ class CommandSession:
         Raises:
             BackendUnavailable: if it cannot be executed.
             BackendFailure: if it answers that it cannot start.
-            BackendDied, BackendHangs, ProtocolBreach: if it does not answer as it should.
+            BackendDied, BackendHangs, ProtocolBreach: if it does not answer as it should, or says
+                otherwise than when it was started before.
         """
         self._process = CommandProcess(self._command)
         with self._breaking_off():
             number = next(self._numbers)
             line = request_line(number, "hello", protocol=PROTOCOL, onnxopt=__version__)
-            return read_hello(self._process.ask(line, self._timeout), number)
+            hello = read_hello(self._process.ask(line, self._timeout), number)
+            if self._hello is not None and self._hello != hello:
+                raise ProtocolBreach("the command, started again, says other things of itself")
+            self._hello = hello
+            return hello
 
     def run(
         self,

@@ -12,6 +12,7 @@ from pathlib import Path
 from onnxopt_cli.cases.onnx_directory import find_directories
 from onnxopt_cli.cases.yaml_file import read_yaml_file
 from onnxopt_cli.core.case import Case, Location
+from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 
@@ -35,7 +36,8 @@ def collect(targets: Sequence[str]) -> Collection:
             suites that come with onnxopt where there is no such folder.
 
     Raises:
-        UsageError: if a target is neither, or two different cases have one id.
+        UsageError: if a target is neither, two different cases have one id, or one has an id that
+            results outside of cases have.
         NothingSelected: if the targets hold neither a case nor a problem.
     """
     if not targets:
@@ -46,6 +48,11 @@ def collect(targets: Sequence[str]) -> Collection:
         found, wrong = _find(target)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
+            if case.id.startswith(f"{OUTSIDE_CASES}/"):
+                raise UsageError(
+                    f"{case.location}: no suite may have the name {OUTSIDE_CASES}",
+                    hint="it stands for what backends do outside of cases; rename the suite",
+                )
             other = cases.setdefault(case.id, case)
             if not _same_place(other, case):
                 raise UsageError(

@@ -72,9 +72,10 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
     onnxopt fuzz -b python:my_backend.py:Backend --operator Adam --time 600
     onnxopt run fuzz -b python:my_backend.py:Backend
 
-    Exits with 1 if there are failures.
+    Exits with 1 if there are failures, or the backend fails outside of the examples.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
+    from onnxopt_cli.errors import BackendUnavailable
     from onnxopt_cli.report.diff_text import headline
     from onnxopt_cli.run.executors import open_executors
     from onnxopt_cli.run.fuzzing.keep import keep
@@ -113,10 +114,14 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
                     broken = finding.trial.example.breach
                     said = ": ".join(filter(None, (headline(finding.result), broken)))
                     display.found(finding, said, keep(finding, options["output"], said, source))
-            except Interrupted:
-                pass
+            except Interrupted as reason:
+                if not interruption.signal:
+                    raise BackendUnavailable(str(reason)) from None
+            asides = [] if interruption.signal else executor.finish()
+            for aside in asides:
+                display.outside(aside)
     display.finish(search.tried, options)
-    return interruption.exit_code or int(bool(search.findings.all))
+    return interruption.exit_code or int(bool(search.findings.all or asides))
 
 
 def _chosen(names: tuple[str, ...]) -> list[Operator]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.run.fuzzing.findings import Finding, Kind
+from onnxopt_cli.run.response import Aside
 
 
 class FuzzDisplay:
@@ -83,6 +84,11 @@ class FuzzDisplay:
         if finding.explanation is not None:
             self._print(Text(f"  {printable(finding.explanation.text)}"))
         self._print(Text(f"  kept as {printable(str(path))}", "dim"))
+
+    def outside(self, aside: Aside) -> None:
+        """Print what the backend did outside of the examples."""
+        head = Text.assemble((f"{aside.outcome} ", "bold red"), (f"worker/{aside.place}", "bold"))
+        self._print(head.append(f"  {printable(aside.message)}"))
 
     def finish(self, tried: int, options: Mapping[str, Any]) -> None:
         """Print how much was tried, and how to see the failures again."""

@@ -126,9 +126,8 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     request = Request.parse({"targets": targets, **options}, setting(options, options["jobs"]))
     if request.writes_files:
         go_on_without_reader()
-    names = list(dict.fromkeys(options["backends"]))
     with interruptible() as interruption:
-        with open_executors(names, request.setting, interruption) as backends:
+        with open_executors(options["backends"], request.setting, interruption) as backends:
             collection = collect(targets)
             selection = Selection(options["patterns"], options["operators"], options["tags"])
             plan = Plan(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 
 
@@ -57,6 +58,10 @@ class RunRecord:
         exit_code: what the run exited with; None if it did not finish.
         started: when, in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
         hostname: of the machine that ran it; empty if unknown.
+
+    Raises:
+        ValueError: if two results are of one case on one backend, or two backends have one name:
+            a report would show one of them in the other's place.
     """
 
     versions: Mapping[str, str]
@@ -69,3 +74,20 @@ class RunRecord:
     exit_code: int | None = None
     started: str = ""
     hostname: str = ""
+
+    def __post_init__(self) -> None:
+        require_once(it.name for it in self.backends)
+        require_once((it.case, it.backend) for it in self.results)
+
+
+def require_once(keys: Iterable[object]) -> None:
+    """Make sure that no key comes twice.
+
+    Raises:
+        ValueError: naming the first that does.
+    """
+    known: set[object] = set()
+    for key in keys:
+        if key in known:
+            raise ValueError(f"found {printable(str(key))} twice")
+        known.add(key)

@@ -65,3 +65,8 @@ class Result:
         if self.standing is None:
             return self.outcome in HARMLESS
         return self.standing is Standing.EXPECTED
+
+
+def worse(known: Result | None, other: Result) -> Result:
+    """Return the one of two results that does not conform, of the same place outside of cases."""
+    return other if known is None or (known.conforms and not other.conforms) else known

@@ -41,7 +41,7 @@ def printable(text: str, *, lines: bool = False) -> str:
     return _WORKFLOW_COMMAND.sub(r"\1\\x3a", shown)
 
 
-def clipped(text: str, longest: int, space: str = " ") -> str:
+def clipped(text: str, longest: int = _LONGEST, space: str = " ") -> str:
     """Return a text of at most so many characters, at least 200: its beginning and its end.
 
     Args:

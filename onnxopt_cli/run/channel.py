@@ -30,6 +30,11 @@ class Channel:
         """True while something waits for room in the socket."""
         return bool(self._unsent)
 
+    @property
+    def partial(self) -> bool:
+        """True while only the beginning of a frame has come."""
+        return not self._reader.empty
+
     def send(self, frame: Sequence[memoryview]) -> None:
         """Send a frame as far as there is room; :meth:`flush` sends the rest.
 

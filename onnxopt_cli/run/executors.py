@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
@@ -13,16 +13,17 @@ import onnx
 
 from onnxopt_cli.backends.lowering import Lowering
 from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.run.in_process import InProcess
 from onnxopt_cli.run.interruption import Interruption
 from onnxopt_cli.run.limits import Limits
 from onnxopt_cli.run.own_reference import OwnReference
-from onnxopt_cli.run.response import Response
+from onnxopt_cli.run.response import Aside, Response
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.pool import Pool, Switchboard
-    from onnxopt_cli.run.worker import Aside
 
 
 class Isolation(StrEnum):
@@ -43,8 +44,9 @@ class Executor(Protocol):
     """A backend, and the place where it runs.
 
     Attributes:
-        name: the backend as the user asked for it.
-        version: the implementation and its version, once it is ready; empty if unknown.
+        name: the backend as the user asked for it; its results go by it, whatever it calls itself.
+        version: the implementation and its version, once it is ready; empty if unknown. It is what
+            the backend says of itself, for people to read.
     """
 
     name: str
@@ -113,9 +115,11 @@ def open_executors(
         interruption: set when the user wants the run to end.
 
     Raises:
-        UsageError: if a backend's specification is none.
+        UsageError: if a backend's specification is none, or two ask for the same backend.
         BackendUnavailable: if a backend in this process does not start.
     """
+    texts = [text.strip() for text in backends]
+    _require_distinct(texts)
     with ExitStack() as stack:
 
         @cache
@@ -139,4 +143,23 @@ def open_executors(
             here = InProcess(text, setting.lowering, interruption)
             return here if setting.isolation else OwnReference(here, partial(pool, text))
 
-        yield list(map(executor, backends))
+        yield list(map(executor, texts))
+
+
+def _require_distinct(texts: Sequence[str]) -> None:
+    """Refuse a backend that is asked for twice, also in another spelling of the same.
+
+    Spaces around a name or between the words of a command, and the order of options, make no other
+    backend. A path that is written in two ways does: each result has its own key all the same.
+    """
+    known: list[tuple[str, object]] = []
+    for text in texts:
+        asked = replace(parse_specification(text), text="")
+        for other, specification in known:
+            if specification == asked:
+                raise UsageError(
+                    f"the same backend is asked for twice: {printable(other)} and "
+                    f"{printable(text)}",
+                    hint="give each backend once; --jobs runs more of its cases at a time",
+                )
+        known.append((text, asked))

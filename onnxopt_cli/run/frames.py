@@ -5,7 +5,8 @@
     magic "oxw1" | length of the JSON, uint32 | length of the payload, uint64 | JSON | payload
 
 All numbers are little-endian. Nothing that arrives is unpickled or run; what breaks the format, or
-is larger than the caps, is refused from its first bytes on.
+is larger than the caps, is refused from its first bytes on. Memory is taken as bytes come, not as
+they are announced, and JSON of more parts than the cap is not parsed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from onnxopt_cli.errors import ProtocolBreach
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -22,6 +25,10 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 #: Most bytes of JSON, and of payload, that a frame may have.
 LARGEST_MESSAGE = 16 << 20
 LARGEST_PAYLOAD = 1 << 30
+
+# JSON of so many bytes and more is counted before it is parsed: its parts, Python's objects, take
+# ten times the room of their text and more. Commas and brackets in strings count too.
+_MOST_PARTS = 2 << 20
 
 _HEADER = struct.Struct("<4sIQ")
 _MAGIC = b"oxw1"
@@ -49,7 +56,7 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._header = bytearray(_HEADER.size)
-        self._body: bytearray | None = None
+        self._body: memoryview | None = None
         self._message_size = 0
         self._filled = 0
 
@@ -60,8 +67,8 @@ class FrameReader:
 
     def buffer(self) -> memoryview:
         """Return the room for the next bytes, never empty."""
-        target = self._header if self._body is None else self._body
-        return memoryview(target)[self._filled :]
+        target = memoryview(self._header) if self._body is None else self._body
+        return target[self._filled :]
 
     def received(self, count: int) -> tuple[Any, memoryview] | None:
         """Return the message and payload if they are now complete.
@@ -82,15 +89,22 @@ class FrameReader:
                     f"at most {LARGEST_MESSAGE} and {LARGEST_PAYLOAD} are accepted"
                 )
             self._message_size = message_size
-            self._body = bytearray(message_size + payload_size)
+            # Not a bytearray, which would fill all of it with zeros.
+            self._body = np.empty(message_size + payload_size, np.uint8).data
             self._filled = 0
         if self._filled < len(self._body):
             return None
-        body, self._body, self._filled = memoryview(self._body), None, 0
+        body, self._body, self._filled = self._body, None, 0
         return _parse(bytes(body[: self._message_size])), body[self._message_size :]
 
 
 def _parse(text: bytes) -> Any:
+    if len(text) >= _MOST_PARTS:
+        parts = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+        if parts > _MOST_PARTS:
+            raise ProtocolBreach(
+                f"sent a message of {parts} parts; at most {_MOST_PARTS} are accepted"
+            )
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

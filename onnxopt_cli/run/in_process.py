@@ -12,11 +12,10 @@ from onnxopt_cli.backends.lowering import Kept, Lowering
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.run.interruption import Interruption
-from onnxopt_cli.run.response import Response, keeping, respond, tear_down
+from onnxopt_cli.run.response import Aside, Response, keeping, respond, tear_down
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.executors import Pending
-    from onnxopt_cli.run.worker import Aside
 
 
 class InProcess:
@@ -30,7 +29,7 @@ class InProcess:
         self._lowering = lowering
         self._interruption = interruption
         self._kept: Kept | None = None
-        self.name = self._backend.name
+        self.name = text
         self.version = self._backend.version
 
     def ready(self) -> None:
@@ -65,7 +64,6 @@ class InProcess:
         trouble = tear_down(self._backend)
         if trouble is None:
             return []
-        from onnxopt_cli.run.worker import Aside
 
         return [Aside("teardown", *trouble)]
 

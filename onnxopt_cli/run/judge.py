@@ -13,14 +13,17 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.diff import Diff, wrong_outputs
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.run.expectation import Expectation, Judging, expect
 from onnxopt_cli.run.response import Response
 
-#: Outputs of failing cases that are larger are not kept.
+#: Outputs of failing cases that are larger, or more, are not kept.
 _KEPT_BYTES = 1 << 20
+_KEPT_OUTPUTS = 1000
+# Of inputs that a backend changed no more are named.
+_MOST_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def judge(question: Question, backend: str, response: Response, judging: Judging
             signed_zeros=judging.signed_zeros,
         )
         if response.changed:
-            message = f"inputs changed: {', '.join(response.changed)}"
+            message = f"inputs changed: {_listed(response.changed)}"
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if content is not None and content.trajectory is not None:
@@ -131,6 +134,11 @@ def _may_be_skipped(content: Content | None) -> bool:
     return (
         content is not None and content.rejects and breaks_signature(content.model, content.inputs)
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def _course(
@@ -187,7 +195,14 @@ _SILENT = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
     """Return a backend's outputs, for an explanation; nothing where they are too large to keep."""
     outputs = outputs or ()
+    if len(outputs) > _KEPT_OUTPUTS:
+        return ()
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
-    small = sum(array.nbytes for array in arrays) <= _KEPT_BYTES
+    small = sum(map(_size, arrays)) <= _KEPT_BYTES
     # A backend may return the same buffer at its next call.
     return tuple(array.copy() for array in arrays) if small and len(arrays) == len(outputs) else ()
+
+
+def _size(array: Array) -> int:
+    """Return the bytes of an array, those of its strings included."""
+    return array.nbytes + (sum(map(len, array.flat)) if array.dtype == object else 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnxopt_cli.core.record import BackendIdentity
+from onnxopt_cli.core.record import BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.run.case_list import CaseList
 from onnxopt_cli.run.log_schema import SCHEMA
@@ -79,7 +79,12 @@ class Header:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Header:
-        """Return the header that a record, checked by the schema, holds."""
+        """Return the header that a record, checked by the schema, holds.
+
+        Raises:
+            ValueError: if two of its backends have one name.
+        """
+        require_once(it["name"] for it in data["backends"])
         shard = data["shard"]
         return cls(
             data["started"],

@@ -9,9 +9,10 @@ from typing import Any
 
 from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.regular_file import read_regular_file
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.run.log_header import Header
@@ -32,6 +33,8 @@ class Log:
         path: the file.
         header: what runs.
         results: by id of the case and name of the backend, in the order in which they came.
+        again: keys of what has a result since the run began or was resumed, and ids of cases that
+            a resumed run had to run again.
         rerun: keys of those results that came out of running a case again.
         started: keys of what has a start record.
         footer: the run's last record, None if it did not finish.
@@ -41,6 +44,7 @@ class Log:
     path: Path
     header: Header
     results: dict[tuple[str, str], Result] = field(default_factory=dict)
+    again: set[tuple[str, str] | str] = field(default_factory=set)
     rerun: set[tuple[str, str]] = field(default_factory=set)
     started: set[tuple[str, str]] = field(default_factory=set)
     footer: dict[str, Any] | None = None
@@ -148,6 +152,7 @@ def _take(log: Log, kind: str, record: dict[str, Any]) -> None:
     match kind:
         case "resume":
             log.footer = None
+            log.again.clear()
         case _ if log.footer is not None:
             raise ValueError(f"found {kind} after the footer")
         case "header":
@@ -161,11 +166,35 @@ def _take(log: Log, kind: str, record: dict[str, Any]) -> None:
             key = result.case, result.backend
             if result.backend not in {backend.name for backend in log.header.backends}:
                 raise ValueError(f"found the backend {result.backend!r}, which the header lacks")
-            log.results[key] = result
             if kind == "rerun":
+                _require_first(key, key not in log.rerun)
                 log.rerun.add(key)
             else:
+                _require_first(key, key not in log.again and _may_run(log, *key))
+                log.again.add(key)
                 log.rerun.discard(key)
+            log.results[key] = result
+
+
+def _require_first(key: tuple[str, str], first: bool) -> None:
+    if not first:
+        raise ValueError(f"found a second result of {key[0]} on {key[1]}")
+
+
+def _may_run(log: Log, case: str, backend: str) -> bool:
+    """Tell whether a result may follow: the first, or that of a case which had not run everywhere.
+
+    A run that is resumed runs no other case again.
+    """
+    if (case, backend) not in log.results or case in log.again:
+        return True
+    row = [log.results.get((case, it.name)) for it in log.header.backends]
+    if case.startswith(f"{OUTSIDE_CASES}/"):
+        return True
+    if any(it is None or it.outcome is Outcome.NOT_RUN for it in row):
+        log.again.add(case)
+        return True
+    return False
 
 
 def _malformed(path: Path, line: int, what: str) -> UsageError:

@@ -11,7 +11,7 @@ from typing import Any
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import OUTSIDE_CASES
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.run.gate import exit_code
@@ -104,11 +104,14 @@ def _cases(log: Log) -> list[str]:
 
 def _joined(logs: Sequence[Log]) -> RunRecord:
     records = [log.record for log in logs]
-    results = {key: result for log in reversed(logs) for key, result in log.results.items()}
-    ordered = dict.fromkeys(key for log in logs for key in log.results)
+    # Only what workers did outside of cases can be in several shards.
+    results: dict[tuple[str, str], Result] = {}
+    for log in logs:
+        for key, result in log.results.items():
+            results[key] = worse(results.get(key), result)
     problems = tuple(dict.fromkeys(it for record in records for it in record.problems))
     findings = tuple(dict.fromkeys(it for record in records for it in record.findings))
-    merged = tuple(results[key] for key in ordered)
+    merged = tuple(results.values())
     return replace(
         records[0],
         versions=_header(logs).versions,

@@ -1,8 +1,16 @@
 """What the runner and a worker say to each other; both ends of each message stand here.
 
 A worker is never told what is expected: only the model, the inputs and how to run them. What it
-says is taken apart strictly. It may still lie, about the time it took or about its inputs, since
-the backend lives in the same process; it can thereby only spoil its own verdicts.
+says is taken apart strictly, and which backend it is the runner knows without asking.
+
+The backend lives in the worker's process, so it can say all that a worker can. No secret in the
+hello would change that: the backend could read it. What remains, for one that is built to deceive:
+
+- It can say another version than its own.
+- It can say that it was not given primitive operators, or that it did not write into its inputs.
+- It can say that it was faster.
+
+What it cannot do is to pass with other outputs than the right ones, or in another backend's name.
 """
 
 from __future__ import annotations
@@ -41,6 +49,8 @@ _REPORTED = frozenset(
         Outcome.PROTOCOL,
     }
 )
+# Of what a backend says of its version, no more is shown.
+_LONGEST_VERSION = 400
 _START_ERRORS: Mapping[str, type[OnnxoptError]] = {
     "usage": UsageError,
     "unavailable": BackendUnavailable,
@@ -77,9 +87,9 @@ def read_hello(message: Any) -> tuple[str, Lowering]:
     return message["backend"], Lowering(message["lowering"])
 
 
-def pack_ready(name: str, version: str) -> list[memoryview]:
+def pack_ready(version: str) -> list[memoryview]:
     """Return a worker's first frame, if its backend started."""
-    return pack({"name": name, "version": version})
+    return pack({"ready": version})
 
 
 def pack_refusal(error: OnnxoptError) -> list[memoryview]:
@@ -88,8 +98,8 @@ def pack_refusal(error: OnnxoptError) -> list[memoryview]:
     return pack({"refusal": kind, "message": error.message, "hint": error.hint})
 
 
-def read_ready(message: Any) -> tuple[str, str]:
-    """Return name and version of a worker's backend.
+def read_ready(message: Any) -> str:
+    """Return what a worker's backend says of its implementation and version, as one short line.
 
     Raises:
         UsageError: if the worker says that there is no such backend.
@@ -97,8 +107,8 @@ def read_ready(message: Any) -> tuple[str, str]:
         ProtocolBreach: if it says something else.
     """
     match message:
-        case {"name": str(name), "version": str(version)}:
-            return _text(name), _text(version)
+        case {"ready": str(version)} if len(message) == 1:
+            return printable(version[:_LONGEST_VERSION])
         case {"refusal": ("usage" | "unavailable") as kind, "message": str(what), "hint": str(how)}:
             raise _START_ERRORS[kind](_text(what), hint=_text(how))
     raise ProtocolBreach("did not say that its backend is ready")
@@ -139,6 +149,7 @@ def pack_answer(number: int, response: Response) -> list[memoryview]:
     try:
         if response.outputs is not None:
             outputs = [payload.put(value) for value in response.outputs]
+            payload.require_acceptable()
     except UnusableOutput as error:
         failure, message, payload = Outcome.ERROR, error.message, PayloadWriter()
     answer = {
@@ -171,7 +182,7 @@ def read_answer(message: Any, payload: memoryview, order: Order) -> Response:
             "changed": list(changed),
             "seconds": float(seconds),
         } if math.isfinite(seconds) and all(type(name) is str for name in changed):
-            pass
+            changed = list(dict.fromkeys(changed))
         case _:
             raise ProtocolBreach("sent a frame that answers nothing")
     reader = PayloadReader(payload)

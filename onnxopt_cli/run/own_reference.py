@@ -14,11 +14,11 @@ import onnx
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.single_node import sole_operator
 from onnxopt_cli.run.in_process import InProcess
+from onnxopt_cli.run.response import Aside
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.executors import Pending
     from onnxopt_cli.run.pool import Pool
-    from onnxopt_cli.run.worker import Aside
 
 
 class OwnReference:

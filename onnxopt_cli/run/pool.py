@@ -9,18 +9,20 @@ from collections.abc import Callable, Mapping
 import onnx
 
 from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
 from onnxopt_cli.run.interruption import Interruption
 from onnxopt_cli.run.limits import Limits
 from onnxopt_cli.run.messages import Order
-from onnxopt_cli.run.response import Response
-from onnxopt_cli.run.worker import Aside, State, Worker
+from onnxopt_cli.run.response import Aside, Response
+from onnxopt_cli.run.worker import State, Worker
 
 # A worker is replaced after so many cases, so that what grows slowly does not grow for ever.
 _CASES_PER_WORKER = 1000
-# A backend that has started once, and then fails to so many times in a row, is given up.
+# A backend that has started once, and then so many times in a row does not, or not for long enough
+# to answer a case, is given up.
 _STARTS = 3
 # How often the clock is looked at where nothing happens.
 _TICK_SECONDS = 0.05
@@ -56,6 +58,8 @@ class Job:
         self.started = started
         self.response: Response | None = None
         self.why_not = ""
+        # What went wrong in an earlier worker while it had this case, perhaps not by its fault.
+        self.doubt: Aside | None = None
         self._pool = pool
         self._interruption = interruption
 
@@ -175,28 +179,51 @@ class Pool:
             if free is None:
                 break
             self._give(free, self._queue.popleft())
+        if self._refusal is not None:
+            for job in self._queue:
+                job.why_not = f"the backend could not be started again: {self._refusal.message}"
+            self._queue.clear()
         if self._queue and not self._interruption.signal:
             self._grow()
 
     def _collect(self, worker: Worker) -> None:
-        if worker.identity is not None and not self._ready:
-            self.name, self.version = worker.identity
+        if worker.version is not None and not self._ready:
+            self.version = worker.version
             self._ready = True
-        if worker.identity is not None and worker.free:
+        if worker.free and worker.version != self.version:
+            said = f"says that it is {worker.version!r}; when it started first it was"
+            worker.give_up(Outcome.PROTOCOL, f"the worker {said} {self.version!r}")
+        if worker.response is not None:
             self._failed_starts = 0
-        if worker.refusal is not None:
+            self._take_response(worker, worker.response)
+        if worker.state is State.GONE:
+            self._bury(worker)
+
+    def _take_response(self, worker: Worker, response: Response) -> None:
+        job = self._running.pop(worker)
+        if job.doubt is not None and response.failure is not Outcome.PROTOCOL:
+            # In a worker of its own the case breaks no protocol: something before it did.
+            self._asides.append(job.doubt)
+        job.response = response
+        worker.response = None
+        if worker.free and worker.asked >= _CASES_PER_WORKER:
+            worker.end()
+
+    def _bury(self, worker: Worker) -> None:
+        """See to what a worker that has gone leaves: its case, and what it did outside of any."""
+        job = self._running.pop(worker, None)
+        if job is not None:
+            job.doubt = worker.aside
+            self._queue.appendleft(job)
+        elif worker.aside is not None:
+            self._asides.append(worker.aside)
+        refusal = worker.refusal
+        if worker.aside is not None and worker.aside.place != "teardown" and not worker.answered:
+            refusal = BackendUnavailable(worker.aside.message)
+        if refusal is not None:
             self._failed_starts += 1
             if not self._ready or self._failed_starts == _STARTS:
-                self._give_up(worker.refusal)
-        if worker.response is not None:
-            self._running.pop(worker).response = worker.response
-            worker.response = None
-            if worker.free and worker.asked >= _CASES_PER_WORKER:
-                worker.end()
-        if worker.aside is not None:
-            self._asides.append(worker.aside)
-        if worker.state is State.GONE and worker in self._running:
-            self._queue.appendleft(self._running.pop(worker))
+                self._refusal = refusal
 
     def _give(self, worker: Worker, job: Job) -> None:
         try:
@@ -204,14 +231,18 @@ class Pool:
         except ValueError as error:
             job.why_not = f"the model cannot be sent to a worker: {printable(str(error))}"
             return
+        if not worker.still_free():
+            self._queue.appendleft(job)
+            return
         job.started()
         self._running[worker] = job
         worker.ask(job.order, model)
 
     def _grow(self) -> None:
-        at_work = [worker for worker in self._workers if worker.state is not State.ENDING]
+        left = {State.ENDING, State.GONE}
+        at_work = [worker for worker in self._workers if worker.state not in left]
         starting = sum(worker.state is State.STARTING for worker in at_work)
-        if self._refusal is None and len(at_work) < self._jobs and starting < len(self._queue):
+        if len(at_work) < self._jobs and starting < len(self._queue):
             self._start()
 
     def _start(self) -> None:
@@ -219,16 +250,10 @@ class Pool:
             Worker(self.name, self._lowering, self._limits, self.switchboard.selector)
         )
 
-    def _give_up(self, refusal: OnnxoptError) -> None:
-        self._refusal = refusal
-        for job in self._queue:
-            job.why_not = f"the backend could not be started again: {refusal.message}"
-        self._queue.clear()
-
     def _end_workers(self) -> None:
         self._queue.clear()
         for worker in self._workers:
-            if worker.free:
+            if worker.state is State.IDLE:
                 worker.end()
             elif worker.state is not State.ENDING:
                 worker.kill()

@@ -60,6 +60,21 @@ class Response:
     printed: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """What a backend did that is no case's fault.
+
+    Attributes:
+        place: ``teardown`` or ``between-cases``.
+        outcome: what it amounts to.
+        message: what it did, in words.
+    """
+
+    place: str
+    outcome: Outcome
+    message: str
+
+
 def respond(
     backend: Backend,
     model: onnx.ModelProto,

@@ -9,7 +9,7 @@ from functools import partial
 
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import Executor, Pending
@@ -78,7 +78,7 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     for case in (*(it.question.case for it in asked), *cases):
         yield tuple(plan.review(not_run(case, it.name, stopped)) for it in plan.backends)
     if not stopped:
-        asides = tuple(map(plan.review, _asides(plan)))
+        asides = tuple(_asides(plan))
         if asides:
             yield asides
 
@@ -154,8 +154,9 @@ def _asides(plan: Plan) -> Iterator[Result]:
     """Yield a result for each place, outside of the cases, where a backend's workers failed."""
     for executor in plan.backends:
         # However many workers there were, the results are the same.
-        for aside in {aside.place: aside for aside in reversed(executor.finish())}.values():
-            yield Result(
+        found: dict[str, Result] = {}
+        for aside in executor.finish():
+            result = Result(
                 f"{OUTSIDE_CASES}/{aside.place}",
                 plan.cases[-1].location,
                 (),
@@ -163,3 +164,5 @@ def _asides(plan: Plan) -> Iterator[Result]:
                 aside.outcome,
                 message=aside.message,
             )
+            found[aside.place] = worse(found.get(aside.place), plan.review(result))
+        yield from found.values()

@@ -15,7 +15,7 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.run.executors import Setting
@@ -127,10 +127,18 @@ class Session:
             return
         for row in self._run(replace(self.plan, cases=cases)):
             for result in row:
-                self._results[result.case, result.backend] = result
-                if self._writer is not None:
-                    self._writer.write({"record": "end", "result": result_to_json(result)})
+                self._take_result(result)
             yield row
+
+    def _take_result(self, result: Result) -> None:
+        key = result.case, result.backend
+        known = self._results.get(key)
+        if known is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
+            raise RuntimeError(f"two results of {result.case} on {result.backend}")
+        # What workers did outside of cases before a run was killed still counts.
+        if worse(known, result) is result:
+            self._results[key] = result
+            self._write({"record": "end", "result": result_to_json(result)})
 
     def rerun(self) -> Iterator[Result]:
         """Run again what does not conform, and yield the results of it."""
@@ -228,8 +236,9 @@ class Session:
         self._settled = log.rerun
         self._finished = log.finished
         if log.finished:
-            # What backends did outside of the cases, too.
             self._results |= {key: self._review(it) for key, it in log.results.items()}
+        outside = [it for key, it in log.results.items() if key[0].startswith(f"{OUTSIDE_CASES}/")]
+        self._results |= {(it.case, it.backend): self._review(it) for it in outside}
         self.resumed = len(self._results)
 
     def _require_same(self, log: Log, header: Header) -> None:

@@ -7,7 +7,7 @@ nothing that it may still send can be mistaken for the answer to a later case.
 from __future__ import annotations
 
 import selectors
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from itertools import count
 from time import monotonic
@@ -16,7 +16,13 @@ from typing import Any
 from onnxopt_cli.backends.lowering import Lowering
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, ProtocolBreach, UnusableOutput
+from onnxopt_cli.errors import (
+    OUT_OF_MEMORY,
+    BackendUnavailable,
+    OnnxoptError,
+    ProtocolBreach,
+    UnusableOutput,
+)
 from onnxopt_cli.run.death import cause_of_death
 from onnxopt_cli.run.leaks import SETTLING_SECONDS, Step, Watch
 from onnxopt_cli.run.limits import Limits
@@ -29,7 +35,7 @@ from onnxopt_cli.run.messages import (
     read_ready,
 )
 from onnxopt_cli.run.processes import out_of_memory_kills
-from onnxopt_cli.run.response import Response
+from onnxopt_cli.run.response import Aside, Response
 from onnxopt_cli.run.worker_process import WorkerProcess
 
 # No number is used twice, not even by different workers, so an answer that comes twice is known.
@@ -51,21 +57,6 @@ class State(Enum):
     GONE = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """What a worker did while no case was running.
-
-    Attributes:
-        place: ``teardown`` or ``between-cases``.
-        outcome: what it amounts to.
-        message: what it did, in words.
-    """
-
-    place: str
-    outcome: Outcome
-    message: str
-
-
 class Worker:
     """A process that runs one case after the other on a backend.
 
@@ -77,10 +68,11 @@ class Worker:
 
     Attributes:
         state: what it is doing.
-        identity: the backend's name and version, once it is ready.
+        version: what the backend says of its version, once it is ready.
         refusal: why the backend did not start, if it did not.
         response: the response to the last order, once it is there.
-        aside: what it did while no case was running, if that was anything.
+        aside: what it did that is no case's fault, if that was anything.
+        answered: True once it has answered a case.
         asked: number of orders so far, without those that are to be kept for the next one.
     """
 
@@ -88,12 +80,14 @@ class Worker:
         self, backend: str, lowering: Lowering, limits: Limits, selector: selectors.BaseSelector
     ) -> None:
         self.state = State.STARTING
-        self.identity: tuple[str, str] | None = None
+        self.version: str | None = None
         self.refusal: OnnxoptError | None = None
         self.response: Response | None = None
         self.aside: Aside | None = None
+        self.answered = False
         self.asked = 0
         self._backend = backend
+        self._lowering = lowering
         self._limits = limits
         self._kills = out_of_memory_kills()
         self._started = monotonic()
@@ -114,7 +108,12 @@ class Worker:
     @property
     def free(self) -> bool:
         """True if it can be asked."""
-        return self.state is State.IDLE
+        return self.state is State.IDLE and not self._dying
+
+    def still_free(self) -> bool:
+        """Tell whether it can be asked, now that it may have spoken."""
+        self._talk()
+        return self.free
 
     def ask(self, order: Order, model: bytes) -> None:
         """Send a case to an idle worker; the response comes later.
@@ -155,10 +154,28 @@ class Worker:
 
     def end(self) -> None:
         """Tell the worker to end by itself; it is GONE when it has."""
+        self._talk()
+        if self.state is State.GONE:
+            return
         self.state = State.ENDING
         self._deadline = monotonic() + self._limits.teardown
         self._process.forget_printed()
         self._process.finish()
+
+    def give_up(self, outcome: Outcome, message: str) -> None:
+        """Kill the worker; whatever it was doing has this as its result."""
+        state, printed = self.state, self._process.printed()
+        seconds = monotonic() - self._started
+        self.kill()
+        if state is State.BUSY:
+            said = message + (_AGAIN if self._first else "")
+            self.response = Response(None, outcome, said, seconds=seconds, printed=printed)
+        elif state is State.STARTING:
+            about = f"backend {printable(self._backend)} does not start: {message}"
+            self.refusal = BackendUnavailable(about, hint=printed)
+        else:
+            place = "teardown" if state is State.ENDING else "between-cases"
+            self.aside = Aside(place, outcome, message)
 
     def kill(self) -> None:
         """Kill the worker with all that it started, and let go of everything."""
@@ -184,8 +201,15 @@ class Worker:
             frame = self._process.receive()
             if frame is not None:
                 self._heard(*frame)
+            elif self.state is State.IDLE and self._process.partial:
+                self._heard(None, memoryview(b""))
         except ProtocolBreach as breach:
-            self._lost(Outcome.PROTOCOL, f"the worker {breach.message}")
+            if self._may_be_an_earlier_cases_fault():
+                self.state = State.IDLE
+            self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
+            return
+        except MemoryError:
+            self.give_up(Outcome.OOM, f"{OUT_OF_MEMORY} for what the worker sent")
             return
         if not self._process.open and not self._dying and self.state is not State.ENDING:
             self._dying = True
@@ -194,7 +218,7 @@ class Worker:
     def _heard(self, message: Any, payload: memoryview) -> None:
         if self.state is State.STARTING:
             try:
-                self.identity = read_ready(message)
+                self.version = read_ready(message)
             except ProtocolBreach:
                 raise
             except OnnxoptError as refusal:
@@ -205,19 +229,20 @@ class Worker:
             self.state = State.IDLE
             self._deadline = float("inf")
         elif self.state is State.BUSY and self._order is not None:
+            if self._process.sending:
+                raise ProtocolBreach("answered before it had the whole case")
             if self._is_answered_already(message):
-                if self._order.number not in self._answered_numbers:
-                    # An earlier case's fault; this one has another try, in another worker.
-                    self.state = State.IDLE
                 raise ProtocolBreach("answered a case twice")
             response = read_answer(message, payload, self._order)
+            if response.lowered and self._lowering is Lowering.NEVER:
+                raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._answered_numbers.add(self._order.number)
             if self._process.has_more():
                 raise ProtocolBreach("sent more than an answer")
             seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
-            self._answered(replace(response, seconds=seconds, printed=self._process.printed()))
+            self._accepted(replace(response, seconds=seconds, printed=self._process.printed()))
         elif self.state is State.ENDING:
-            self._lost(*read_farewell(message))
+            self.give_up(*read_farewell(message))
         else:
             raise ProtocolBreach("spoke without being asked")
 
@@ -225,7 +250,13 @@ class Worker:
         number = message.get("number") if isinstance(message, dict) else None
         return type(number) is int and number in self._answered_numbers
 
-    def _answered(self, response: Response) -> None:
+    def _may_be_an_earlier_cases_fault(self) -> bool:
+        """Tell whether what broke the protocol may have been left by a case before this one."""
+        if self.state is not State.BUSY or self._order is None:
+            return False
+        return self.answered and self._order.number not in self._answered_numbers
+
+    def _accepted(self, response: Response) -> None:
         """Accept an answer, unless the worker has grown and must show whether it does so again."""
         assert self._order is not None  # noqa: S101 - for the type checker; the caller has looked
         assert self._watch is not None  # noqa: S101 - as above
@@ -246,6 +277,7 @@ class Worker:
 
     def _reply(self, response: Response) -> None:
         self.response = response
+        self.answered = True
         self.state = State.IDLE
         self._deadline = float("inf")
         self._order, self._model, self._first = None, b"", None
@@ -255,23 +287,27 @@ class Worker:
             self.kill()
 
     def _ended(self, code: int) -> None:
-        if self.state is State.ENDING and not code:
+        if self.state is State.ENDING and not code and not self._dying:
+            # Its last words may have come after the last look.
+            self._talk()
+            if self._process.partial and self.state is State.ENDING:
+                self.give_up(Outcome.PROTOCOL, "the worker ended in the middle of a frame")
             self.kill()
             return
         starved = out_of_memory_kills() > self._kills
         outcome, how = cause_of_death(code, self._process.printed(), out_of_memory=starved)
-        self._lost(outcome, f"the worker {how}")
+        self.give_up(outcome, f"the worker {how}")
 
     def _late(self) -> None:
         if self._dying:
-            self._lost(Outcome.CRASH, "the worker closed its channel")
+            self.give_up(Outcome.CRASH, "the worker closed its channel")
             return
         seconds = {
             State.STARTING: self._limits.startup,
             State.ENDING: self._limits.teardown,
         }
         allowed = seconds.get(self.state, self._limits.timeout)
-        self._lost(Outcome.TIMEOUT, f"no answer within {allowed:g} s")
+        self.give_up(Outcome.TIMEOUT, f"no answer within {allowed:g} s")
 
     def _look_at_memory(self) -> None:
         self._next_look = monotonic() + _LOOK_SECONDS
@@ -280,21 +316,4 @@ class Worker:
         held = self._process.memory
         if held > self._limits.memory:
             mebibytes = f"{held >> 20} MiB; {self._limits.memory >> 20} MiB are allowed"
-            self._lost(Outcome.OOM, f"the worker held {mebibytes}")
-
-    def _lost(self, outcome: Outcome, message: str) -> None:
-        """Give the worker up; whatever it was doing has its result."""
-        state, printed = self.state, self._process.printed()
-        seconds = monotonic() - self._started
-        again = _AGAIN if self._first else ""
-        self.kill()
-        if state is State.BUSY:
-            self.response = Response(
-                failure=outcome, message=message + again, seconds=seconds, printed=printed
-            )
-        elif state is State.STARTING:
-            about = f"backend {printable(self._backend)} does not start: {message}"
-            self.refusal = BackendUnavailable(about, hint=printed)
-        else:
-            place = "teardown" if state is State.ENDING else "between-cases"
-            self.aside = Aside(place, outcome, message)
+            self.give_up(Outcome.OOM, f"the worker held {mebibytes}")

@@ -58,7 +58,7 @@ def _serve(connection: socket.socket) -> None:
     text, lowering = messages.read_hello(hello[0])
     try:
         backend = resolve_backend(text)
-        ready = messages.pack_ready(backend.name, backend.version)
+        ready = messages.pack_ready(backend.version)
     except OnnxoptError as error:
         _send(connection, messages.pack_refusal(error))
         return

@@ -93,6 +93,16 @@ class WorkerProcess:
             self._unregister(self._socket)
             return None
 
+    @property
+    def sending(self) -> bool:
+        """True while a part of what was sent waits for room, so that the worker cannot have it."""
+        return self._channel.sending
+
+    @property
+    def partial(self) -> bool:
+        """True while only the beginning of a frame has come."""
+        return self._channel.partial
+
     def has_more(self) -> bool:
         """Tell whether bytes are there that belong to no frame yet received."""
         return self._channel.more()

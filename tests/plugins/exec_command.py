@@ -45,6 +45,8 @@ def answer_hello(request):
         time.sleep(60)
     elif MODE == "hello-without-version":
         del hello["version"]
+    elif MODE == "hello-differs":
+        hello["version"] = str(os.getpid())
     elif MODE.startswith("hello="):
         hello |= json.loads(MODE.removeprefix("hello="))
     say(hello)
@@ -57,6 +59,8 @@ def answer_run(request, folder):
     elif MODE in LINES:
         sys.stdout.buffer.write(LINES[MODE].replace(b"#", str(number).encode()))
         sys.stdout.flush()
+    elif MODE == "hello-differs":
+        sys.exit(7)
     elif MODE in DEEDS:
         DEEDS[MODE](request, folder)
     else:

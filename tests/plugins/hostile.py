@@ -23,6 +23,7 @@ import time
 import numpy as np
 
 from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.run import messages
 
 BAD = np.float32(0.5)
 NUMPY = resolve_backend("numpy")
@@ -44,6 +45,20 @@ class Misbehaves(Well):
         return super().run(model, inputs)
 
 
+ASKED = []
+_read_order = messages.read_order
+
+
+def read_order(*frame):
+    """Read an order as the worker does, and remember its number for a lie."""
+    order = _read_order(*frame)
+    ASKED.append(order.number)
+    return order
+
+
+messages.read_order = read_order
+
+
 def channel():
     """Find the socket to the runner, as a backend that wants to lie would."""
     for descriptor in range(3, 256):
@@ -60,10 +75,10 @@ def frame(message, payload=b""):
     return struct.pack("<4sIQ", b"oxw1", len(text), len(payload)) + text + payload
 
 
-def answer(number):
+def answer(number=None):
     return {
-        "number": number, "outputs": [], "failure": None, "message": "", "lowered": False,
-        "changed": [], "seconds": 0.0,
+        "number": ASKED[-1] if number is None else number, "outputs": [], "failure": None,
+        "message": "", "lowered": False, "changed": [], "seconds": 0.0,
     }  # fmt: skip
 
 
@@ -145,8 +160,9 @@ def speak(text):
 def answer_again_later():
     def late():
         time.sleep(0.3)
-        speak(frame(answer(2)))
+        speak(frame(answer(number)))
 
+    number = ASKED[-1]
     threading.Thread(target=late, daemon=True).start()
 
 
@@ -193,8 +209,8 @@ sends_garbage = one(lambda: speak(b"\x80\x04garbage, or a pickle"))
 sends_huge = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 10, 1 << 60)))
 sends_bad_json = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 100_000, 0) + b"[" * 100_000))
 answers_another = one(lambda: speak(frame(answer(9999))))
-answers_the_last = one(lambda: speak(frame(answer(1))))
-answers_too_much = one(lambda: speak(frame({**answer(2), "outputs": [{"dtype": "float32",
+answers_the_last = one(lambda: speak(frame(answer(min(ASKED)))))
+answers_too_much = one(lambda: speak(frame({**answer(), "outputs": [{"dtype": "float32",
                        "shape": [1 << 40]}]})))  # fmt: skip
 answers_twice_later = one(answer_again_later)
 asks_for_too_much = one(ask_for_too_much)
@@ -260,10 +276,11 @@ class AnswersAgainMuchLater(Well):
     def speak_late(self):
         self.told.wait()
         time.sleep(0.3)
-        speak(frame(answer(2)))
+        speak(frame(answer(self.number)))
 
     def run(self, model, inputs):
         if inputs["R"] == BAD:
+            self.number = ASKED[-1]
             self.told.set()
         elif self.told.is_set():
             time.sleep(0.2)

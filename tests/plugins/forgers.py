@@ -1,0 +1,96 @@
+"""Backends that lie about who they are, speak out of turn, or send more than anybody needs."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+import numpy as np
+from hostile import ASKED, BAD, Misbehaves, Well, answer, frame, one, speak
+
+MANY = 100_000
+
+
+class ReturnsTooMuch(Misbehaves):
+    """Returns at the bad case what it should, and more."""
+
+    def __init__(self, surplus):
+        self.surplus = surplus
+
+    def run(self, model, inputs):
+        outputs = list(Well.run(self, model, inputs))
+        return outputs + self.surplus() if inputs["R"] == BAD else outputs
+
+
+returns_many = ReturnsTooMuch(lambda: [np.zeros(1, np.float32)] * MANY)
+returns_too_many = ReturnsTooMuch(lambda: [None] * 3 * MANY)
+returns_too_much_text = ReturnsTooMuch(lambda: [np.array(["x" * (257 << 20)], object)])
+returns_long_text = ReturnsTooMuch(lambda: [np.array(["x" * 5_000_000], object)])
+
+
+class SpeaksWhileIdle(Well):
+    """Sends a byte a moment after the bad case; its thread was always there."""
+
+    def __init__(self):
+        self.told = threading.Event()
+        threading.Thread(target=self.speak_late, daemon=True).start()
+
+    def speak_late(self):
+        self.told.wait()
+        time.sleep(0.1)
+        speak(b"o")
+
+    def run(self, model, inputs):
+        if inputs["R"] == BAD:
+            self.told.set()
+        return super().run(model, inputs)
+
+
+class SpeaksDuringALaterCase(SpeaksWhileIdle):
+    """Sends the byte while the next case runs."""
+
+    def run(self, model, inputs):
+        if self.told.is_set():
+            time.sleep(0.5)
+        return super().run(model, inputs)
+
+
+class SpeaksAtTheEnd(Well):
+    """Sends a byte when it is to end."""
+
+    def close(self):
+        speak(b"o")
+
+    def __del__(self):
+        self.close()
+
+
+class AnswersAhead(Well):
+    """Answers cases before they are asked."""
+
+    def run(self, model, inputs):
+        if inputs["R"] == BAD:
+            for number in range(ASKED[-1] + 1, ASKED[-1] + 9):
+                speak(frame(answer(number)))
+        return super().run(model, inputs)
+
+
+def forge(**fields):
+    return one(lambda: speak(frame({**answer(), **fields})))
+
+
+def strings(count):
+    described = {"dtype": "string", "shape": [count]}
+    speak(frame({**answer(), "outputs": [described]}, bytes(8 * count)))
+
+
+claims_changes = forge(changed=["X"] * MANY)
+claims_other_changes = forge(changed=[f"x{i}" for i in range(MANY)])
+claims_lowered = forge(lowered=True)
+claims_dims = forge(outputs=[{"dtype": "float32", "shape": [1] * MANY}])
+claims_values = forge(outputs=[None] * 3 * MANY)
+claims_nesting = forge(outputs=[{"sequence": [{"sequence": []}] * 3 * MANY}])
+sends_many_parts = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 6_000_001, 0)
+                                     + b"[" + b"[]," * 1_999_999 + b"[]]"))  # fmt: skip
+sends_strings = one(lambda: strings(10_000_000))
