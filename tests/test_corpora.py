@@ -111,7 +111,11 @@ def few(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    return log
+    # The tests that onnx's sources name are not among them.
+    monkeypatch.setattr(node_cache, "_SOURCES", tmp_path / "sources")
+    node_cache._origin.cache_clear()
+    yield log
+    node_cache._origin.cache_clear()
 
 
 @pytest.mark.usefixtures("few")
@@ -145,7 +149,7 @@ def test_nothing_else_is_left_in_the_cache(tmp_path):
     assert only.name.startswith(f"onnx-node-{onnx.__version__}-")
 
 
-@pytest.mark.parametrize("lost", ["node/test_b", "node/test_b/model.onnx", "count"])
+@pytest.mark.parametrize("lost", ["node/test_b", "node/test_b/model.onnx", "manifest.json"])
 def test_a_damaged_cache_is_made_anew(few, tmp_path, lost):
     corpus("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
@@ -228,7 +232,7 @@ def test_all_node_cases_come_back_from_directories_as_they_are_in_memory(cached)
 
 @pytest.mark.slow
 def test_the_written_corpus_is_found_as_the_named_one(cached, tmp_path):
-    assert write_node_corpus(tmp_path) == len(cached[0])
+    assert len({path.split("/")[1] for path in write_node_corpus(tmp_path)}) == len(cached[0])
     cases, problems = find_directories(tmp_path)
     assert problems == []
     assert [case.id for case in cases] == [case.id for case in cached[0]]

@@ -136,7 +136,8 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     names = list(dict.fromkeys(options["backends"]))
     with interruptible() as interruption:
         with open_executors(names, request.setting, interruption) as backends:
-            collection = collect(targets)
+            with interruption.at_once():
+                collection = collect(targets)
             selection = Selection(options["pattern"], options["operators"], options["tags"])
             plan = Plan(
                 cases=selection.choose(collection.cases),

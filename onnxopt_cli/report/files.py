@@ -101,8 +101,13 @@ def append_step_summary(record: RunRecord) -> None:
     path = step_summary()
     if path is None:
         return
+    data = render("markdown", record).encode()
+    if path.is_fifo():
+        # Opening it as a file would wait for a reader for ever.
+        write_atomically(path, data)
+        return
     try:
         with path.open("ab") as file:
-            file.write(render("markdown", record).encode())
+            file.write(data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
