@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -51,6 +52,13 @@ class _Commands(click.Group):
             return None
         command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            # click would print an empty line, and forget which signal it was.
+            return _interrupted(stop)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -122,10 +130,8 @@ def _call(arguments: Sequence[str] | None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         return _interrupted(stop)
-    except click.Abort as abort:
-        # What click makes of KeyboardInterrupt.
-        cause = abort.__cause__ or abort.__context__
-        return _interrupted(cause if isinstance(cause, Stop) else KeyboardInterrupt())
+    except click.Abort:
+        return _INTERRUPTED
     except SystemExit:
         # click wraps the stream after a broken pipe and exits with 1, the code of a failed case.
         if sys.stdout is stream:

@@ -9,8 +9,6 @@ import sys
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
-# With less even Python may overflow its stack, and die without a word.
-_LEAST_STACK = 1 << 20
 # What to do about what the system may lack, or not allow.
 _LACKS = {
     errno.EMFILE: "let more files be open at once: ulimit -n 256",
@@ -38,10 +36,8 @@ def require_memory() -> None:
         import resource
     except ImportError:
         return
-    limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS, resource.RLIMIT_STACK)
-    data, space, stack = (resource.getrlimit(limit)[0] for limit in limits)
-    tight = stack != resource.RLIM_INFINITY and stack < _LEAST_STACK
-    if tight or not data == space == resource.RLIM_INFINITY:
+    limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS)
+    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
         import subprocess
 
         done = subprocess.run(
@@ -51,7 +47,7 @@ def require_memory() -> None:
         if done.returncode:
             raise UsageError(
                 "the limits on memory here are too low to load numpy and onnx",
-                hint="raise them: ulimit -d, -v and -s show what they are",
+                hint="raise them: ulimit -d and -v show what they are",
             )
 
 
