@@ -1,5 +1,15 @@
-"""``python -m onnxopt_cli``."""
+"""The command ``onnxopt``, also as ``python -m onnxopt_cli``."""
 
-from onnxopt_cli.cli import main
+from onnxopt_cli.run.interruption import stop_at_once
 
-main()
+
+def main() -> None:
+    """Run the command line and exit; signals are heard before anything large is imported."""
+    stop_at_once()
+    from onnxopt_cli.cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import stat
+import subprocess
 import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -15,7 +21,7 @@ from onnx.backend.test.case import node
 from onnx.backend.test.case.test_case import TestCase
 from onnx_directories import same
 
-from onnxopt_cli.cases import node_cache
+from onnxopt_cli.cases import node_cache, temporary_folder
 from onnxopt_cli.cases.corpora import CORPORA, corpus
 from onnxopt_cli.cases.node_cache import CACHE_VARIABLE
 from onnxopt_cli.cases.node_corpus import node_contents, write_node_corpus
@@ -111,7 +117,11 @@ def few(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    return log
+    # The tests that onnx's sources name are not among them.
+    monkeypatch.setattr(node_cache, "_SOURCES", tmp_path / "sources")
+    node_cache._origin.cache_clear()
+    yield log
+    node_cache._origin.cache_clear()
 
 
 @pytest.mark.usefixtures("few")
@@ -145,7 +155,7 @@ def test_nothing_else_is_left_in_the_cache(tmp_path):
     assert only.name.startswith(f"onnx-node-{onnx.__version__}-")
 
 
-@pytest.mark.parametrize("lost", ["node/test_b", "node/test_b/model.onnx", "count"])
+@pytest.mark.parametrize("lost", ["node/test_b", "node/test_b/model.onnx", "manifest.json"])
 def test_a_damaged_cache_is_made_anew(few, tmp_path, lost):
     corpus("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
@@ -159,6 +169,175 @@ def test_a_damaged_cache_is_made_anew(few, tmp_path, lost):
     assert len(corpus("onnx-node")[0]) == 2
     assert len(few) == 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def alter_unseen(cache):
+    """Change a byte of an expected output, and set the time back."""
+    path = cache / "node/test_a/test_data_set_0/output_0.pb"
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_model(cache, replacement):
+    model = cache / "node/test_a/model.onnx"
+    model.rename(cache.parent.parent / "model.onnx")
+    replacement(model)
+
+
+def replace_all_by_copy(cache):
+    shutil.copytree(cache, f"{cache}.copy", copy_function=shutil.copy2)
+    cache.rename(cache.parent.parent / "original")
+    Path(f"{cache}.copy").rename(cache)
+    cache.chmod(0o700)
+
+
+def link_to_elsewhere(cache):
+    cache.rename(cache.parent.parent / "elsewhere")
+    cache.symlink_to(cache.parent.parent / "elsewhere")
+
+
+def edit_manifest(cache, **fields):
+    path = cache / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def drop_case(cache):
+    """Take a case away, as a cache that was cut short lacks it."""
+    manifest = json.loads((cache / "manifest.json").read_text())
+    entries = {path: it for path, it in manifest["entries"].items() if "test_b" not in path}
+    shutil.rmtree(cache / "node/test_b")
+    edit_manifest(cache, entries=entries, count=1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs owners, modes and pipes")
+@pytest.mark.parametrize(
+    "attack",
+    [
+        alter_unseen,
+        drop_case,
+        replace_all_by_copy,
+        link_to_elsewhere,
+        lambda cache: cache.chmod(0o777),
+        lambda cache: cache.chmod(0o750),
+        lambda cache: (cache / "node/test_c").mkdir(),
+        lambda cache: (cache / "node/test_a/data.json").write_text('{"rtol": 1e9}'),
+        lambda cache: (cache / "node/test_a/model.onnx").write_bytes(b""),
+        lambda cache: os.link(cache / "node/test_a/model.onnx", cache.parent.parent / "other"),
+        lambda cache: replace_model(cache, os.mkfifo),
+        lambda cache: replace_model(cache, lambda it: it.symlink_to("/dev/zero")),
+        lambda cache: replace_model(cache, Path.mkdir),
+        lambda cache: (cache / "manifest.json").write_text('{"entries"'),
+        lambda cache: (cache / "manifest.json").write_text("[" * 100_000),
+        lambda cache: (cache / "manifest.json").write_text("[]"),
+        lambda cache: os.truncate(cache / "manifest.json", 1 << 40),
+        lambda cache: ((cache / "manifest.json").unlink(), os.mkfifo(cache / "manifest.json")),
+        lambda cache: edit_manifest(cache, origin="another onnx"),
+        lambda cache: edit_manifest(cache, entries={}),
+        lambda cache: edit_manifest(cache, entries={"node": []}),
+        lambda cache: edit_manifest(cache, count=1),
+        lambda cache: os.chown(cache, 12345, -1) if os.geteuid() == 0 else cache.chmod(0o755),
+        lambda cache: (
+            os.chown(cache / "node", 12345, -1) if os.geteuid() == 0 else cache.chmod(0o755)
+        ),
+    ],
+)
+def test_a_cache_that_anything_was_done_to_is_made_anew(few, tmp_path, attack):
+    before = read_all("onnx-node")
+    (cache,) = (tmp_path / "cache").iterdir()
+    attack(cache)
+    after = read_all("onnx-node")
+    assert len(few) == 2
+    assert list(after) == list(before)
+    assert all(same(dict(after[it].expected), dict(before[it].expected)) for it in before)
+    assert [it.tolerance for it in after.values()] == [it.tolerance for it in before.values()]
+    # Then it is as good as new, and the other is gone.
+    read_all("onnx-node")
+    assert len(few) == 2
+    assert [it.name for it in (tmp_path / "cache").iterdir()] == [cache.name]
+    assert sorted(it.name for it in cache.iterdir()) == ["manifest.json", "node"]
+
+
+def test_a_file_that_was_only_touched_has_its_digest_and_is_used(few, tmp_path):
+    read_all("onnx-node")
+    (cache,) = (tmp_path / "cache").iterdir()
+    (cache / "node/test_a/model.onnx").touch()
+    read_all("onnx-node")
+    assert len(few) == 1
+
+
+def test_a_cache_lacks_no_test_that_onnx_s_sources_name(few, tmp_path):
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "abs.py").write_text('expect(node, name="test_lost")')
+    node_cache._origin.cache_clear()
+    read_all("onnx-node")
+    (cache,) = (tmp_path / "cache").iterdir()
+    assert node_cache._cached(cache) is None
+    assert len(few) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs modes")
+def test_the_cache_is_for_its_user_alone(few, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "new" / "cache"))
+    read_all("onnx-node")
+    (cache,) = (tmp_path / "new" / "cache").iterdir()
+    modes = [stat.S_IMODE(it.stat().st_mode) for it in (cache, *cache.parents[:2])]
+    assert modes == [0o700, 0o700, 0o700]
+
+
+@pytest.mark.parametrize("folder", ["", ".cache-"])
+def test_a_lock_that_is_never_let_go_keeps_nobody(few, tmp_path, monkeypatch, folder):
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(temporary_folder, "_LOCK_SECONDS", 0.2)
+    held = tmp_path / "cache" / folder
+    held.mkdir(parents=True)
+    descriptor = os.open(held, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        assert len(read_all("onnx-node")) == 2
+    finally:
+        os.close(descriptor)
+
+
+def command(*arguments, cache):
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxopt_cli", *arguments], text=True, capture_output=True,
+        env={**os.environ, CACHE_VARIABLE: str(cache)}, stdin=subprocess.DEVNULL, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_a_foreign_cache_of_one_case_does_not_stand_for_all(tmp_path):
+    everything = command("list", "onnx-node", cache=tmp_path).stdout.splitlines()
+    assert len(everything) > 1000
+    (cache,) = tmp_path.iterdir()
+    # All that the manifest can say is right: only onnx's own sources tell that cases are missing.
+    for path in (cache / "node").iterdir():
+        if path.name != "test_abs":
+            shutil.rmtree(path)
+    manifest = json.loads((cache / "manifest.json").read_text())
+    entries = {
+        path: [*node_cache._signature((cache / path).lstat()), digest]
+        for path, (*_, digest) in manifest["entries"].items()
+        if (cache / path).exists()
+    }
+    (cache / "manifest.json").write_text(json.dumps({**manifest, "entries": entries, "count": 1}))
+    assert command("list", "onnx-node", cache=tmp_path).stdout.splitlines() == everything
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a device")
+def test_that_there_is_no_cache_is_said_once(tmp_path):
+    targets = ("onnx-node/test_abs", "onnx-node/test_and2d")
+    done = command("list", *targets, cache="/dev/null")
+    assert done.stdout.split() == ["onnx-node/test_abs/0", "onnx-node/test_and2d/0"]
+    assert done.stderr.count("made without a cache") == 1
+    assert "ONNXOPT_CACHE_DIR" in done.stderr
 
 
 @pytest.mark.usefixtures("few")
@@ -228,7 +407,7 @@ def test_all_node_cases_come_back_from_directories_as_they_are_in_memory(cached)
 
 @pytest.mark.slow
 def test_the_written_corpus_is_found_as_the_named_one(cached, tmp_path):
-    assert write_node_corpus(tmp_path) == len(cached[0])
+    assert len({path.split("/")[1] for path in write_node_corpus(tmp_path)}) == len(cached[0])
     cases, problems = find_directories(tmp_path)
     assert problems == []
     assert [case.id for case in cases] == [case.id for case in cached[0]]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -176,3 +179,127 @@ def test_names_beyond_the_encoding_are_escaped(place, settings):
     listed = call(place, "list", ".", **settings)
     assert re.search(rb"invalid (\\xe9|\\udcc3\\udca9)\.yaml:1: ", listed.stderr)
     assert listed.returncode == 2
+
+
+STARTS_FOR_EVER = """\
+import pathlib, time
+pathlib.Path("started").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("mkdir d; cd d; rmdir ../d; onnxopt run -q --report json=x", 2, b"folder is gone"),
+        ("mkdir d; cd d; rmdir ../d; onnxopt run -q . -b python:x:y", 2, b"folder is gone"),
+        ("mkdir d; cd d; rmdir ../d; onnxopt run ../demo.yaml -q", 2, b""),
+        ("mkdir d; cd d; rmdir ../d; onnxopt run $OLDPWD/demo.yaml -k right -q", 0, b""),
+        ("ulimit -n 10; onnxopt run demo.yaml -b onnx-reference -q", 2, b"ulimit -n 256"),
+        ("ulimit -n 5; onnxopt run demo.yaml -b onnx-reference -q", 2, b"ulimit -n 256"),
+        ("ulimit -n 5; onnxopt run -k right demo.yaml -q", 0, b""),
+        ("ulimit -d 60000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
+        ("ulimit -v 90000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
+        ("ulimit -f 0; onnxopt run demo.yaml -q -b exec:cat", 4, b"temporary directory"),
+        ("ulimit -d 1500000; onnxopt run -k right demo.yaml -b onnxruntime -q", 0, b""),
+        ("ulimit -f 0; onnxopt run -k right demo.yaml -b onnx-reference -q", 0, b""),
+        ("ulimit -f 0; onnxopt run -k right demo.yaml -q --log x", 2, b"the log x is not complete"),
+        ("ulimit -f 0; echo x | onnxopt explain -", 2, b"set TMPDIR"),
+        ("mkfifo p; onnxopt run -k right demo.yaml -q --log p", 2, b"p is not a regular file"),
+        ("mkfifo p; onnxopt run -k right demo.yaml -q --report json=p", 2, b"nobody reads"),
+        ("mkfifo p; export GITHUB_STEP_SUMMARY=p; onnxopt run demo.yaml -q", 2, b"nobody reads"),
+        ("unset HOME; onnxopt run -k right demo.yaml -q", 0, b""),
+        ("cd /; env -i onnxopt list $OLDPWD/demo.yaml", 0, b""),
+    ],
+)
+def test_what_the_machine_lacks_is_named_and_is_not_our_defect(place, script, code, says):
+    done = call_in_shell(place, script)
+    assert done.returncode == code, done.stderr
+    assert says in b" ".join(done.stderr.split())
+
+
+def test_where_few_files_may_be_open_fewer_workers_run_all_cases(place):
+    head, case = CASES.split("  - name: wrong", maxsplit=1)[0].split("  - name: right")
+    cases = "".join(f"  - name: right{number}{case}" for number in range(30))
+    (place / "many.yaml").write_text(head + cases)
+    done = call_in_shell(
+        place, "ulimit -n 14; onnxopt run many.yaml -j 8 -b onnx-reference --lower always -q"
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"30 pass" in done.stdout
+
+
+def test_a_worker_may_hold_no_more_than_the_system_allows(place):
+    (place / "large.py").write_text(
+        "import resource\n"
+        "class Backend:\n"
+        "    def run(self, model, inputs):\n"
+        "        raise ValueError(f'limits {resource.getrlimit(resource.RLIMIT_DATA)}')\n"
+    )
+    done = call_in_shell(
+        place, "ulimit -d 1500000; onnxopt run -k right demo.yaml -b python:large.py:Backend"
+    )
+    assert b"limits (1536000000, 1536000000)" in b" ".join(done.stdout.split())
+
+
+def interrupt(place, name, number, *arguments, **settings):
+    """Send a signal to the command when it has imported a module that takes for ever."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=place, env=environment(**settings),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    end = time.monotonic() + 30
+    while not (place / name).exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(number)
+    printed = process.communicate(timeout=30)
+    return process.returncode, *printed
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("module", ["click", "numpy", "onnx", "rich"])
+def test_a_signal_during_imports_ends_the_command_in_silence(place, module, number, code):
+    (place / "modules").mkdir()
+    (place / "modules" / f"{module}.py").write_text(STARTS_FOR_EVER)
+    paths = f"{place / 'modules'}:{REPOSITORY}"
+    found = interrupt(place, "started", number, "run", "demo.yaml", PYTHONPATH=paths)
+    assert found == (code, b"", b"")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", [("run", "demo.yaml"), ("fuzz",)])
+def test_a_signal_while_a_backend_starts_ends_the_command(place, command, number, code):
+    (place / "slow.py").write_text(STARTS_FOR_EVER)
+    temporary = place / "temporary"
+    temporary.mkdir()
+    found = interrupt(
+        place, "started", number, *command, "-b", "python:slow.py:Backend", TMPDIR=str(temporary)
+    )
+    assert (found[0], found[2]) == (code, b"")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_node_cache_is_made_leaves_nothing(place, number, code):
+    name = "cache"
+    process = subprocess.Popen(
+        [*COMMAND, "run", "onnx-node", "-q"], cwd=place, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=environment(ONNXOPT_CACHE_DIR=str(place / name)),
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while not list(place.glob(f"{name}/.*/new")) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == code
+    assert list((place / name).iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs another mount table")
+def test_without_proc_a_run_has_its_verdict(place):
+    script = "unshare -m bash -c 'umount -l /proc && onnxopt run demo.yaml -q -b onnx-reference'"
+    if call_in_shell(place, "unshare -m umount -l /proc").returncode:
+        pytest.skip("may not unmount here")
+    done = call_in_shell(place, script)
+    assert done.returncode == 2
+    assert b"1 invalid" in done.stdout

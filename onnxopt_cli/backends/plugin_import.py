@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
@@ -113,9 +113,11 @@ def _import_module(backend: str, name: str) -> ModuleType:
             f"backend {printable(backend)}: {printable(name)!r} is no module's name",
             hint="a file's name ends in .py",
         )
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
+    with suppress(FileNotFoundError):
+        # The current folder may be gone, and the module elsewhere.
+        here = str(Path.cwd())
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)
     with starting(backend):
         try:
             return importlib.import_module(name)

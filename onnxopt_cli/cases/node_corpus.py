@@ -6,6 +6,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +37,20 @@ def node_contents() -> Iterator[tuple[str, Content]]:
         yield case.name, Content(case.model, named_inputs, named_outputs, tolerance)
 
 
-def write_node_corpus(folder: Path) -> int:
+def write_node_corpus(folder: Path) -> dict[str, str]:
     """Write all node cases of the installed onnx to ``<folder>/node/test_<name>``.
 
     Returns:
-        How many there are.
+        The SHA-256 of each file by its path in the folder.
 
     Raises:
         UsageError: if a directory exists already or cannot be written.
     """
-    count = 0
+    digests = {}
     for name, content in node_contents():
-        write_directory(folder / "node" / name, content)
-        count += 1
-    return count
+        for path, data in write_directory(folder / "node" / name, content).items():
+            digests[f"node/{name}/{path}"] = sha256(data).hexdigest()
+    return digests
 
 
 def _collected() -> list[Any]:

@@ -17,12 +17,15 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import UsageError
 
 
-def write_directory(folder: Path, content: Content) -> None:
+def write_directory(folder: Path, content: Content) -> dict[str, bytes]:
     """Write a case as a new test directory: model, inputs, outputs, and its tolerance if any.
 
     Args:
         folder: the directory, ``.../test_<name>``; created, with its parents.
         content: the case.
+
+    Returns:
+        The files by their paths in the folder.
 
     Raises:
         UsageError: if the folder has something in it already, cannot be written, or the case
@@ -40,6 +43,7 @@ def write_directory(folder: Path, content: Content) -> None:
             (folder / name).write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
+    return files
 
 
 def directory_files(content: Content) -> dict[str, bytes]:

@@ -6,8 +6,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
+
+# Others hold a lock for as long as it takes to remove what was left; some may never let go.
+_LOCK_SECONDS = 3.0
+_LOOK_SECONDS = 0.05
 
 
 @contextmanager
@@ -15,7 +20,8 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Make a folder, remove it in the end if it is still there, and those of killed processes now.
 
     A process holds a lock on its folder as long as it lives, so a folder without one is nobody's.
-    Where the system or the file system has no such locks nothing of other processes is removed.
+    Where the system or the file system has no such locks, or another process does not let go of
+    the one on the parent, nothing of other processes is removed.
 
     Args:
         parent: where to make it; only folders for temporary use may begin with the prefix there.
@@ -35,7 +41,7 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         _unlock(own)
 
 
@@ -44,12 +50,21 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
     for folder in parent.glob(f"{prefix}*"):
         lock = _lock(folder, wait=False)
         if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             _unlock(lock)
 
 
+def _remove(folder: Path) -> None:
+    # Folders may be nested deeper than Python can follow.
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _lock(folder: Path, *, wait: bool) -> int | None:
-    """Lock a folder and return the descriptor that holds the lock; None if that is not possible."""
+    """Lock a folder and return the descriptor that holds the lock; None if that is not possible.
+
+    With ``wait`` another process has a moment to let go of it.
+    """
     try:
         import fcntl
     except ImportError:
@@ -58,12 +73,20 @@ def _lock(folder: Path, *, wait: bool) -> int | None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+    deadline = monotonic() + (_LOCK_SECONDS if wait else 0)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() < deadline:
+                sleep(_LOOK_SECONDS)
+                continue
+        except OSError:
+            pass
+        else:
+            return descriptor
         os.close(descriptor)
         return None
-    return descriptor
 
 
 def _unlock(lock: int | None) -> None:

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import click
 
 from onnxopt_cli import __version__
+from onnxopt_cli.cli.environment import fault_of_environment, require_memory
 from onnxopt_cli.cli.streams import guard_streams, lost_output
 from onnxopt_cli.core.text import exception_text, printable
-from onnxopt_cli.errors import OUT_OF_MEMORY, OnnxoptError
+from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.run.interruption import Stop, stop_by_raising
 
 # The summaries stand here so that --help need not import what the commands import.
 _COMMANDS = {
@@ -49,6 +52,13 @@ class _Commands(click.Group):
             return None
         command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            # click would print an empty line, and forget which signal it was.
+            return _interrupted(stop)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -85,16 +95,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Importing makes many objects that all stay; looking among them for garbage only costs time.
     gc.set_threshold(50_000)
     guard_streams()
-    sys.exit(_run(arguments))
+    if arguments is None:
+        # The command has this process for itself; a program that calls this function has not.
+        stop_by_raising()
+    try:
+        code = _run(arguments)
+    except KeyboardInterrupt as stop:
+        code = _interrupted(stop)
+    sys.exit(code)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
+        require_memory()
         code = _call(arguments)
+    except OnnxoptError as error:
+        code = _refused(error)
     except OSError as error:
-        code = _defect(error) if lost_output() is None else 0
+        code = _failed(error) if lost_output() is None else 0
     lost = lost_output()
     return code if lost is None else _unread(lost)
+
+
+def _interrupted(stop: KeyboardInterrupt) -> int:
+    return stop.exit_code if isinstance(stop, Stop) else _INTERRUPTED
 
 
 def _call(arguments: Sequence[str] | None) -> int:
@@ -104,27 +128,19 @@ def _call(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return 2
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+    except KeyboardInterrupt as stop:
+        return _interrupted(stop)
+    except click.Abort:
         return _INTERRUPTED
-    except OnnxoptError as error:
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(printable(error.message, lines=True), err=True)
-        if error.hint:
-            click.echo(f"  {printable(error.hint, lines=True)}", err=True)
-        return error.exit_code
     except SystemExit:
         # click wraps the stream after a broken pipe and exits with 1, the code of a failed case.
         if sys.stdout is stream:
             raise
         return _BROKEN_PIPE
-    except OSError:
+    except (OnnxoptError, OSError):
         raise
-    except MemoryError:
-        click.echo(f"error: {OUT_OF_MEMORY} to go on", err=True)
-        return _UNABLE
     except Exception as error:  # noqa: BLE001 - the last resort
-        return _defect(error)
+        return _failed(error)
     return code if isinstance(code, int) else 0
 
 
@@ -134,6 +150,20 @@ def _unread(error: OSError) -> int:
         return _BROKEN_PIPE
     click.echo(f"error: cannot write the output: {error.strerror}", err=True)
     return _UNABLE
+
+
+def _refused(error: OnnxoptError) -> int:
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(printable(error.message, lines=True), err=True)
+    if error.hint:
+        click.echo(f"  {printable(error.hint, lines=True)}", err=True)
+    return error.exit_code
+
+
+def _failed(error: Exception) -> int:
+    """Say whose fault an error is that nobody expected."""
+    refusal = fault_of_environment(error)
+    return _defect(error) if refusal is None else _refused(refusal)
 
 
 def _defect(error: Exception) -> int:

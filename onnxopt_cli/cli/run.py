@@ -128,7 +128,8 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
         go_on_without_reader()
     with interruptible() as interruption:
         with open_executors(options["backends"], request.setting, interruption) as backends:
-            collection = collect(targets)
+            with interruption.at_once():
+                collection = collect(targets)
             selection = Selection(options["patterns"], options["operators"], options["tags"])
             plan = Plan(
                 cases=selection.choose(collection.cases),

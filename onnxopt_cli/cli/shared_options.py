@@ -169,11 +169,13 @@ def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
     from onnxopt_cli.backends.lowering import Lowering
     from onnxopt_cli.run.executors import Isolation, Setting
-    from onnxopt_cli.run.limits import Limits
+    from onnxopt_cli.run.limits import Limits, allowed_memory
 
     return Setting(
         isolation=None if options["isolation"] is None else Isolation(options["isolation"]),
         lowering=Lowering(options["lower"]),
-        limits=Limits(options["timeout"], options["startup_timeout"], options["memory"]),
+        limits=Limits(
+            options["timeout"], options["startup_timeout"], allowed_memory(options["memory"])
+        ),
         jobs=jobs,
     )

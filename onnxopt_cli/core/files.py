@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
+from time import monotonic, sleep
 
 from onnxopt_cli.errors import UsageError
+
+# How long a pipe may be without a reader.
+_READER_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, with the permissions of a new file.
 
     What is there already and is no regular file, such as a pipe or ``/dev/stderr``, is written to
-    and not replaced.
+    and not replaced. A pipe has a moment to find a reader.
 
     Raises:
         UsageError: if it cannot be written; says why.
@@ -22,7 +28,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = None
     try:
         if path.exists() and not path.is_file():
-            with path.open("wb", buffering=0) as file:
+            with os.fdopen(_open_special(path), "wb") as file:
                 file.write(data)
             return
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -49,6 +55,23 @@ def shown_path(path: Path) -> str:
             if inner.split(os.sep, 1)[0] != os.pardir:
                 return inner
     return str(path)
+
+
+def _open_special(path: Path) -> int:
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    deadline = monotonic() + _READER_SECONDS
+    while True:
+        try:
+            descriptor = os.open(path, flags)
+        except OSError as error:
+            if error.errno != errno.ENXIO or not path.is_fifo():
+                raise
+            if monotonic() > deadline:
+                raise OSError(errno.ENXIO, "nobody reads this pipe") from None
+            sleep(_LOOK_SECONDS)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
 
 
 def _umask() -> int:

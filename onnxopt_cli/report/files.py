@@ -107,9 +107,13 @@ def append_step_summary(record: RunRecord) -> None:
     path = step_summary()
     if path is None:
         return
+    data = render("markdown", record).encode()
+    if path.is_fifo():
+        # Opening it as a file would wait for a reader for ever.
+        write_atomically(path, data)
+        return
     try:
         with path.open("ab") as file:
-            data = render("markdown", record).encode()
             if file.tell() + len(data) > _MOST_SUMMARY:
                 data = (
                     f"# onnxopt {verdict(record)}\n\nThis summary is full; {ELSEWHERE}.\n".encode()

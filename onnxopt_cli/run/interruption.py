@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop(KeyboardInterrupt):
+    """The user wants the command to end; raised wherever the program is.
+
+    Attributes:
+        exit_code: what the command exits with.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def stop_at_once() -> None:
+    """Let a signal end this process without a word, while there is nothing to clean up."""
+    _hear(lambda number, _: os._exit(128 + number))
+
+
+def stop_by_raising() -> None:
+    """Let a signal raise :class:`Stop`, so that what was begun is cleaned up."""
+    _hear(_stop)
+
+
+def plain_signals() -> None:
+    """Let a helper process leave Ctrl-C to its parent, which ends it with SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise Stop(number)
+
+
+def _hear(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in _SIGNALS:
+        # Whoever started the command may have it ignore them.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 class Interruption:
@@ -29,9 +69,15 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let the first signal raise KeyboardInterrupt too, where nobody looks for one."""
+        """Let the first signal raise KeyboardInterrupt too, where nobody looks for one.
+
+        Raises:
+            KeyboardInterrupt: if one has come already, too.
+        """
         self._at_once = True
         try:
+            if self.signal:
+                raise Stop(self.signal)
             yield
         finally:
             self._at_once = False
@@ -44,12 +90,15 @@ class Interruption:
         """
         again, self.signal = bool(self.signal), self.signal or number
         if again or self._at_once:
-            raise KeyboardInterrupt
+            raise Stop(self.signal)
 
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
     """Take note of the first signal, and raise KeyboardInterrupt at the second.
+
+    Whoever raises KeyboardInterrupt because of a signal need not say which: it becomes a
+    :class:`Stop`.
 
     Only the main thread hears signals; in any other nothing changes.
     """
@@ -60,6 +109,10 @@ def interruptible() -> Iterator[Interruption]:
     before = {number: signal.signal(number, interruption.hear) for number in _SIGNALS}
     try:
         yield interruption
+    except KeyboardInterrupt:
+        if interruption.signal:
+            raise Stop(interruption.signal) from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -36,5 +36,18 @@ def limit_memory(size: int) -> None:
     """
     import resource
 
+    size = allowed_memory(size)
     if size:
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
+def allowed_memory(size: int) -> int:
+    """Return how much of ``size`` bytes a process may hold by the system's own limit, if any."""
+    try:
+        import resource
+    except ImportError:
+        return size
+    allowed = [
+        it for it in resource.getrlimit(resource.RLIMIT_DATA) if it != resource.RLIM_INFINITY
+    ]
+    return min([size, *allowed]) if size else size

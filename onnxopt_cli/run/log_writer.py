@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from onnxopt_cli.errors import UsageError
 _SYNCHRONISE_SECONDS = 1.0
 
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+# Opening a terminal or a device that is not ready must not wait, nor change whose terminal it is.
+_FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 class LogWriter:
@@ -113,7 +116,7 @@ class LogWriter:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # A pipe or a device cannot be synchronised, and need not be.
+            # Some file systems cannot.
             if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
                 raise
         self._synchronised = monotonic()
@@ -135,11 +138,24 @@ def footer(record: RunRecord) -> dict[str, Any]:
 def _open(path: Path, flags: int) -> int:
     descriptor = os.open(path, _FLAGS | flags, 0o666)
     try:
+        _require_file(descriptor, path)
         _lock(descriptor, path)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _require_file(descriptor: int, path: Path) -> None:
+    """Refuse what may keep the run waiting, and what nobody can read again to go on with it."""
+    mode = os.fstat(descriptor).st_mode
+    # A device that takes everything, or nothing, does no harm.
+    silent = stat.S_ISCHR(mode) and not os.isatty(descriptor)
+    if not stat.S_ISREG(mode) and not silent:
+        raise UsageError(
+            f"the log {printable(str(path))} is not a regular file",
+            hint="name one, as in --log run.jsonl; --report json=FILE also writes to pipes",
+        )
 
 
 def _lock(descriptor: int, path: Path) -> None:

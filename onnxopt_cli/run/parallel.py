@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from onnxopt_cli.run.interruption import plain_signals
+
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
@@ -32,7 +34,8 @@ def parallel(
         return [work(item) for item in items]
     _work.append(lambda index: work(items[index]))
     try:
-        with multiprocessing.get_context("fork").Pool(min(jobs, len(items))) as pool:
+        context = multiprocessing.get_context("fork")
+        with context.Pool(min(jobs, len(items)), initializer=plain_signals) as pool:
             return pool.map(_call, range(len(items)), chunksize=chunk)  # type: ignore[arg-type]
     finally:
         _work.pop()

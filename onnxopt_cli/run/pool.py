@@ -243,7 +243,13 @@ class Pool:
         at_work = [worker for worker in self._workers if worker.state not in left]
         starting = sum(worker.state is State.STARTING for worker in at_work)
         if len(at_work) < self._jobs and starting < len(self._queue):
-            self._start()
+            try:
+                self._start()
+            except OSError:
+                if not at_work:
+                    raise
+                # The system allows no more processes or open files; those at work go on.
+                self._jobs = len(at_work)
 
     def _start(self) -> None:
         self._workers.append(

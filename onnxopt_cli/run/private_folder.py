@@ -6,10 +6,17 @@ import os
 
 
 def name_folder() -> str:
-    """Return the path of a folder that is not there yet, where temporary files belong."""
+    """Return the path of a folder that is not there yet, where temporary files belong.
+
+    Where nothing takes temporary files it is empty, and there will be no folder.
+    """
     # The worker's keeper, which uses this file too, has no use for it.
     import tempfile
 
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return ""
     return os.path.join(tempfile.gettempdir(), f"onnxopt-{os.urandom(8).hex()}")  # noqa: PTH118 - a string to pass on
 
 

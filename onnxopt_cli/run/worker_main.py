@@ -62,6 +62,11 @@ def _serve(connection: socket.socket) -> None:
     except OnnxoptError as error:
         _send(connection, messages.pack_refusal(error))
         return
+    except OSError as error:
+        # What the machine lacks or does not allow, folders for temporary files for one.
+        refusal = BackendUnavailable(f"backend {text} does not start: {error}")
+        _send(connection, messages.pack_refusal(refusal))
+        return
     except KeyboardInterrupt:
         refusal = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
         _send(connection, messages.pack_refusal(refusal))
