@@ -85,6 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Importing makes many objects that all stay; looking among them for garbage only costs time.
     gc.set_threshold(50_000)
     guard_streams()
+    if arguments is None:
+        # The command has this process for itself; a program that calls this function has not.
+        from onnxopt_cli.run.processes import claim_process
+
+        claim_process()
     sys.exit(_run(arguments))
 
 

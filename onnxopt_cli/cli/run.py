@@ -123,6 +123,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.cli.console import warn_of_weak_isolation
     from onnxopt_cli.cli.run_session import Request, conclude, run_session
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.run.executors import open_executors
@@ -151,6 +152,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
                     f"none of {len(collection.cases)} cases is selected",
                     hint="onnxopt list shows the ids that -k matches",
                 )
+            warn_of_weak_isolation(request.setting, names)
             for backend in backends:
                 backend.ready()
             session = request.open(plan, [case.id for case in collection.cases])
