@@ -58,7 +58,7 @@ def stand_between(runner: int, channel: int, folder: str) -> None:
     adopt()
     # From here on the end of the runner is a signal that waits to be seen, so what is made now is
     # removed.
-    _end_with(runner, signal.SIGTERM)
+    end_with(runner, signal.SIGTERM)
     lock = enter_folder(folder)
     contained = not visible() and not _call("unshare", _NEW_PID_NAMESPACE)
     parent = os.getpid()
@@ -76,7 +76,7 @@ def stand_between(runner: int, channel: int, folder: str) -> None:
         # Only the keeper holds it: a backend could let go of it.
         os.close(lock)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    _end_with(parent, signal.SIGKILL)
+    end_with(parent, signal.SIGKILL)
 
 
 def _begin_namespace(signals: set[signal.Signals], channel: int, told: int) -> None:
@@ -98,8 +98,8 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, told: int) -> N
     os._exit(0)
 
 
-def _end_with(parent: int, number: signal.Signals) -> None:
-    """Be sent a signal when the parent ends."""
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Have this process sent a signal when its parent ends; end now if it has ended."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
         # It ended before we had said so.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -32,10 +34,21 @@ def parallel(
         return [work(item) for item in items]
     _work.append(lambda index: work(items[index]))
     try:
-        with multiprocessing.get_context("fork").Pool(min(jobs, len(items))) as pool:
+        context = multiprocessing.get_context("fork")
+        with context.Pool(min(jobs, len(items)), _begin, [os.getpid()]) as pool:
             return pool.map(_call, range(len(items)), chunksize=chunk)  # type: ignore[arg-type]
     finally:
         _work.pop()
+
+
+def _begin(parent: int) -> None:
+    """End with the parent, however that ends, and leave Ctrl-C to it."""
+    from onnxopt_cli.run.keeper import end_with
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        end_with(parent, signal.SIGKILL)
 
 
 def available_jobs() -> int:
