@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,21 +78,25 @@ class Run:
             if not entry.name.isdigit():
                 continue
             try:
-                if self.mark.encode() in (entry / "environ").read_bytes():
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                environment = (entry / "environ").read_bytes()
+                if self.mark.encode() in environment or self.mark in command:
                     found.append(Process(int(entry.name), command))
             except OSError:
                 continue
         return found
 
 
-def start(folder: Path, backend: str, *options: str) -> Run:
-    """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins."""
+def start(folder: Path, backend: str, *options: str, prefix: Sequence[str] = ()) -> Run:
+    """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
+
+    The prefix is a command that runs it.
+    """
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     report = folder / f"{mark}.json"
     specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", specification,
+        [*prefix, sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", specification,
          "--report", f"json={report}", *options],
         cwd=folder, env={**os.environ, mark: "1", "PYTHONPATH": str(HOSTILE.parents[2])},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

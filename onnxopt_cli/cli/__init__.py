@@ -98,6 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         # The command has this process for itself; a program that calls this function has not.
         stop_by_raising()
+        from onnxopt_cli.run.processes import claim_process
+
+        claim_process()
     try:
         code = _run(arguments)
     except KeyboardInterrupt as stop:

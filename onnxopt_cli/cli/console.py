@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from onnxopt_cli.run.executors import Setting
 
 
 @cache
@@ -25,6 +30,16 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Let the error through, to the one place that knows the exit code."""
         raise BrokenPipeError
+
+
+def warn_of_weak_isolation(setting: Setting, backends: Sequence[str]) -> None:
+    """Say once what isolation lacks on this machine, if workers are to be isolated."""
+    from onnxopt_cli.run.executors import Isolation
+    from onnxopt_cli.run.processes import weakness
+
+    ours = setting.isolation is None and set(backends) == {"numpy"}
+    if weakness() and not ours and setting.isolation is not Isolation.NONE:
+        stderr().print(f"isolation is {weakness()}")
 
 
 def _console(*, stderr: bool) -> Console:

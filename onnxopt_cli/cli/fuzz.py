@@ -74,6 +74,7 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
 
     Exits with 1 if there are failures, or the backend fails outside of the examples.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cli.console import warn_of_weak_isolation
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
     from onnxopt_cli.errors import BackendUnavailable
     from onnxopt_cli.report.diff_text import headline
@@ -92,9 +93,10 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
     display = FuzzDisplay(examples, options["seconds"])
     only = [f"--operator {name}" for name in operators]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
+    limits = setting(options, jobs=1)
     with (
         interruptible() as interruption,
-        open_executors([options["backend"]], setting(options, jobs=1), interruption) as (executor,),
+        open_executors([options["backend"]], limits, interruption) as (executor,),
     ):
         task = Task(
             chosen,
@@ -107,6 +109,7 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
             shrinking=display.shrinking,
         )
         search = Search(task)
+        warn_of_weak_isolation(limits, [options["backend"]])
         executor.ready()
         with display:
             try:

@@ -115,6 +115,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.cli.console import warn_of_weak_isolation
     from onnxopt_cli.cli.run_session import Request, conclude, run_session
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.run.evidence import Evidence
@@ -146,6 +147,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
                     hint="onnxopt list shows the ids that -k matches",
                 )
             name_unmatched(options["patterns"], collection.cases)
+            warn_of_weak_isolation(request.setting, options["backends"])
             for backend in backends:
                 backend.ready()
             session = request.open(plan, [case.id for case in collection.cases])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -25,21 +24,20 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         UsageError: if it cannot be written; says why.
     """
-    temporary = None
+    temporary = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     try:
         if path.exists() and not path.is_file():
             with os.fdopen(_open_special(path), "wb") as file:
                 file.write(data)
             return
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp gives a plain name
-        os.replace(temporary, path)  # noqa: PTH105 - likewise
-    except OSError as error:
-        if temporary is not None:
+        try:
+            _write(temporary, data)
+            os.replace(temporary, path)  # noqa: PTH105 - says what it does
+        finally:
+            # Ctrl-C leaves nothing either.
             with contextlib.suppress(OSError):
-                os.unlink(temporary)  # noqa: PTH108 - likewise
+                temporary.unlink()
+    except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
@@ -74,8 +72,18 @@ def _open_special(path: Path) -> int:
             return descriptor
 
 
-def _umask() -> int:
-    # The only way to read it is to set it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file that has no name until it is whole, where the system has such files."""
+    descriptors = Path("/proc/self/fd")
+    try:
+        nameless = os.O_TMPFILE if descriptors.exists() else os.O_CREAT | os.O_EXCL
+        descriptor = os.open(path.parent, nameless | os.O_WRONLY, 0o666)
+    except (AttributeError, OSError):
+        with path.open("xb") as file:
+            file.write(data)
+        return
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        # With a folder for relative paths, of which this is none, links are followed.
+        os.link(descriptors / str(descriptor), path, src_dir_fd=descriptor)

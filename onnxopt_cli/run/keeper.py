@@ -3,7 +3,13 @@
 The keeper runs none of the backend's code. It is the subreaper of all that the worker starts,
 daemons too, so it sees them, and kills them all when the worker ends, when the runner tells it to
 with SIGTERM, or when the runner is gone. Then it removes the worker's temporary files and ends as
-the worker did, with the same code or signal, which is how the runner learns of it.
+the worker did, with the same code or signal, which is how the runner learns of it. If the backend
+kills the keeper, the runner gets what is left: see :func:`adopt`.
+
+Where /proc shows no processes, the keeper cannot know whom to kill. The worker then gets a PID
+namespace, which the kernel clears, if this process may make one; otherwise only its process group
+is killed. Where /proc does, no namespace is made: few containers allow it, and backends would see
+other process ids than /proc has, or another user.
 
 Linux only; elsewhere the worker stands alone and its process group is all that can be killed.
 """
@@ -15,16 +21,23 @@ import os
 import resource
 import signal
 import sys
-import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
-from onnxopt_cli.run.private_folder import remove_folder
-from onnxopt_cli.run.processes import descendants
+from onnxopt_cli.run.private_folder import enter_folder, remove_folder
+from onnxopt_cli.run.processes import end_descendants, visible
 
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
-# Killing takes another round while processes are born.
-_ROUNDS = 200
+_NEW_PID_NAMESPACE = 0x20000000
+# How long killing may go on while processes are born, or stay in a system call.
+_LONGEST_SECONDS = 60.0
+
+
+def adopt() -> bool:
+    """Let what the process's descendants leave behind become its own children, if possible."""
+    return sys.platform == "linux" and not _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def stand_between(runner: int, channel: int, folder: str) -> None:
@@ -33,55 +46,102 @@ def stand_between(runner: int, channel: int, folder: str) -> None:
     Args:
         runner: the runner's process id.
         channel: the descriptor of the channel, which only the worker may hold.
-        folder: the worker's folder for temporary files, removed in the end.
+        folder: the worker's folder for temporary files, made here and removed in the end.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
+        if os.getppid() == runner:
+            enter_folder(folder)
         return
     signals = {signal.SIGCHLD, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-    _end_with(runner, signal.SIGTERM)
-    keeper = os.getpid()
+    adopt()
+    # From here on the end of the runner is a signal that waits to be seen, so what is made now is
+    # removed.
+    end_with(runner, signal.SIGTERM)
+    lock = enter_folder(folder)
+    contained = not visible() and not _call("unshare", _NEW_PID_NAMESPACE)
+    parent = os.getpid()
+    fate, told = os.pipe() if contained else (-1, -1)
+    worker = os.fork()
+    if worker:
+        os.close(channel)
+        _keep(worker, signals, folder, fate)
+    if contained:
+        os.close(fate)
+        _begin_namespace(signals, channel, told)
+        parent = 1
+    os.setpgid(0, 0)
+    if lock is not None:
+        # Only the keeper holds it: a backend could let go of it.
+        os.close(lock)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    end_with(parent, signal.SIGKILL)
+
+
+def _begin_namespace(signals: set[signal.Signals], channel: int, told: int) -> None:
+    """Fork, return in the worker, and tell the keeper how it ended in the first process.
+
+    The first process of a namespace is deaf to most signals, which no worker should be.
+    """
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     worker = os.fork()
     if not worker:
-        os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        _end_with(keeper, signal.SIGKILL)
+        os.close(told)
         return
     os.close(channel)
-    _keep(worker, signals, folder)
+    status = None
+    while status is None:
+        signal.sigwait(signals)
+        status = _reap(worker)
+    os.write(told, b"%d" % status)
+    os._exit(0)
 
 
-def _end_with(parent: int, number: signal.Signals) -> None:
-    """Be sent a signal when the parent ends."""
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Have this process sent a signal when its parent ends; end now if it has ended."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
         # It ended before we had said so.
         os._exit(1)
 
 
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+def _prctl(option: int, value: int) -> int:
+    return _call("prctl", option, value, 0, 0, 0)
 
 
-def _keep(worker: int, signals: set[signal.Signals], folder: str) -> NoReturn:
+def _call(name: str, *arguments: int) -> int:
+    function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    return function(*arguments)
+
+
+def _keep(worker: int, signals: set[signal.Signals], folder: str, fate: int) -> NoReturn:
     status: int | None = None
     while status is None:
         if signal.sigwait(signals) == signal.SIGTERM:
             status = signal.SIGKILL
         else:
             status = _reap(worker)
-    for _ in range(_ROUNDS):
-        left = descendants(os.getpid())
-        if not left:
-            break
-        for process in left:
-            _kill(process)
-        _reap(worker)
-        time.sleep(0.001)
+    if fate >= 0 and status == 0:
+        status = int(os.read(fate, 16) or signal.SIGKILL)
+    if not visible():
+        _end_unseen(worker)
+    with suppress(ChildProcessError):
+        # Without children there is nothing to look for.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        end_descendants(os.getpid(), _LONGEST_SECONDS)
     remove_folder(folder)
     _end_as(status)
+
+
+def _end_unseen(worker: int) -> None:
+    """Kill a worker, unless it has been reaped, and its process group."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    with suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
 
 
 def _reap(worker: int) -> int | None:
@@ -96,13 +156,6 @@ def _reap(worker: int) -> int | None:
             return found
         if process == worker:
             found = status
-
-
-def _kill(process: int) -> None:
-    try:
-        os.kill(process, signal.SIGKILL)
-    except OSError:
-        return
 
 
 def _end_as(status: int) -> NoReturn:

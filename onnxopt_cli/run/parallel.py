@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -35,10 +37,19 @@ def parallel(
     _work.append(lambda index: work(items[index]))
     try:
         context = multiprocessing.get_context("fork")
-        with context.Pool(min(jobs, len(items)), initializer=plain_signals) as pool:
+        with context.Pool(min(jobs, len(items)), _begin, [os.getpid()]) as pool:
             return pool.map(_call, range(len(items)), chunksize=chunk)  # type: ignore[arg-type]
     finally:
         _work.pop()
+
+
+def _begin(parent: int) -> None:
+    """End with the parent, however that ends, and leave Ctrl-C to it."""
+    from onnxopt_cli.run.keeper import end_with
+
+    plain_signals()
+    if sys.platform == "linux":
+        end_with(parent, signal.SIGKILL)
 
 
 def available_jobs() -> int:

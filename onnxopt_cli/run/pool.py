@@ -16,6 +16,7 @@ from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
 from onnxopt_cli.run.interruption import Interruption
 from onnxopt_cli.run.limits import Limits
 from onnxopt_cli.run.messages import Order
+from onnxopt_cli.run.private_folder import sweep_folders
 from onnxopt_cli.run.response import Aside, Response
 from onnxopt_cli.run.worker import State, Worker
 
@@ -32,6 +33,7 @@ class Switchboard:
     """Where the workers of all pools are waited for."""
 
     def __init__(self) -> None:
+        sweep_folders()
         self.selector = selectors.DefaultSelector()
         self.pools: list[Pool] = []
 

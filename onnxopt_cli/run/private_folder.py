@@ -1,8 +1,26 @@
-"""A folder for the temporary files of one worker, so that a worker that is killed leaves none."""
+"""A folder for the temporary files of one worker, so that a worker that is killed leaves none.
+
+Whoever is to remove the folder holds a lock on it, which ends with that process however it ends.
+So a folder of ours without a lock is nobody's, and the next run removes it.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
+from itertools import count
+from time import monotonic, time
+
+# No other temporary file of ours begins so: only these folders are locked.
+_PREFIX = "onnxopt-worker-"
+# Until it is locked a folder has this name, too.
+_UNLOCKED = ".new"
+# Nobody takes so long to lock a folder.
+_LOCKING_SECONDS = 3600
+# The sweep is no reason for a run to wait.
+_SWEEP_SECONDS = 0.5
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def name_folder() -> str:
@@ -14,32 +32,151 @@ def name_folder() -> str:
     import tempfile
 
     try:
-        tempfile.gettempdir()
+        parent = tempfile.gettempdir()
     except FileNotFoundError:
         return ""
-    return os.path.join(tempfile.gettempdir(), f"onnxopt-{os.urandom(8).hex()}")  # noqa: PTH118 - a string to pass on
+    return os.path.join(parent, f"{_PREFIX}{os.urandom(8).hex()}")  # noqa: PTH118 - a string to pass on
 
 
-def enter_folder(folder: str) -> None:
+def enter_folder(folder: str) -> int | None:
     """Make the folder, and let this process and those it starts put temporary files there.
 
     Where it cannot be made, temporary files go where they always go.
+
+    Returns:
+        The descriptor that holds the lock, or None if there is none.
     """
+    if not folder:
+        return None
     try:
-        os.mkdir(folder, 0o700)  # noqa: PTH102 - pathlib costs a worker's start time
+        os.mkdir(folder + _UNLOCKED, 0o700)  # noqa: PTH102 - pathlib costs a worker's start time
+        lock = _lock(folder + _UNLOCKED)
+        os.rename(folder + _UNLOCKED, folder)  # noqa: PTH104 - as above
     except OSError:
-        return
+        return None
     os.environ["TMPDIR"] = folder
+    return lock
 
 
-def remove_folder(folder: str) -> None:
-    """Remove the folder with all that is in it, as far as that is possible."""
+def remove_folder(folder: str, deadline: float = float("inf")) -> None:
+    """Remove the folder with all that is in it, as far as that is possible, links not followed.
+
+    Args:
+        folder: the folder.
+        deadline: when to leave the rest, by the monotonic clock.
+    """
+    if not folder:
+        return
+    with suppress(OSError):
+        os.rmdir(folder + _UNLOCKED)  # noqa: PTH106 - as above
     try:
         os.rmdir(folder)  # noqa: PTH106 - as above
     except FileNotFoundError:
         return
     except OSError:
-        # Most are empty, and need no import.
-        import shutil
+        with suppress(OSError):
+            # The backend may have put a link or a file in its place.
+            if not _unlink(folder):
+                _empty(folder, deadline)
+                os.rmdir(folder)  # noqa: PTH106 - as above
 
-        shutil.rmtree(folder, ignore_errors=True)
+
+def sweep_folders() -> None:
+    """Remove what killed runs of this user have left, and nothing that may belong to a living one.
+
+    What takes too long is left to the next run.
+    """
+    import tempfile
+
+    deadline = monotonic() + _SWEEP_SECONDS
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if monotonic() > deadline:
+                return
+            if entry.name.startswith(_PREFIX):
+                with suppress(OSError):
+                    _sweep(entry, deadline)
+
+
+def _sweep(entry: os.DirEntry[str], deadline: float) -> None:
+    status = entry.stat(follow_symlinks=False)
+    if not entry.is_dir(follow_symlinks=False) or status.st_uid != os.geteuid():
+        return
+    if entry.name.endswith(_UNLOCKED) and abs(time() - status.st_ctime) < _LOCKING_SECONDS:
+        return
+    lock = _lock(entry.path)
+    if lock is not None:
+        try:
+            remove_folder(entry.path, deadline)
+        finally:
+            os.close(lock)
+
+
+def _lock(folder: str) -> int | None:
+    """Lock a folder; None if another process has or the system or file system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _empty(folder: str, deadline: float) -> None:
+    """Remove what is in a folder.
+
+    Folders in it are moved to its top and emptied there, so that depth needs neither memory nor
+    descriptors, nor paths that are too long.
+    """
+    top = _open(folder)
+    numbers = count()
+    prefix = os.urandom(8).hex()
+    try:
+        left = os.listdir(top)  # noqa: PTH208 - relative to descriptors
+        while left and monotonic() < deadline:
+            name = left.pop()
+            with suppress(OSError):
+                if _unlink(name, top):
+                    continue
+                inner = _open(name, top)
+                try:
+                    for child in os.listdir(inner):  # noqa: PTH208 - as above
+                        if not _unlink(child, inner):
+                            # To move a folder takes the right to write to it.
+                            os.close(_open(child, inner))
+                            moved = f"{prefix}-{next(numbers)}"
+                            os.rename(child, moved, src_dir_fd=inner, dst_dir_fd=top)
+                            left.append(moved)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _open(name: str, folder: int | None = None) -> int:
+    """Open a folder, no link to one, and let its owner do everything there."""
+    try:
+        descriptor = os.open(name, _FOLDER, dir_fd=folder)
+    except PermissionError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise
+        os.chmod(name, 0o700, dir_fd=folder)
+        descriptor = os.open(name, _FOLDER, dir_fd=folder)
+    with suppress(OSError):
+        os.fchmod(descriptor, 0o700)
+    return descriptor
+
+
+def _unlink(name: str, folder: int | None = None) -> bool:
+    """Remove what is no folder; return False if it is one, or cannot be removed."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except (IsADirectoryError, PermissionError):
+        return False
+    return True

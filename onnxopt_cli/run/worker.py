@@ -182,7 +182,10 @@ class Worker:
         if self.state is State.GONE:
             return
         self.state = State.GONE
-        self._process.kill()
+        if not self._process.kill():
+            self.aside = Aside(
+                "between-cases", Outcome.LEAK, "leaves processes behind that cannot be killed"
+            )
 
     def _put(self, order: Order) -> None:
         self.asked += not order.keep

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.run.keeper import stand_between
 from onnxopt_cli.run.limits import limit_memory
-from onnxopt_cli.run.private_folder import enter_folder
 
 # The keeper is forked before anything heavy is imported.
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ def main(channel: int, runner: int, memory: int, folder: str) -> None:
         memory: bytes that this process may hold, or 0.
         folder: where temporary files go; made here.
     """
-    enter_folder(folder)
     stand_between(runner, channel, folder)
     limit_memory(memory)
     # Ctrl-C is for the runner to handle; a backend that interrupts its own main thread must not

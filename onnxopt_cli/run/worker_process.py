@@ -10,12 +10,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from onnxopt_cli.run.channel import Channel, ChannelClosed
 from onnxopt_cli.run.printed import Printed
 from onnxopt_cli.run.private_folder import name_folder, remove_folder
-from onnxopt_cli.run.processes import descendants, resident
+from onnxopt_cli.run.processes import (
+    children,
+    claimed,
+    descendants,
+    end_descendants,
+    resident,
+    visible,
+)
 
 # The worker imports what this process would, from the same places, whatever its folder.
 _START = (
@@ -25,6 +33,10 @@ _START = (
 )
 # How long a keeper may take to leave nothing behind.
 _PATIENCE_SECONDS = 1.0
+# How long what has no keeper any more may take to end.
+_SWEEP_SECONDS = 10.0
+# The processes that were started and have not been waited for.
+_keepers: set[int] = set()
 
 
 class WorkerProcess:
@@ -125,9 +137,13 @@ class WorkerProcess:
         self.read_printed()
         return self._printed.text()
 
-    def kill(self) -> None:
-        """Kill the worker and all that it started, if it still runs, and close everything."""
-        _kill(self._popen)
+    def kill(self) -> bool:
+        """Kill the worker and all that it started, if it still runs, and close everything.
+
+        Returns:
+            Whether nothing is left alive, as far as can be seen.
+        """
+        dead = _kill(self._popen)
         # The keeper has done this, unless it was killed itself.
         remove_folder(self._folder)
         for descriptor in list(self._registered):
@@ -136,6 +152,7 @@ class WorkerProcess:
         self._channel.socket.close()
         if self._ended is not None:
             os.close(self._ended)
+        return dead
 
     def _await_room(self) -> None:
         if self._socket in self._registered:
@@ -152,6 +169,7 @@ def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.so
     """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
+    _adopt()
     arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), folder, *sys.path]
     try:
         popen = subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -169,25 +187,57 @@ def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.so
     finally:
         theirs.close()
         os.close(write_end)
+    _keepers.add(popen.pid)
     ours.setblocking(False)
     return popen, ours, printed
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
+@cache
+def _adopt() -> bool:
+    """Take in what loses its keeper, from the first worker on; return whether it comes here."""
+    # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
+    # of a container, may get others; when that one ends the kernel ends all the rest.
+    if not claimed() or os.getpid() == 1 or children(os.getpid()) or not visible():
+        return False
+    from onnxopt_cli.run.keeper import adopt
+
+    return adopt()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> bool:
+    """End a keeper with all that is behind it; return whether nothing is left alive."""
+    if process.poll() is None:
+        _end_keeper(process)
+    _keepers.discard(process.pid)
+    return not _adopt() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
+
+
+def _end_keeper(process: subprocess.Popen[bytes]) -> None:
     if sys.platform != "linux":
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return
     process.terminate()
+    # The backend may have stopped it.
+    process.send_signal(signal.SIGCONT)
     try:
         process.wait(_PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
-        # The keeper does not answer; something has stopped it.
-        for descendant in descendants(process.pid):
-            with suppress(OSError):
-                os.kill(descendant, signal.SIGKILL)
+        end_descendants(process.pid, _SWEEP_SECONDS)
         process.kill()
         process.wait()
+
+
+def _is_orphan(child: int) -> bool:
+    """Tell whether a child of this process was once a worker's.
+
+    Keepers begin sessions, which nothing behind them can leave for an older one; what this process
+    starts otherwise stays in its own.
+    """
+    if child in _keepers:
+        return False
+    try:
+        return os.getsid(child) != os.getsid(0)
+    except OSError:
+        return False

@@ -1,0 +1,214 @@
+"""Backends that try to leave a process or a folder behind, each in its own way, at the bad case."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hostile import SLEEP, Misbehaves, Well, one
+
+#: By which a test finds the processes, though their environment is empty.
+MARK = next((name for name in os.environ if name.startswith("ONNXOPT_TEST_")), "")
+BEGAN = time.monotonic()
+
+
+def begin_daemon():
+    """Fork; return True in a process with a session of its own and no parent."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return False
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    os.closerange(0, 256)
+    return True
+
+
+def rename_itself():
+    """Become a program with another name and an empty environment."""
+    os.execve(SLEEP, [MARK, "300"], {})  # noqa: S606 - as a backend would
+
+
+def stop_itself():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    rename_itself()
+
+
+def beat():
+    """Show that it lives, for as long as a test that fails may bear it."""
+    Path("pulse").write_text(str(time.monotonic()))
+    if time.monotonic() > BEGAN + 30:
+        os._exit(0)
+
+
+def hop():
+    """Be another process all the time, each in a session and group of its own."""
+    while True:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        beat()
+
+
+def multiply():
+    """Have more and more children, up to some number at a time."""
+    while True:
+        if not os.fork():
+            time.sleep(0.5)
+            os._exit(0)
+        time.sleep(0.002)
+        beat()
+
+
+def revive():
+    """Two processes, of which each is replaced when the other finds it dead."""
+    other = os.fork() or os.getppid()
+    while True:
+        beat()
+        try:
+            os.kill(other, 0)
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            pass
+        except ProcessLookupError:
+            other = os.fork() or os.getppid()
+
+
+def lose_main_thread():
+    """Look dead: the first thread ends, another goes on."""
+    import ctypes
+
+    def go_on():
+        while True:
+            beat()
+            time.sleep(0.01)
+
+    threading.Thread(target=go_on).start()
+    ctypes.CDLL(None).pthread_exit(None)
+
+
+def kill_keeper():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def leave(life, end=kill_keeper):
+    """Return a backend that starts a daemon, and then ends in some way."""
+
+    def misbehave():
+        if begin_daemon():
+            life()
+            os._exit(0)
+        time.sleep(0.1)
+        end()
+
+    return one(misbehave)
+
+
+def breed_to_the_end():
+    """Start daemons until the last moment of its life."""
+
+    def breed():
+        while True:
+            if begin_daemon():
+                rename_itself()
+
+    threading.Thread(target=breed, daemon=True).start()
+    time.sleep(0.1)
+    kill_keeper()
+
+
+def stop_keeper():
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os._exit(0)
+
+
+sleeps = leave(rename_itself)
+is_stopped = leave(stop_itself)
+hops = leave(hop)
+multiplies = leave(multiply)
+revives = leave(revive)
+loses_main_thread = leave(lose_main_thread)
+breeds_to_the_end = one(breed_to_the_end)
+stops_keeper = leave(revive, stop_keeper)
+dies_with_keeper = leave(
+    rename_itself, lambda: (os.kill(os.getppid(), signal.SIGKILL), os._exit(0))
+)
+is_well_kept = leave(hop, lambda: os._exit(0))
+
+
+class KillsKeeperWhileItStarts(Well):
+    def __init__(self):
+        if begin_daemon():
+            rename_itself()
+        kill_keeper()
+
+
+class KillsKeeperAtTeardown(Misbehaves):
+    """Leaves a daemon when it is told to end."""
+
+    def misbehave(self):
+        import atexit
+
+        atexit.register(self.leave)
+
+    def leave(self):
+        if begin_daemon():
+            rename_itself()
+        kill_keeper()
+
+
+def temporary():
+    return Path(os.environ["TMPDIR"])
+
+
+def dig():
+    """Leave folders within folders, deeper than any path may be long."""
+    os.chdir(temporary())
+    for _ in range(3000):
+        os.mkdir("d")  # noqa: PTH102 - its path is too long
+        os.chdir("d")
+    Path("file").touch()
+    os._exit(0)
+
+
+def lock_up():
+    """Leave folders that their owner may not read."""
+    inner = temporary() / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "file").touch()
+    for folder in (inner, inner.parent, temporary()):
+        folder.chmod(0)
+    os._exit(0)
+
+
+def link():
+    """Leave a link in place of its folder, and links in others."""
+    precious = Path("precious").absolute()
+    mine = temporary()
+    (mine / "file").symlink_to(precious / "file")
+    (mine / "folder").symlink_to(precious)
+    (mine / "inner").mkdir()
+    (mine / "inner" / "folder").symlink_to(precious)
+    os._exit(0)
+
+
+def replace():
+    """Leave a link in place of its folder."""
+    temporary().rmdir()
+    temporary().symlink_to(Path("precious").absolute())
+    os._exit(0)
+
+
+digs = one(dig)
+locks_up = one(lock_up)
+links = one(link)
+replaces = one(replace)

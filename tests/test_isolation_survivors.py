@@ -1,0 +1,182 @@
+"""Nothing of a backend survives its worker, whatever it tries: the real command, in processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from isolated import HOSTILE, start, write_cases
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+SURVIVORS = HOSTILE.with_name("survivors.py")
+SLEEP = shutil.which("sleep")
+
+
+@pytest.fixture
+def demo(tmp_path):
+    write_cases(tmp_path, {"first": 0.25, "bad": 0.5, "last": 0.125})
+    return tmp_path
+
+
+def backend(name):
+    return f"python:{SURVIVORS}:{name}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sleeps",
+        "is_stopped",
+        "hops",
+        "multiplies",
+        "revives",
+        "loses_main_thread",
+        "breeds_to_the_end",
+        "stops_keeper",
+        "dies_with_keeper",
+        "is_well_kept",
+    ],
+)
+def test_no_daemon_survives_though_its_keeper_does_not(demo, name):
+    run = start(demo, backend(name), "-j", "1").wait()
+    left = run.survivors(0.2)
+    end(left)
+    assert run.outcomes == {"first": "pass", "bad": "crash", "last": "pass"}, run.out + run.err
+    assert left == []
+    assert not beats(demo / "pulse")
+
+
+def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo):
+    rates = {"bad": 0.5, **{f"waits{i}": 0.25 for i in range(8)}}
+    write_cases(demo, rates)
+    run = start(demo, backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Waits", "-v")
+    for line in run.process.stdout:
+        if "waits0" in line:
+            break
+    left = [process for process in run.survivors(0) if process.command.endswith("300 ")]
+    run.wait()
+    assert left == []
+
+
+def test_a_daemon_of_a_backend_that_does_not_start_does_not_survive(demo):
+    run = start(demo, backend("KillsKeeperWhileItStarts")).wait()
+    left = run.survivors(0.2)
+    end(left)
+    assert run.code == 4
+    assert left == []
+
+
+def test_a_daemon_left_at_teardown_does_not_survive(demo):
+    run = start(demo, backend("KillsKeeperAtTeardown"), "-j", "1").wait()
+    left = run.survivors(0.2)
+    end(left)
+    assert run.outcomes["worker/teardown"] == "crash"
+    assert left == []
+
+
+def test_a_run_that_is_interrupted_leaves_no_daemon(demo):
+    run = start(demo, backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Hangs")
+    wait_until(lambda: run.sleepers() >= 1)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait(20)
+    left = run.survivors(0.2)
+    end(left)
+    assert run.code == 143
+    assert left == []
+
+
+HOST = """\
+import ctypes, os, subprocess, sys
+from onnxopt_cli.cli import main
+own = subprocess.Popen([%r, "300"], start_new_session=True)
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    is_reaper = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(is_reaper))
+    print("code", ended.code, "child", own.poll(), "reaper", is_reaper.value)
+own.kill()
+"""
+
+
+def test_a_program_that_calls_the_command_keeps_its_children_and_gets_no_others(demo):
+    host = subprocess.run(
+        [sys.executable, "-c", HOST % SLEEP, "run", "demo.yaml",
+         "-b", f"python:{HOSTILE}:kills_its_keeper"],
+        cwd=demo, env={**os.environ, "PYTHONPATH": str(HOSTILE.parents[2])}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
+
+
+def test_children_that_the_command_was_born_with_are_not_harmed(demo):
+    sleep = f"setsid {SLEEP} 300 >/dev/null & echo $!"
+    command = f"{sys.executable} -m onnxopt_cli run demo.yaml -q"
+    script = f"{sleep}; exec {command} -b python:{HOSTILE}:kills_its_keeper"
+    run = subprocess.run(
+        ["/bin/sh", "-c", script],
+        cwd=demo, timeout=60, check=False, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(HOSTILE.parents[2])},
+    )  # fmt: skip
+    assert run.returncode == 1
+    # Fails if there is no such process any more.
+    os.kill(int(run.stdout.split()[0]), signal.SIGKILL)
+
+
+def without_proc():
+    """Return a command prefix that takes /proc away, or skip where that is not allowed."""
+    hide = ["unshare", "-m", "sh", "-c", 'umount -l /proc && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*hide, "true"], check=False).returncode:
+        pytest.skip("may not take /proc away")
+    return hide
+
+
+@pytest.mark.parametrize("prefix", [without_proc, lambda: [*without_proc()[:1], "-pf", "--"]])
+@pytest.mark.parametrize("name", ["sleeps", "is_well_kept"])
+def test_without_proc_nothing_survives_either_and_the_report_says_what_is_lacking(
+    demo, prefix, name
+):
+    command = prefix()
+    run = start(
+        demo, backend(name), "-j", "1", "--timeout", "5", "--log", "log.jsonl", prefix=command
+    ).wait()
+    left = run.survivors(0.2)
+    end(left)
+    assert run.outcomes["first"] == run.outcomes["last"] == "pass"
+    assert run.outcomes["bad"] in {"crash", "timeout"}
+    assert left == []
+    assert run.err.count("isolation is weaker: /proc shows no process") == 1
+    assert '"isolation":"weaker' in (demo / "log.jsonl").read_text().splitlines()[0]
+    assert '"isolation": "weaker' in run.report.read_text()
+
+
+def test_where_proc_shows_processes_nothing_is_said_of_isolation(demo):
+    run = start(demo, f"python:{HOSTILE}:Well").wait()
+    assert "isolation" not in run.err
+    assert '"isolation": "weaker' not in run.report.read_text()
+
+
+def beats(pulse):
+    """Tell whether a process that no list shows for long, or at all, is alive."""
+    before = pulse.read_text() if pulse.exists() else ""
+    time.sleep(0.3)
+    return before != (pulse.read_text() if pulse.exists() else "")
+
+
+def end(processes):
+    """Do not let what a failed test left trouble others."""
+    for process in processes:
+        os.kill(process.number, signal.SIGKILL)
+
+
+def wait_until(condition, seconds=20):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)

@@ -1,0 +1,49 @@
+"""Signals at random moments leave nothing, and logs resume; scripts/signal_runs.py sends more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from conftest import REPOSITORY
+from isolated import Run, write_cases
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+@pytest.mark.slow
+def test_signals_at_random_moments_leave_nothing_and_logs_resume():
+    count = os.environ.get("ONNXOPT_SIGNALS", "12")
+    script = REPOSITORY / "scripts" / "signal_runs.py"
+    done = subprocess.run(
+        [sys.executable, script, "--count", count], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_path, number):
+    write_cases(tmp_path, {f"case{i}": 0.5 + i / 64 for i in range(20)})
+    mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxopt_cli", "audit", "demo.yaml", "-j", "2"],
+        cwd=tmp_path, env={**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = Run(process, mark, tmp_path / "none")
+    end = time.monotonic() + 120
+    while len(run.survivors(0)) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(number)
+    left = run.survivors()
+    for it in left:
+        os.kill(it.number, signal.SIGKILL)
+    run.wait()
+    assert run.code == (130 if number == signal.SIGINT else -number)
+    assert left == []
