@@ -201,6 +201,7 @@ def test_of_too_much_the_first_few_are_listed_and_the_rest_counted(demo, backend
 def test_a_backend_cannot_say_that_it_was_lowered_where_none_is(demo):
     run = start(demo, f"python:{FORGERS}:claims_lowered", "-j", "1", "--lower", "never").wait()
     assert run.outcomes == {"first": "pass", "bad": "protocol", "last": "pass"}
+    assert "given primitive operators, which it was not" in run.results["bad"]["message"]
     assert run.code == 1
 
 

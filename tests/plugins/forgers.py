@@ -5,9 +5,12 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 from hostile import ASKED, BAD, Misbehaves, Well, answer, frame, one, speak
+
+from onnxopt_cli.run import messages
 
 MANY = 100_000
 
@@ -80,14 +83,25 @@ def forge(**fields):
     return one(lambda: speak(frame({**answer(), **fields})))
 
 
+def claim(**claims):
+    """Return a backend whose answer to the bad case says this of itself, too."""
+
+    def pack_answer(number, response):
+        messages.pack_answer = honest
+        return honest(number, replace(response, **claims))
+
+    honest = messages.pack_answer
+    return one(lambda: setattr(messages, "pack_answer", pack_answer))
+
+
 def strings(count):
     described = {"dtype": "string", "shape": [count]}
     speak(frame({**answer(), "outputs": [described]}, bytes(8 * count)))
 
 
-claims_changes = forge(changed=["X"] * MANY)
+claims_changes = claim(changed=("X",) * MANY)
 claims_other_changes = forge(changed=[f"x{i}" for i in range(MANY)])
-claims_lowered = forge(lowered=True)
+claims_lowered = claim(lowered=True)
 claims_dims = forge(outputs=[{"dtype": "float32", "shape": [1] * MANY}])
 claims_values = forge(outputs=[None] * 3 * MANY)
 claims_nesting = forge(outputs=[{"sequence": [{"sequence": []}] * 3 * MANY}])
