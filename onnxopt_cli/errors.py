@@ -75,7 +75,7 @@ class InvalidCase(OnnxoptError):
 
 
 class BackendUnavailable(OnnxoptError):
-    """The backend could not be started: not installed, not importable, unknown option."""
+    """The backend could not be started: not there, not installed, not importable."""
 
     exit_code = 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -100,21 +101,21 @@ def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
 
 
 @pytest.mark.parametrize(
-    ("backend", "words"),
+    ("backend", "words", "code"),
     [
-        (spec("hello-error"), "no licence"),
-        (spec("hello-dies"), "ended with exit code 3"),
-        ("exec:./not-here", "is not there"),
-        (plugin("Nothing"), "neither prepare"),
-        (plugin("Misspelt"), "has no Misspelt"),
-        ("no-such-backend", "there is no backend"),
+        (spec("hello-error"), "no licence", 4),
+        (spec("hello-dies"), "ended with exit code 3", 4),
+        ("exec:./not-here", "is not there", 4),
+        (plugin("Nothing"), "neither prepare", 4),
+        (plugin("Misspelt"), "has no Misspelt", 4),
+        ("no-such-backend", "there is no backend", 2),
     ],
 )
 def test_a_backend_that_does_not_start_breaks_the_first_rule_and_is_asked_no_more(
-    backend, words, onnxopt
+    backend, words, code, onnxopt
 ):
     answer = onnxopt("backends", "check", backend)
-    assert answer.code == 1
+    assert answer.code == code
     assert words in " ".join(answer.out.split())
     assert answer.out.splitlines()[-1] == "1 fail"
 
@@ -132,7 +133,7 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
     if kind == "command":
         backend = spec("hangs", tmp_path / "marker", timeout=0.3)
     else:
-        monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 1.5)
+        monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 5.0)
         backend = plugin("Sleeps")
     *passed, last = check_backend(backend)
     assert {finding.verdict for finding in passed} == {Verdict.PASS}
@@ -167,3 +168,93 @@ def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_e
     verdicts = {f.rule.name: f.verdict for f in check_backend(spec("", command=script))}
     assert Verdict.FAIL not in verdicts.values()
     assert verdicts["answers run with its id, and files in the folder"] is Verdict.NOT_SHOWN
+
+
+def own(name, pattern=None):
+    option = "" if pattern is None else f",unsupported={pattern}"
+    return f"python:{PLUGINS / 'own_errors.py'}:{name}{option}"
+
+
+RULE = "says that it does not know an operator"
+
+
+def proposed(onnxopt, backend):
+    """Return the backend that the check tells the user to write."""
+    found = next(it for it in check_backend(backend) if it.rule.name == RULE)
+    assert found.verdict is Verdict.FAIL
+    assert found.write in onnxopt("backends", "check", backend).out.splitlines()
+    option, written = shlex.split(found.write)
+    assert option == "-b"
+    return written
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("Only", "translation of the operator"),
+        ("OnlyAdam", "translation of the operator"),
+        ("OnlyAdd", "translation of the operator"),
+        ("OnlyGemmInDouble", "translation of the operator"),
+        ("OnlyNotOfBooleans", "translation of the operator"),
+        ("SaysItByType", "^OperatorIsMissing:"),
+        ("SaysTwoThings", "translation of the operator"),
+        ("SaysTwoThings", "has no dialect"),
+        ("LacksAdamInOtherWords", "cannot lower"),
+    ],
+)
+def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pattern):
+    written = proposed(onnxopt, own(name))
+    assert pattern in written.partition(",unsupported=")[2]
+    findings = {it.rule.name: it for it in check_backend(written)}
+    assert findings[RULE].verdict is Verdict.PASS, findings[RULE].found
+    assert findings["returns a list, tuple or dict of outputs"].verdict is Verdict.PASS
+    assert broken(written) == []
+
+
+def test_what_is_proposed_adds_to_what_is_written(onnxopt):
+    written = proposed(onnxopt, own("SaysTwoThings", "has no dialect"))
+    assert written == own("SaysTwoThings", written.partition(",unsupported=")[2])
+    assert "unsupported=has no dialect|" in written
+    assert broken(written) == []
+
+
+def test_a_pattern_that_takes_other_errors_too_is_found():
+    found = {it.rule.name: it for it in check_backend(own("Only", "RuntimeFault"))}
+    assert found[RULE].verdict is Verdict.FAIL
+    assert "unsupported=REGEX is too broad" in found[RULE].found
+    assert "no such tensor: nowhere" in found[RULE].found
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SaysTheSameOfAll", "no words in it tell it from what it says of a wrong model"),
+        ("RefusesEverything", "it runs nothing that it was asked for"),
+    ],
+)
+def test_words_that_mean_anything_are_not_proposed(name, words):
+    found = {it.rule.name: it for it in check_backend(own(name))}
+    assert found[RULE].verdict is Verdict.FAIL
+    assert words in found[RULE].found
+    assert not found[RULE].write
+
+
+def test_a_defect_of_one_training_operator_is_not_taken_for_a_gap():
+    found = {it.rule.name: it for it in check_backend(own("BreaksInAdam"))}
+    assert found[RULE].verdict is Verdict.PASS
+    assert "of Adam: RuntimeFault: the shapes of V and H contradict" in found[RULE].found
+
+
+def test_a_command_is_told_what_to_write(tmp_path):
+    script = tmp_path / "failing.py"
+    text = (PLUGINS / "exec_identity.py").read_text()
+    text = text.replace(
+        '{"unsupported": "only Identity is known"}',
+        '{"error": f"no translation of {re.findall(rb\'[A-Z][A-Za-z0-9]{3,}\', model)[:1]}"}',
+    )
+    text = text.replace("import json\n", "import json\nimport re\n")
+    script.write_text(text)
+    found = {it.rule.name: it for it in check_backend(spec("", command=script))}
+    written = shlex.split(found[RULE].write)[1]
+    assert ",unsupported=no translation of" in written
+    assert broken(written) == []

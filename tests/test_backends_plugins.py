@@ -122,8 +122,8 @@ def test_a_plugin_cannot_change_the_model_for_others():
         ("number", "of type int"),
     ],
 )
-def test_an_object_without_interface_is_a_usage_error(attribute, found):
-    with pytest.raises(UsageError, match=f"is {found} with neither prepare") as caught:
+def test_an_object_without_interface_is_unavailable(attribute, found):
+    with pytest.raises(BackendUnavailable, match=f"is {found} with neither prepare") as caught:
         plugin("wrong", attribute)
     assert "run(model, inputs)" in caught.value.hint
 
@@ -137,16 +137,16 @@ def test_an_object_that_cannot_be_made_is_unavailable(attribute, message):
         plugin("wrong", attribute)
 
 
-def test_a_plugin_with_run_has_no_options():
+def test_a_plugin_with_run_has_no_device():
     with pytest.raises(UsageError, match="has no option device") as caught:
         plugin("run_interface", "Negate", ",device=CPU")
-    assert caught.value.hint == "it has no options"
+    assert caught.value.hint == "its options: unsupported"
 
 
 def test_an_option_that_onnxs_interface_does_not_have_is_a_usage_error():
     with pytest.raises(UsageError, match="has no option devize") as caught:
         plugin("onnx_interface", "ReferenceAsPlugin", ",devize=CPU")
-    assert caught.value.hint == "its options: device"
+    assert caught.value.hint == "its options: device, unsupported"
 
 
 @pytest.mark.parametrize(
@@ -181,22 +181,22 @@ def test_an_interrupt_while_a_plugin_is_imported_passes(tmp_path):
         resolve_backend(f"python:{path}:Backend")
 
 
-def test_a_file_that_does_not_exist_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match=r"none\.py does not exist"):
+def test_a_file_that_does_not_exist_is_unavailable(tmp_path):
+    with pytest.raises(BackendUnavailable, match=r"none\.py does not exist"):
         resolve_backend(f"python:{tmp_path}/none.py:Backend")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(BackendUnavailable, match="is no file"):
         resolve_backend(f"python:{tmp_path}/:Backend")
 
 
-def test_an_attribute_that_does_not_exist_is_a_usage_error_with_near_names():
-    with pytest.raises(UsageError, match="has no negate") as caught:
+def test_an_attribute_that_does_not_exist_is_unavailable_with_near_names():
+    with pytest.raises(BackendUnavailable, match="has no negate") as caught:
         plugin("run_interface", "negate")
     assert "Negate" in caught.value.hint
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "onnx.no_such_module", "no_such.module"])
-def test_a_module_that_does_not_exist_is_a_usage_error(module):
-    with pytest.raises(UsageError, match="there is no module"):
+def test_a_module_that_does_not_exist_is_unavailable(module):
+    with pytest.raises(BackendUnavailable, match="there is no module"):
         resolve_backend(f"python:{module}:Backend")
 
 

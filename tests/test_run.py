@@ -186,7 +186,7 @@ def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, cho
         (["run", "onnx-nod"], 2, "did you mean onnx-node?"),
         (["run", "demo.yaml", "--tag", "ordinal"], 2, "did you mean ordinary?"),
         (["run", "demo.yaml", "-b", "onnxruntme"], 2, "onnxruntime"),
-        (["run", "demo.yaml", "-b", "python:nowhere.py:X"], 2, "nowhere.py"),
+        (["run", "demo.yaml", "-b", "python:nowhere.py:X"], 4, "nowhere.py"),
         (["run", "demo.yaml", "--rtol", "-1"], 2, "not negative"),
         (["run", "demo.yaml", "--rtol", "nan"], 2, "finite"),
         (["run", "demo.yaml", "--ulp", "3", "--rtol", "1"], 2, "exclude each other"),

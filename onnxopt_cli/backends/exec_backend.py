@@ -21,6 +21,9 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, Unsupported, UsageError
 from onnxopt_cli.operators.nodes import all_nodes
 
+#: What may be said of a command.
+OPTIONS = ("timeout", "device", "unsupported")
+
 _SECONDS = 60.0
 
 
@@ -32,6 +35,7 @@ class ExecBackend:
     Options:
         timeout: seconds that an answer may take; 60 by default.
         device: one of the devices that the command states; its first by default.
+        unsupported: what an ``error`` has in its text that says that something is not supported.
 
     Raises:
         UsageError: if an option is unknown or has no such value.
@@ -40,7 +44,7 @@ class ExecBackend:
     """
 
     def __init__(self, specification: Specification) -> None:
-        specification.require_known(("timeout", "device"))
+        specification.require_known(OPTIONS)
         self.name = specification.text
         self._session = CommandSession(specification.command, timeout_of(specification))
         # At the latest when the interpreter ends; nobody could then be told of an error.
@@ -67,6 +71,11 @@ class ExecBackend:
     def version(self) -> str:
         """The name and version that the command states."""
         return f"{self._hello.name} {self._hello.version}"
+
+    @property
+    def unsupported(self) -> str:
+        """What errors have in their text that say "not supported"; empty if none is stated."""
+        return self._hello.unsupported
 
     def prepare(self, model: onnx.ModelProto) -> _Prepared:
         """Accept a model of domains, versions and element types that the command states.

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendFailure, ProtocolBreach, Unsupported
 
@@ -32,6 +33,7 @@ class Hello:
         domains: lowest and highest opset version by domain; the default domain is ``""``.
         dtypes: numbers of TensorProto.DataType.
         devices: names; the first is the default.
+        unsupported: a regular expression for errors that say "not supported"; empty for none.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Hello:
     domains: Mapping[str, tuple[int, int]]
     dtypes: frozenset[int]
     devices: tuple[str, ...]
+    unsupported: str = ""
 
 
 def protocol_document() -> str:
@@ -61,7 +64,8 @@ def read_hello(line: bytes, number: int) -> Hello:
     answer = _answer(line, number)
     if "error" in answer:
         _raise_failure(answer)
-    _require_fields(answer, _HELLO)
+    optional = ("unsupported",) if "unsupported" in answer else ()
+    _require_fields(answer, (*_HELLO, *optional))
     if answer["protocol"] != PROTOCOL:
         found = printable(str(answer["protocol"]))
         raise ProtocolBreach(f"the command speaks the protocol {found}, expected {PROTOCOL}")
@@ -71,6 +75,7 @@ def read_hello(line: bytes, number: int) -> Hello:
         _domains(answer["domains"]),
         _dtypes(answer["dtypes"]),
         tuple(_names(answer["devices"], "devices")),
+        _pattern(answer) if optional else "",
     )
 
 
@@ -149,6 +154,19 @@ def _text(answer: Mapping[str, object], field: str) -> str:
     if not isinstance(text, str) or not text.strip():
         raise ProtocolBreach(f'the command\'s "{field}" is {_shown(text)}, expected a text')
     return printable(text, lines=True)
+
+
+def _pattern(answer: Mapping[str, object]) -> str:
+    written = answer["unsupported"]
+    if not isinstance(written, str):
+        raise ProtocolBreach(
+            f'the command\'s "unsupported" is {_shown(written)}, expected a regular expression'
+        )
+    try:
+        compile_pattern(written)
+    except ValueError as error:
+        raise ProtocolBreach(f'the command\'s "unsupported", {_shown(written)}, {error}') from None
+    return written
 
 
 def _name(answer: Mapping[str, object], field: str) -> str:

@@ -8,11 +8,13 @@ from enum import StrEnum
 from weakref import WeakKeyDictionary
 
 import onnx
+from onnx import helper
 
 from onnxopt_cli.backends.outputs import normalise_outputs
 from onnxopt_cli.backends.protocol import Backend, Prepared
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import NodeError, Unsupported
+from onnxopt_cli.operators.nodes import nodes_within
 from onnxopt_cli.operators.single_node import sole_call
 
 
@@ -36,6 +38,11 @@ class Answer:
     outputs: list[Value]
     lowered: bool
 
+
+# Older models have no imports.
+_FIRST_WITH_IMPORTS = 3
+# The last opset of that IR version; runtimes hardly know the ones before it.
+_OLDEST = 8
 
 #: What each backend has said of each operator that it does not know; it is not asked again.
 _UNKNOWN: WeakKeyDictionary[Backend, dict[str, str]] = WeakKeyDictionary()
@@ -109,8 +116,39 @@ def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
     return formula_operators(model)
 
 
+def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model, with the default domain among its imports.
+
+    Several runtimes refuse a model without, though ONNX asks only for the domains that it uses. It
+    gets the version that its functions import, else the first one that its IR version brought:
+    whoever reads the one knows the other.
+    """
+    default = {"", "ai.onnx"}
+    if model.ir_version < _FIRST_WITH_IMPORTS or any(
+        opset.domain in default for opset in model.opset_import
+    ):
+        return model
+    if any(node.domain in default for node in nodes_within(model.graph.node)):
+        # A model that uses what it does not import is wrong, and is to stay so.
+        return model
+    versions = {
+        opset.version
+        for function in model.functions
+        for opset in function.opset_import
+        if opset.domain in default
+    }
+    if not versions:
+        rows = [row for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
+        newest = max(row[1] for row in rows)
+        versions = {max(_OLDEST, min(row[2] for row in rows if row[1] == newest))}
+    completed = onnx.ModelProto()
+    completed.CopyFrom(model)
+    completed.opset_import.append(helper.make_opsetid("", max(versions)))
+    return completed
+
+
 def _run(backend: Backend, inputs: Mapping[str, Value], kept: Kept) -> Answer:
-    kept.own = kept.own or backend.prepare(kept.model)
+    kept.own = kept.own or backend.prepare(_importing_default(kept.model))
     returned = kept.own.run(inputs)
     return Answer(normalise_outputs(returned, kept.model.graph.output), lowered=False)
 

@@ -32,6 +32,7 @@ _OPTIONS = (
     "intra_op_num_threads",
     "inter_op_num_threads",
     "config.KEY",
+    "unsupported",
 )
 # Nothing below fatal: what goes wrong comes back as an exception.
 _FATAL = 4
@@ -47,6 +48,8 @@ class OnnxRuntimeBackend:
         graph_optimization_level: ``disable_all``, ``enable_basic``, ... ``enable_all`` (default).
         intra_op_num_threads, inter_op_num_threads: 1 by default; 0 leaves it to ONNX Runtime.
         config.KEY: a session configuration entry.
+        unsupported: what an error has in its text that says that something is not supported, beside
+            those that we know.
 
     Raises:
         UsageError: if an option is unknown or has no such value.

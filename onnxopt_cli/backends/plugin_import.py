@@ -38,8 +38,9 @@ def import_attribute(backend: str, source: str, attribute: str) -> tuple[object,
         attribute: dotted path of the attribute.
 
     Raises:
-        UsageError: if there is no such module, file or attribute.
-        BackendUnavailable: if importing it raises, or ends the interpreter.
+        UsageError: if the source can be neither a module nor a file.
+        BackendUnavailable: if there is no such module, file or attribute, or if importing it
+            raises or ends the interpreter.
     """
     if source.endswith(".py") or "/" in source or "\\" in source:
         module = _load_file(backend, Path(source))
@@ -87,7 +88,7 @@ def _load_file(backend: str, path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         what = "is no file" if path.exists() else "does not exist"
-        raise UsageError(f"backend {printable(backend)}: {printable(str(path))} {what}")
+        raise BackendUnavailable(f"backend {printable(backend)}: {printable(str(path))} {what}")
     name = f"onnxopt_plugin_{sha256(str(path).encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -119,21 +120,21 @@ def _import_module(backend: str, name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # A module that the plugin itself lacks is not the user's mistake.
+            # A module that the plugin itself lacks is another matter.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
-            raise UsageError(
+            raise BackendUnavailable(
                 f"backend {printable(backend)}: there is no module {printable(error.name)}",
                 hint="is it installed here? a file is written python:path/to/file.py:attribute",
             ) from error
 
 
-def _no_attribute(backend: str, source: str, name: str, found: object) -> UsageError:
+def _no_attribute(backend: str, source: str, name: str, found: object) -> BackendUnavailable:
     public = [known for known in dir(found) if not known.startswith("_")]
     near = get_close_matches(name, public, n=3)
     listed = near or public[:10]
     start = "did you mean" if near else "it has"
-    return UsageError(
+    return BackendUnavailable(
         f"backend {printable(backend)}: {printable(source)} has no {printable(name)}",
         hint=f"{start} {', '.join(map(printable, listed))}" if listed else "it has no attributes",
     )

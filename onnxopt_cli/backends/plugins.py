@@ -9,7 +9,9 @@ inputs being a dict by name. Both return the outputs as a list or tuple in the g
 a dict by name.
 
 A plugin says that it does not know something with NotImplementedError, unittest.SkipTest (which
-onnx's BackendIsNotSupposedToImplementIt is) or :class:`onnxopt_cli.errors.Unsupported`.
+onnx's BackendIsNotSupposedToImplementIt is) or :class:`onnxopt_cli.errors.Unsupported`; or with any
+error in which a regular expression is found, the option ``unsupported`` or the plugin's attribute
+of that name.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ import onnx
 from onnxopt_cli.backends.plugin_import import starting
 from onnxopt_cli.backends.protocol import Backend, Prepared
 from onnxopt_cli.backends.specification import Specification
+from onnxopt_cli.backends.unsupported import with_patterns
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
+from onnxopt_cli.errors import BackendUnavailable, Unsupported
 
 
 def wrap_plugin(specification: Specification, found: object, version: str) -> Backend:
@@ -39,18 +42,21 @@ def wrap_plugin(specification: Specification, found: object, version: str) -> Ba
         version: the plugin's name and version, or empty.
 
     Raises:
-        UsageError: if the object has neither interface, or the interface has no such option.
-        BackendUnavailable: if the object cannot be made, or does not support the device.
+        UsageError: if the object's interface has no such option.
+        BackendUnavailable: if the object has neither interface, cannot be made, does not support
+            the device, or states something that is no regular expression.
     """
     with starting(specification.text):
         if callable(getattr(found, "prepare", None)):
-            specification.require_known(("device",))
-            return _OnnxPlugin(specification, _instance(found, "prepare"), version)
+            specification.require_known(("device", "unsupported"))
+            plugin = _instance(found, "prepare")
+            return _watched(specification, _OnnxPlugin(specification, plugin, version), plugin)
         if callable(getattr(found, "run", None)):
-            specification.require_known(())
-            return _RunPlugin(specification.text, _instance(found, "run"), version)
+            specification.require_known(("unsupported",))
+            plugin = _instance(found, "run")
+            return _watched(specification, _RunPlugin(specification.text, plugin, version), plugin)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
-    raise UsageError(
+    raise BackendUnavailable(
         f"backend {printable(specification.text)} is {printable(kind)} "
         "with neither prepare(model, device) nor run(model, inputs)",
         hint="give an implementation of onnx.backend.base.Backend, or an object with "
@@ -120,6 +126,13 @@ class _RunPrepared:
     def run(self, inputs: Mapping[str, Value]) -> Any:
         with _reporting_unsupported():
             return self._plugin.run(self._model, dict(inputs))
+
+
+def _watched(specification: Specification, backend: Backend, plugin: object) -> Backend:
+    stated = getattr(plugin, "unsupported", None)
+    # Others may use the name for a method of theirs.
+    own = () if stated is None or callable(stated) else (stated,)
+    return with_patterns(backend, specification.options.get("unsupported"), own)
 
 
 def _instance(found: object, method: str) -> object:

@@ -58,8 +58,9 @@ def resolve_backend(text: str) -> Backend:
             options; see :mod:`onnxopt_cli.backends.specification`.
 
     Raises:
-        UsageError: if there is no such backend, module, file, attribute or option.
-        BackendUnavailable: if it is there and does not start.
+        UsageError: if the text is malformed, or there is no such name or option.
+        BackendUnavailable: if the module, file, attribute or program is not there, or does not
+            start.
     """
     specification = parse_specification(text)
     if specification.source:
@@ -71,7 +72,8 @@ def resolve_backend(text: str) -> Backend:
     if specification.command:
         from onnxopt_cli.backends.exec_backend import ExecBackend
 
-        return ExecBackend(specification)
+        command = ExecBackend(specification)
+        return _watched(specification, command, command.unsupported)
     if specification.name in _BUILT_IN:
         return _BUILT_IN[specification.name](specification)
     installed = _installed()
@@ -112,14 +114,23 @@ def _numpy(specification: Specification) -> Backend:
 def _onnxruntime(specification: Specification) -> Backend:
     from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-    return OnnxRuntimeBackend(specification)
+    return _watched(specification, OnnxRuntimeBackend(specification))
 
 
 def _onnx_reference(specification: Specification) -> Backend:
     from onnxopt_cli.backends.reference_backend import ReferenceBackend
 
-    specification.require_known(())
-    return ReferenceBackend()
+    specification.require_known(("unsupported",))
+    return _watched(specification, ReferenceBackend())
+
+
+def _watched(specification: Specification, backend: Backend, own: str = "") -> Backend:
+    option = specification.options.get("unsupported")
+    if option is None and not own:
+        return backend
+    from onnxopt_cli.backends.unsupported import with_patterns
+
+    return with_patterns(backend, option, (own,) if own else ())
 
 
 _BUILT_IN: Mapping[str, Callable[[Specification], Backend]] = {

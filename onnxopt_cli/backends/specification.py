@@ -5,11 +5,12 @@ r"""How a user writes a backend: a name, a Python attribute or a command, then o
     onnxruntime,intra_op_num_threads=2,config.session.disable_prepacking=1
     python:my_package.backend:Backend,device=CUDA:1
     python:C:\vendor, inc\backend.py:Backend
-    exec:./build/adapter --fast "a b",timeout=10
+    exec:./build/adapter --fast "a b",timeout=10,unsupported=no kernel|unknown op, '.*'
 
 A module or file ends, and its attribute begins, at the first colon after which nothing but an
 attribute and options of the form ``name=value`` follows. So drive letters, and commas and colons in
-a path, need no quoting. A value contains no comma.
+a path, need no quoting. A value contains no comma, save that of the option ``unsupported``: it
+stands last, and all that follows it is a regular expression, commas and quotes included.
 
 A command is taken apart as a POSIX shell would, and nothing in it is expanded. Where its last
 argument ends in ``,name=value``, quotes around that argument keep it from being read as an option.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from onnxopt_cli.core.text import printable
@@ -27,10 +29,14 @@ from onnxopt_cli.errors import UsageError
 
 _PLUGIN = "python:"
 _COMMAND = "exec:"
-_OPTION = r"[A-Za-z_][\w.-]*=[^,]*"
+_NAME = r"[A-Za-z_][\w.-]*="
+_OPTION = rf"{_NAME}[^,]*"
+_LAST = "unsupported="
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PYTHON = re.compile(
-    rf"python:(?P<source>.+?):(?P<attribute>{_ATTRIBUTE})(?P<options>(?:,{_OPTION})*)", re.DOTALL
+    rf"python:(?P<source>.+?):(?P<attribute>{_ATTRIBUTE})"
+    rf"(?P<options>(?:,(?!{_LAST}){_OPTION})*(?:,{_LAST}.*)?)",
+    re.DOTALL,
 )
 _EXEC = re.compile(
     r"exec:(?P<command>.+?)(?P<options>(?:,[A-Za-z_][\w.-]*=[^,\s\"']*)*)", re.DOTALL
@@ -77,7 +83,8 @@ def parse_specification(text: str) -> Specification:
     """Take a backend's specification apart.
 
     Raises:
-        UsageError: if it has not the form above, or an option is given twice.
+        UsageError: if it has not the form above, an option is given twice, or the option
+            ``unsupported`` is not a regular expression.
     """
     if text.startswith(_PLUGIN):
         match = _PYTHON.fullmatch(text)
@@ -91,16 +98,17 @@ def parse_specification(text: str) -> Specification:
             text,
             source=match["source"],
             attribute=match["attribute"],
-            options=_options(text, match["options"].split(",")[1:]),
+            options=_options(text, match["options"]),
         )
     if text.startswith(_COMMAND):
         return _command(text)
-    name, *options = text.split(",")
-    return Specification(text, name=name.strip(), options=_options(text, options))
+    name, comma, options = text.partition(",")
+    return Specification(text, name=name.strip(), options=_options(text, comma + options))
 
 
 def _command(text: str) -> Specification:
-    match = _EXEC.fullmatch(text)
+    written, last = _cut(text)
+    match = _EXEC.fullmatch(written)
     try:
         command = tuple(shlex.split(match["command"])) if match else ()
     except ValueError as error:
@@ -110,14 +118,23 @@ def _command(text: str) -> Specification:
             f"backend {printable(text)} names no command",
             hint="write exec:COMMAND with arguments, then options as ,name=value",
         )
-    return Specification(
-        text, command=command, options=_options(text, match["options"].split(",")[1:])
-    )
+    return Specification(text, command=command, options=_options(text, match["options"] + last))
 
 
-def _options(text: str, written: list[str]) -> dict[str, str]:
+def _cut(text: str) -> tuple[str, str]:
+    """Cut a command's option ``unsupported`` off; within quotes it belongs to the command."""
+    for found in re.finditer(f",{_LAST}", text):
+        with suppress(ValueError):
+            shlex.split(text[len(_COMMAND) : found.start()])
+            return text[: found.start()], text[found.start() :]
+    return text, ""
+
+
+def _options(text: str, written: str) -> dict[str, str]:
+    """Return options by name; each is written with a comma before it."""
     options: dict[str, str] = {}
-    for option in written:
+    before, last, pattern = written.partition(f",{_LAST}")
+    for option in before.split(",")[1:]:
         if not re.fullmatch(_OPTION, option, re.DOTALL):
             raise UsageError(
                 f"backend {printable(text)}: {printable(option)!r} is no option",
@@ -127,4 +144,27 @@ def _options(text: str, written: list[str]) -> dict[str, str]:
         if name in options:
             raise UsageError(f"backend {printable(text)}: option {name} is given twice")
         options[name] = value
+    if last:
+        options["unsupported"] = _pattern(text, pattern)
     return options
+
+
+def _pattern(text: str, pattern: str) -> str:
+    option = re.search(f",{_NAME}", pattern)
+    if option:
+        raise UsageError(
+            f"backend {printable(text)}: {printable(option[0])} follows unsupported=REGEX",
+            hint=r"unsupported=REGEX stands last; where the comma belongs to it, write \x2c",
+        )
+    # Not worth importing where there is none.
+    from onnxopt_cli.backends.unsupported import compile_pattern
+
+    try:
+        compile_pattern(pattern)
+    except ValueError as error:
+        raise UsageError(
+            f"backend {printable(text)}: unsupported={printable(pattern)} {error}",
+            hint="it is a regular expression of Python, searched for in an error's type and "
+            "message",
+        ) from None
+    return pattern

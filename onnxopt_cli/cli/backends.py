@@ -37,19 +37,26 @@ def check(backend: str) -> int:
     onnxopt backends check python:my_package.backend:Backend
     onnxopt backends check "exec:./adapter --fast,timeout=5"
 
-    Ends with 0 if no rule is broken, 1 if one is.
+    Where a backend raises an error for an operator that it does not know, it proposes the words by
+    which that is known, to be written as -b BACKEND,unsupported=REGEX.
+
+    Ends with 0 if no rule is broken, 1 if one is, 4 if the backend does not start.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.check.check import check_backend
-    from onnxopt_cli.backends.check.rule import Verdict
     from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.core.text import printable
     from onnxopt_cli.report.rules import rule_line, rule_summary
 
     findings = []
     for finding in check_backend(backend):
         stdout().print(rule_line(finding))
+        if finding.write:
+            # One line, where no terminal's width has to be kept.
+            wrap = not stdout().is_terminal
+            stdout().print(printable(finding.write), soft_wrap=wrap, markup=False, highlight=False)
         findings.append(finding)
     stdout().print(rule_summary(findings))
-    return int(any(finding.verdict is Verdict.FAIL for finding in findings))
+    return max(finding.exit_code for finding in findings)
 
 
 @command.command("new")

@@ -9,9 +9,9 @@ import onnx
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node of a model, those of subgraphs after the node that holds them."""
-    yield from _walk(model.graph.node)
+    yield from nodes_within(model.graph.node)
     for function in model.functions:
-        yield from _walk(function.node)
+        yield from nodes_within(function.node)
 
 
 def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -28,8 +28,9 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
-def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes, and those of their subgraphs after each."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _walk(graph.node)
+            yield from nodes_within(graph.node)

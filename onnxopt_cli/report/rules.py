@@ -17,17 +17,20 @@ _VERDICT_WIDTH = max(map(len, Verdict))
 
 
 def rule_line(finding: Finding) -> RenderableType:
-    """Return a rule with its verdict and what was found; if it is broken, also what to do."""
+    """Return a rule with its verdict and what was found; if it is broken, also what to do.
+
+    What to write is left out: it stands in a line of its own, to be copied.
+    """
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_VERDICT_WIDTH)
-    table.add_column()
+    table.add_column(overflow="fold")
     found = Text(printable(finding.found), style="dim")
     table.add_row(
         Text(finding.verdict, style=_STYLES[finding.verdict]),
         Group(Text(finding.rule.name), Padding(found, (0, 0, 0, 2))),
     )
     if finding.verdict is Verdict.FAIL:
-        table.add_row("", Padding(Text(f"to do: {finding.rule.remedy}"), (0, 0, 0, 2)))
+        table.add_row("", Padding(Text(f"to do: {finding.remedy}"), (0, 0, 0, 2)))
     return table
 
 

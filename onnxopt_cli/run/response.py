@@ -10,13 +10,12 @@ import onnx
 
 from onnxopt_cli.backends.lowering import Kept, Lowering, run_model
 from onnxopt_cli.backends.protocol import Backend, Closable
+from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendDied,
     BackendHangs,
-    OnnxoptError,
     ProtocolBreach,
     Unsupported,
 )
@@ -29,8 +28,6 @@ _OUTCOMES: Mapping[type[BaseException], Outcome] = {
     ProtocolBreach: Outcome.PROTOCOL,
     MemoryError: Outcome.OOM,
 }
-# How C++ says what MemoryError says, in the words of an exception's text.
-_OUT_OF_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def respond(
         raise
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
         seconds = perf_counter() - started
-        return Response(failure=_failure(error), message=_message(error), seconds=seconds)
+        return Response(failure=_failure(error), message=error_text(error), seconds=seconds)
     seconds = perf_counter() - started
     changed = tuple(changed_inputs(inputs, own))
     return Response(answer.outputs, lowered=answer.lowered, changed=changed, seconds=seconds)
@@ -97,7 +94,7 @@ def tear_down(backend: Backend) -> tuple[Outcome, str] | None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
-        return _failure(error), _message(error)
+        return _failure(error), error_text(error)
     return None
 
 
@@ -111,9 +108,4 @@ def _failure(error: BaseException) -> Outcome:
     for kind, outcome in _OUTCOMES.items():
         if isinstance(error, kind):
             return outcome
-    text = _message(error)
-    return Outcome.OOM if any(words in text for words in _OUT_OF_MEMORY) else Outcome.ERROR
-
-
-def _message(error: BaseException) -> str:
-    return error.message if isinstance(error, OnnxoptError) else exception_text(error)
+    return Outcome.OOM if out_of_memory(error) else Outcome.ERROR

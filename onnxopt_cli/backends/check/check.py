@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
 from onnxopt_cli.backends.check.plugin_process import findings_in_process
 from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
 from onnxopt_cli.backends.check.rule import Finding, Verdict, apply_rule
 from onnxopt_cli.backends.check.subject import CommandSubject
+from onnxopt_cli.backends.exec_backend import OPTIONS
 from onnxopt_cli.backends.specification import Specification, parse_specification
-from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 
 
 def check_backend(text: str) -> Iterator[Finding]:
@@ -27,11 +29,18 @@ def check_backend(text: str) -> Iterator[Finding]:
     """
     specification = parse_specification(text)
     if specification.command:
-        specification.require_known(("timeout", "device"))
+        specification.require_known(OPTIONS)
         findings = _of_command(specification)
     else:
         findings = findings_in_process(text, tuple(PLUGIN_RULES))
     for index, finding in enumerate(findings):
+        if (
+            index == 0
+            and finding.verdict is Verdict.FAIL
+            and finding.exit_code != UsageError.exit_code
+        ):
+            # Whatever it does instead of starting, other commands end with the same.
+            finding = replace(finding, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
         yield finding
         if finding.hung or (index == 0 and finding.verdict is Verdict.FAIL):
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import perf_counter, sleep
 
 from onnxopt_cli.backends.check.common_rules import COMMON_RULES
-from onnxopt_cli.backends.check.questions import CANDIDATES, Question, question
+from onnxopt_cli.backends.check.questions import Question
 from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
 from onnxopt_cli.backends.check.subject import CommandSubject, Subject
 from onnxopt_cli.backends.exec_backend import require_stated
@@ -27,24 +27,24 @@ def _greets(subject: Subject) -> str:
 
 
 def _answers(subject: Subject) -> str:
-    return _orderly(_command(subject), _simple(subject))
+    return _orderly(_command(subject), subject.simple_question())
 
 
 def _overlooks_fields(subject: Subject) -> str:
-    return _orderly(_command(subject), _simple(subject), _EXTRA)
+    return _orderly(_command(subject), subject.simple_question(), _EXTRA)
 
 
 def _stays(subject: Subject) -> str:
     command = _command(subject)
     for _ in range(3):
-        _orderly(command, _simple(subject))
+        _orderly(command, subject.simple_question())
         sleep(_SILENCE)
     return "three cases in one process"
 
 
 def _refuses_damaged(subject: Subject) -> str:
     command = _command(subject)
-    asked = _simple(subject)
+    asked = subject.simple_question()
     damaged = b"\xff" * 64
     try:
         outputs = command.run(asked, damaged)
@@ -58,7 +58,7 @@ def _refuses_damaged(subject: Subject) -> str:
 
 def _ends_when_told(subject: Subject) -> str:
     command = _command(subject)
-    _orderly(command, _simple(subject))
+    _orderly(command, subject.simple_question())
     try:
         command.session.close()
     finally:
@@ -68,7 +68,7 @@ def _ends_when_told(subject: Subject) -> str:
 
 def _ends_with_input(subject: Subject) -> str:
     command = _command(subject)
-    _orderly(command, _simple(subject))
+    _orderly(command, subject.simple_question())
     try:
         command.session.close(tell=False)
     finally:
@@ -80,11 +80,6 @@ def _command(subject: Subject) -> CommandSubject:
     if not isinstance(subject, CommandSubject):
         raise TypeError("these rules are for commands")
     return subject
-
-
-def _simple(subject: Subject) -> Question:
-    array = subject.tensor()
-    return subject.ask_what_it_runs(array) or question(CANDIDATES[0], array, subject.opset)
 
 
 def _orderly(command: CommandSubject, asked: Question, extra: str | None = None) -> str:

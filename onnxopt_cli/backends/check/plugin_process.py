@@ -7,8 +7,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from onnxopt_cli.backends.check.rule import Finding, Rule, Verdict, apply_rule
+from onnxopt_cli.backends.check.rule import Finding, Rule, Verdict, apply_rule, broken
 from onnxopt_cli.backends.check.subject import BREAKDOWNS, PluginSubject
 from onnxopt_cli.backends.exec_process import CommandProcess
 from onnxopt_cli.errors import BackendHangs, OnnxoptError
@@ -41,10 +42,10 @@ def findings_in_process(text: str, rules: Sequence[Rule]) -> Iterator[Finding]:
                 process.kill()
                 process = None
                 hung = isinstance(error, BackendHangs)
-                yield Finding(rule, Verdict.FAIL, _of_backend(error), hung)
+                yield broken(rule, _of_backend(error), hung=hung)
                 continue
-            verdict, found = json.loads(line)
-            yield Finding(rule, Verdict(verdict), found)
+            finding = Finding(rule, *json.loads(line))
+            yield replace(finding, verdict=Verdict(finding.verdict))
     finally:
         if process is not None:
             process.kill()
@@ -62,7 +63,15 @@ def serve() -> None:
         os.dup2(printed.fileno(), 1)
         for line in sys.stdin:
             finding = apply_rule(rules[int(line)], subject)
-            answers.write(json.dumps([finding.verdict, finding.found]) + "\n")
+            said = (
+                finding.verdict,
+                finding.found,
+                finding.hung,
+                finding.remedy,
+                finding.write,
+                finding.exit_code,
+            )
+            answers.write(json.dumps(said) + "\n")
             answers.flush()
 
 

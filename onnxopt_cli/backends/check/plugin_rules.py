@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+import numpy as np
+
 from onnxopt_cli.backends.check.common_rules import COMMON_RULES, answered, what_it_runs
-from onnxopt_cli.backends.check.questions import question
 from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
 from onnxopt_cli.backends.check.subject import PluginSubject, Subject
 from onnxopt_cli.core.text import exception_text
@@ -27,15 +28,17 @@ def _returns_outputs(subject: Subject) -> str:
 
 
 def _leaves_inputs(subject: Subject) -> str:
-    array = subject.tensor()
-    subject.returned(what_it_runs(subject, array))
-    if array.tobytes() != subject.tensor().tobytes():
-        raise Broken("an input is changed after the call")
+    asked = what_it_runs(subject, subject.tensor())
+    before = {name: np.array(value) for name, value in asked.inputs.items()}
+    subject.returned(asked)
+    for name, value in before.items():
+        if value.tobytes() != np.asarray(asked.inputs[name]).tobytes():
+            raise Broken(f"the input {name} is changed after the call")
     return "unchanged"
 
 
 def _refuses_dangling(subject: Subject) -> str:
-    asked = question("Identity", subject.tensor(), subject.opset)
+    asked = subject.simple_question()
     asked.model.graph.node[0].input[0] = "nowhere"
     try:
         subject.returned(asked)

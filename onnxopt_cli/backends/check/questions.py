@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from onnxopt_cli.cases.node_model import formula_model
 from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.operators.operator import Attribute, AttributeValue, Operator
 
-#: Operators of which most backends know one; the output is of the shape and dtype of the input.
-CANDIDATES = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul", "Momentum")
+#: Operators of which most backends know one.
+LIKELY = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul")
 
 #: Versions of ai.onnx, the likeliest first.
-OPSETS = (17, 13, 21)
+OPSETS = (17, 13, 21, 11)
 
-_TRAINING = "ai.onnx.preview.training"
+#: Of inputs; operators on matrices and on pictures take no others than the second and the third.
+SHAPES = ((3,), (3, 3), (1, 1, 3, 3))
+
+TRAINING = "ai.onnx.preview.training"
+
 _IR_VERSION = 8
+_FORMULAS = {operator.qualified_name: operator for operator in OPERATORS}
+# Values of attributes that a node must have; an operator with others is not asked for.
+_REQUIRED: Mapping[str, int | list[int]] = {
+    "axis": 0,
+    "blocksize": 1,
+    "kernel_shape": [1, 1],
+    "size": 1,
+    "to": TensorProto.FLOAT,
+}
+_RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
+# What an input is fed that does not take the element type in question.
+_OTHER_TYPES = (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +45,7 @@ class Question:
     """A model and its inputs.
 
     Attributes:
-        model: the model.
+        model: the model; its outputs are declared with element type and shape.
         inputs: values by name.
     """
 
@@ -34,45 +53,133 @@ class Question:
     inputs: Mapping[str, Value]
 
 
+def formulas(domain: str = "") -> tuple[str, ...]:
+    """Return the qualified names of all operators with a formula, or of those of a domain."""
+    return tuple(name for name, operator in _FORMULAS.items() if domain in {"", operator.domain})
+
+
+def all_operators() -> Iterator[str]:
+    """Yield the names of all operators that may be asked for, the likeliest first."""
+    yield from LIKELY
+    yield from formulas()
+    others = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    yield from sorted(others.difference(LIKELY, _RANDOM))
+
+
 def question(
     operator: str, array: Array, opset: int, *, names: tuple[str, str] = ("x", "y")
 ) -> Question:
-    """Return a model of one operator, from one tensor to another.
+    """Return a model of one operator, fed with one tensor wherever it takes it.
 
     Args:
-        operator: one of the candidates, or a name that no backend can know.
+        operator: a name of ai.onnx, or the qualified name of an operator with a formula.
         array: the input.
         opset: version of ai.onnx.
-        names: of input and output.
+        names: of the first tensor among the inputs, and of the first output.
+
+    Raises:
+        ValueError: if the operator takes no such tensor, or needs more than tensors.
     """
-    source, target = names
-    element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-    inputs: dict[str, Value] = {source: array}
-    declared = [helper.make_tensor_value_info(source, element_type, array.shape)]
-    outputs = [helper.make_tensor_value_info(target, element_type, array.shape)]
-    imports = [helper.make_opsetid("", opset)]
-    if operator == "Momentum":
-        imports.append(helper.make_opsetid(_TRAINING, 1))
-        inputs = {"R": np.array(0.5, np.float32), "T": np.array(1, np.int64), **inputs}
-        declared = [
-            helper.make_tensor_value_info("R", TensorProto.FLOAT, []),
-            helper.make_tensor_value_info("T", TensorProto.INT64, []),
-            *declared,
-        ]
-        outputs.append(helper.make_tensor_value_info("V_new", element_type, array.shape))
-        node = helper.make_node(
-            operator,
-            ["R", "T", source, source, source],
-            [target, "V_new"],
-            domain=_TRAINING,
-            alpha=0.5,
-            beta=0.5,
-            norm_coefficient=0.0,
-            mode="standard",
-        )
-    else:
-        arguments = [source] * (2 if operator in {"Add", "Mul"} else 1)
-        node = helper.make_node(operator, arguments, [target])
-    graph = helper.make_graph([node], "question", declared, outputs)
-    model = helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
+    if operator in _FORMULAS:
+        return _formula_question(_FORMULAS[operator], array, opset, names)
+    try:
+        schema = onnx.defs.get_schema(operator, opset, "")
+    except onnx.defs.SchemaError as error:
+        raise ValueError(f"opset {opset} has no {operator}") from error
+    required = {name for name, attribute in schema.attributes.items() if attribute.required}
+    if schema.deprecated or not required <= _REQUIRED.keys():
+        raise ValueError(f"{operator} cannot be asked in this way")
+    fed = _fed(schema, array, names[0])
+    inputs = dict(fed)
+    outputs = [names[1], *(f"{names[1]}{index}" for index in range(1, schema.min_output))]
+    node = helper.make_node(operator, [name for name, _ in fed], outputs)
+    node.attribute.extend(helper.make_attribute(name, _REQUIRED[name]) for name in required)
+    model = _model(node, inputs, opset, outputs)
+    try:
+        model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ValueError(f"{operator} takes no such tensor") from error
+    for output in model.graph.output:
+        tensor = output.type.tensor_type
+        known = all(dimension.HasField("dim_value") for dimension in tensor.shape.dim)
+        if not tensor.HasField("shape") or not known:
+            raise ValueError(f"{operator} does not say what it returns")
     return Question(model, inputs)
+
+
+def unknown(operator: str, domain: str, array: Array, opset: int) -> Question:
+    """Return a model of an operator that nobody knows, from one tensor to one like it."""
+    node = helper.make_node(operator, ["x"], ["y"], domain=domain)
+    model = _model(node, {"x": array}, opset, [])
+    model.graph.output.append(_tensor_info("y", array))
+    return Question(model, {"x": array})
+
+
+def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str, Value]]:
+    """Return names and values of the inputs that an operator must have, in order."""
+    element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    fed: list[tuple[str, Value]] = []
+    for position in range(max(schema.min_input, 1) if schema.inputs else 0):
+        taken = schema.inputs[min(position, len(schema.inputs) - 1)].types
+        if _type_name(element_type) in taken:
+            fed.append((name, array))
+            continue
+        other = next((each for each in _OTHER_TYPES if _type_name(each) in taken), None)
+        if other is not None:
+            dtype = helper.tensor_dtype_to_np_dtype(other)
+            fed.append((f"{name}{position}", np.zeros(array.shape, dtype)))
+    if len(fed) < schema.min_input or name not in dict(fed):
+        raise ValueError(f"{schema.name} takes no such tensor")
+    return fed
+
+
+def _formula_question(
+    operator: Operator, array: Array, opset: int, names: tuple[str, str]
+) -> Question:
+    if array.dtype.name not in operator.dtypes:
+        raise ValueError(f"{operator.name} takes no such tensor")
+    values = [np.ones((), scalar.dtypes[0]) for scalar in operator.scalars]
+    values += [array] * len(operator.tensors)
+    input_names = operator.input_names(1)
+    input_names[len(operator.scalars)] = names[0]
+    attributes = {item.name: _value(item) for item in operator.attributes if item.required}
+    model = formula_model(
+        operator, attributes, values, graph_name="question", input_names=input_names
+    )
+    model.graph.output[0].name = model.graph.node[0].output[0] = names[1]
+    model.opset_import.append(helper.make_opsetid("", opset))
+    model.ir_version = _IR_VERSION
+    return Question(model, dict(zip(input_names, values, strict=True)))
+
+
+def _value(attribute: Attribute) -> AttributeValue:
+    if attribute.choices:
+        return attribute.choices[0]
+    low, high = attribute.limits or (0.0, 1.0)
+    middle = (low + min(high, low + 1.0)) / 2
+    return (middle,) if attribute.each else middle
+
+
+def _model(
+    node: onnx.NodeProto, inputs: Mapping[str, Value], opset: int, outputs: list[str]
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [node],
+        "question",
+        [_tensor_info(name, value) for name, value in inputs.items()],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    if node.domain:
+        imports.append(helper.make_opsetid(node.domain, 1))
+    return helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
+
+
+def _tensor_info(name: str, value: Value) -> onnx.ValueInfoProto:
+    array = np.asarray(value)
+    element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, element_type, array.shape)
+
+
+def _type_name(element_type: int) -> str:
+    return f"tensor({TensorProto.DataType.Name(element_type).lower()})"

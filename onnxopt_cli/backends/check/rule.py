@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from onnxopt_cli.backends.check.subject import Subject
@@ -44,16 +44,33 @@ class Finding:
         verdict: whether it is kept.
         found: what the backend did.
         hung: whether it did not answer, so that every other rule would take as long.
+        remedy: what to do; the rule's own advice unless there is better.
+        write: the option of a command that would mend it; empty if there is none.
+        exit_code: what the command ends with for it.
     """
 
     rule: Rule
     verdict: Verdict
     found: str
     hung: bool = False
+    remedy: str = ""
+    write: str = ""
+    exit_code: int = 0
 
 
 class Broken(Exception):
-    """The backend breaks the rule; the message says how. No user ever meets this one."""
+    """The backend breaks the rule; the message says how. No user ever meets this one.
+
+    Args:
+        found: what it did.
+        remedy: what to do about it, where that is better advice than the rule's.
+        write: the option of a command that would mend it.
+    """
+
+    def __init__(self, found: str, remedy: str = "", write: str = "") -> None:
+        super().__init__(found)
+        self.remedy = remedy
+        self.write = write
 
 
 class NotShown(Exception):
@@ -69,9 +86,15 @@ def apply_rule(rule: Rule, subject: Subject) -> Finding:
     except NotShown as error:
         return Finding(rule, Verdict.NOT_SHOWN, str(error))
     except Broken as error:
-        return Finding(rule, Verdict.FAIL, str(error))
+        finding = broken(rule, str(error))
+        return replace(finding, remedy=error.remedy or rule.remedy, write=error.write)
     except OnnxoptError as error:
         hung = isinstance(error, BackendHangs)
-        return Finding(rule, Verdict.FAIL, error.message, hung)
+        return broken(rule, error.message, hung=hung, exit_code=error.exit_code)
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
-        return Finding(rule, Verdict.FAIL, exception_text(error))
+        return broken(rule, exception_text(error))
+
+
+def broken(rule: Rule, found: str, *, hung: bool = False, exit_code: int = 1) -> Finding:
+    """Return that a rule is broken."""
+    return Finding(rule, Verdict.FAIL, found, hung, rule.remedy, exit_code=exit_code)

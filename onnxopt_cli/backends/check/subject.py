@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
 from onnx import helper
 
-from onnxopt_cli.backends.check.questions import CANDIDATES, OPSETS, Question, question
+from onnxopt_cli.backends.check.questions import (
+    LIKELY,
+    OPSETS,
+    SHAPES,
+    Question,
+    all_operators,
+    formulas,
+    question,
+)
 from onnxopt_cli.backends.exec_backend import require_stated, timeout_of
 from onnxopt_cli.backends.exec_messages import Hello
 from onnxopt_cli.backends.exec_session import CommandSession
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
+from onnxopt_cli.backends.unsupported import compile_pattern, recognising
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import BackendDied, BackendHangs, ProtocolBreach
 
@@ -21,35 +33,92 @@ from onnxopt_cli.errors import BackendDied, BackendHangs, ProtocolBreach
 BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
 
 
-class Subject:
-    """A backend that can be asked to run models."""
+# Element types, the likeliest first.
+_DTYPES = tuple(
+    map(np.dtype, ("float32", "float64", "int64", "int32", "float16", "bool", "uint8", "int8"))
+)
+# A backend that compiles each model is not asked for all that there is.
+_SEARCH_SECONDS = 20.0
 
-    def __init__(self) -> None:
-        self._runs: tuple[str, int] | None = None
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Something that a backend runs.
+
+    Attributes:
+        operator: as :func:`question` takes it.
+        opset: version of ai.onnx.
+        dtype: element type of the tensors.
+        shape: their shape.
+    """
+
+    operator: str
+    opset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Subject:
+    """A backend that can be asked to run models.
+
+    Args:
+        text: how the user asks for it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._runs: Runs | None = None
+        self._searched = False
 
     def returned(self, asked: Question) -> object:
         """Return what the backend answers, as it is."""
         raise NotImplementedError
 
+    @property
+    def runs(self) -> Runs | None:
+        """The likeliest thing that the backend runs; None if nothing was found."""
+        if not self._searched:
+            self._runs = self._find_what_it_runs()
+            self._searched = True
+        return self._runs
+
     def ask_what_it_runs(
         self, array: Array, names: tuple[str, str] = ("x", "y")
     ) -> Question | None:
-        """Return a question about a tensor that the backend can answer, None if there is none."""
-        if self._runs is None:
-            self._runs = self._find_what_it_runs()
-        if self._runs is None:
+        """Return a question that the backend can answer, about a tensor of its own kind or another.
+
+        None if there is none, or the operator takes no such tensor.
+        """
+        if self.runs is None:
             return None
-        operator, opset = self._runs
-        return question(operator, array, opset, names=names)
+        try:
+            return question(self.runs.operator, array, self.runs.opset, names=names)
+        except ValueError:
+            return None
+
+    def simple_question(self) -> Question:
+        """Return a question that the backend can answer, or the likeliest one."""
+        array = self.tensor()
+        return self.ask_what_it_runs(array) or question(LIKELY[0], array, self.opset)
+
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """Element types that the backend may know, the likeliest first."""
+        return _DTYPES
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """An element type that the backend may know."""
-        return np.dtype(np.float32)
+        """An element type that the backend knows, or the likeliest."""
+        return self.runs.dtype if self.runs else self.dtypes[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """A shape that the backend runs."""
+        return self.runs.shape if self.runs else SHAPES[0]
 
     def tensor(self) -> Array:
         """Return a small tensor, the same at every call."""
-        return np.array([1, 2, 3], self.dtype)
+        return _tensor(self.dtype, self.shape)
 
     @property
     def opsets(self) -> tuple[int, ...]:
@@ -59,20 +128,47 @@ class Subject:
     @property
     def opset(self) -> int:
         """The version that the backend knows, or the likeliest."""
-        return self._runs[1] if self._runs else self.opsets[0]
+        return self.runs.opset if self.runs else self.opsets[0]
 
-    def _find_what_it_runs(self) -> tuple[str, int] | None:
-        array = self.tensor()
-        for operator in CANDIDATES:
-            for opset in self.opsets:
-                try:
-                    self.returned(question(operator, array, opset))
-                except BREAKDOWNS:
-                    raise
-                except Exception:  # noqa: BLE001, S112 - what it says instead is for the rules
-                    continue
-                return operator, opset
+    def _find_what_it_runs(self) -> Runs | None:
+        end = monotonic() + _SEARCH_SECONDS
+        for runs in self._candidates():
+            if monotonic() > end:
+                break
+            try:
+                asked = question(runs.operator, _tensor(runs.dtype, runs.shape), runs.opset)
+            except ValueError:
+                continue
+            try:
+                self.returned(asked)
+            except BREAKDOWNS:
+                raise
+            except Exception:  # noqa: BLE001, S112 - what it says instead is for the rules
+                continue
+            return runs
         return None
+
+    def _candidates(self) -> Iterator[Runs]:
+        """Yield what most backends run, then operators with a formula, then all that there is."""
+        dtypes, opsets = self.dtypes, self.opsets
+        vector = SHAPES[0]
+        for name in LIKELY:
+            yield from (Runs(name, opset, dtypes[0], vector) for opset in opsets)
+        for dtype in dtypes:
+            yield from (Runs(name, opsets[0], dtype, vector) for name in formulas())
+        for dtype in dtypes[1:]:
+            for name in LIKELY:
+                yield from (Runs(name, opset, dtype, vector) for opset in opsets)
+        for dtype in dtypes:
+            for shape in SHAPES:
+                yield from (Runs(name, opsets[0], dtype, shape) for name in all_operators())
+        for opset in opsets[1:]:
+            for shape in SHAPES:
+                yield from (Runs(name, opset, dtypes[0], shape) for name in all_operators())
+
+
+def _tensor(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    return np.arange(1, 1 + np.prod(shape)).reshape(shape).astype(dtype)
 
 
 class PluginSubject(Subject):
@@ -83,15 +179,14 @@ class PluginSubject(Subject):
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
+        super().__init__(text)
         self._backend: Backend | None = None
 
     @property
     def backend(self) -> Backend:
         """The backend; loading it may raise."""
         if self._backend is None:
-            self._backend = resolve_backend(self._text)
+            self._backend = resolve_backend(self.text)
         return self._backend
 
     def returned(self, asked: Question) -> object:
@@ -107,7 +202,7 @@ class CommandSubject(Subject):
     """
 
     def __init__(self, specification: Specification) -> None:
-        super().__init__()
+        super().__init__(specification.text)
         self._specification = specification
         self._hello: Hello | None = None
         self.timeout = timeout_of(specification)
@@ -121,10 +216,11 @@ class CommandSubject(Subject):
         return self._hello
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The first number type that the command states, float32 before all others."""
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The types that the command states, the likeliest first."""
         stated = [helper.tensor_dtype_to_np_dtype(dtype) for dtype in sorted(self.hello.dtypes)]
-        return next((dtype for dtype in stated if dtype.kind in "fiu"), super().dtype)
+        numbers = [dtype for dtype in stated if dtype.kind in "fiub" and dtype not in _DTYPES]
+        return (*(dtype for dtype in _DTYPES if dtype in stated), *numbers) or _DTYPES
 
     @property
     def opsets(self) -> tuple[int, ...]:
@@ -151,7 +247,9 @@ class CommandSubject(Subject):
         if content is None:
             content = asked.model.SerializeToString()
         further = {} if extra is None else {"onnxopt_check": extra}
-        return self.session.run(content, asked.model.graph, asked.inputs, device, **further)
+        written = self._specification.options.get("unsupported"), self.hello.unsupported
+        with recognising([compile_pattern(pattern) for pattern in written if pattern]):
+            return self.session.run(content, asked.model.graph, asked.inputs, device, **further)
 
     def restart(self) -> None:
         """Go on with a new process, after the old one was told to end."""

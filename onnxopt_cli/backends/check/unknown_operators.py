@@ -1,0 +1,272 @@
+"""Does a backend say that it does not know an operator? If not, by which words could it be known?
+
+Runtimes raise errors of their own. It is asked for operators that nobody knows, and for training
+operators, and what it says is compared with what it says of an operator that it knows in a model
+that is wrong: words that occur there too tell nothing.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from onnxopt_cli.backends.check.questions import TRAINING, Question, formulas, question, unknown
+from onnxopt_cli.backends.check.rule import Broken
+from onnxopt_cli.backends.check.subject import BREAKDOWNS, Subject
+from onnxopt_cli.backends.unsupported import Recognised, compile_pattern, error_text
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import BackendDied, BackendFailure, Unsupported
+
+# Words for the first are proposed, and have to hold for the others.
+_NAMES = ("OnnxoptAsksForThis", "NobodyKnowsThat", "Elsewhere7")
+_NOWHERE = "onnxopt.nowhere"
+_DOMAINS = ("", _NOWHERE, TRAINING)
+# Of words that tell something: less is punctuation, or a word that occurs anywhere.
+_FEWEST_LETTERS = 8
+# Characters of a line on each side of a name; more would not fit a terminal.
+_CONTEXT = 44
+_SHOWN = 300
+_REMEDY = (
+    "say unsupported, not error, for what is not implemented; or write as follows, by which "
+    "onnxopt knows it by these words"
+)
+_NUMBERS = re.compile(r"(0x[0-9a-fA-F]+|\d+)")
+_NAME = "\0"
+_MARKS = " ,:;-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a backend said of a question.
+
+    Attributes:
+        text: as reports show it.
+        known: it counts as unsupported.
+        kind: name of the exception's class; empty if it was not one.
+    """
+
+    text: str
+    known: bool
+    kind: str = ""
+
+
+def says_unsupported(subject: Subject) -> str:
+    """An operator that nobody knows is reported as unsupported."""
+    contrasts = [said.text for said in _about_wrong_models(subject) if not said.known]
+    asked = {domain: _about_nobodys(subject, domain) for domain in _DOMAINS}
+    training = _about_training(subject)
+    texts = [it.text for said in (*asked.values(), training) for it in said.values()]
+    patterns: list[str] = []
+    failing: list[str] = []
+    for domain, said in asked.items():
+        unexplained = _unexplained(said, patterns)
+        if not unexplained:
+            continue
+        found = _Proposals(unexplained, domain, contrasts, texts).best()
+        failing.append(_excerpt(unexplained, found))
+        if not found or subject.runs is None:
+            raise Broken(f"it fails instead: {failing[0]}; {_why(subject)}")
+        patterns.append(found)
+    unexplained = _unexplained(training, patterns)
+    if len(unexplained) > 1 and subject.runs is not None:
+        # Words that name one operator and then the other are not about a mistake in one of them.
+        found = _Proposals(unexplained, TRAINING, contrasts, texts, named=True).best()
+        if found:
+            failing.append(_excerpt(unexplained, found))
+            patterns.append(found)
+            unexplained = _unexplained(unexplained, patterns)
+    if patterns:
+        raise Broken(f"it fails instead: {failing[0]}", _REMEDY, _option(subject, patterns))
+    heard = next(iter(asked[""].values())).text
+    others = [f"; of {name}: {printable(it.text[:_SHOWN])}" for name, it in unexplained.items()]
+    return "".join([f"it says: {heard}", *others])
+
+
+def _about_nobodys(subject: Subject, domain: str) -> dict[str, _Said]:
+    """Return what a backend says of operators that nobody knows, by their names."""
+    said: dict[str, _Said] = {}
+    for name in _NAMES:
+        answer = _ask(subject, unknown(name, domain, subject.tensor(), subject.opset))
+        if answer is None:
+            of = f" of {domain}" if domain else ""
+            raise Broken(f"it returned outputs for the operator {name}{of}")
+        said[name] = answer
+    return said
+
+
+def _about_training(subject: Subject) -> dict[str, _Said]:
+    """Return what a backend says of training operators that it does not run."""
+    dtype = subject.dtype if subject.dtype.name in {"float32", "float64"} else np.dtype(np.float32)
+    array = subject.tensor().astype(dtype)
+    asked = {
+        name: _ask(subject, question(name, array, subject.opset)) for name in formulas(TRAINING)
+    }
+    return {name.rpartition(":")[2]: said for name, said in asked.items() if said is not None}
+
+
+def _about_wrong_models(subject: Subject) -> Iterator[_Said]:
+    """Yield what a backend says of an operator that it runs, in models that are wrong.
+
+    Raises:
+        Broken: if a pattern takes that for unsupported.
+    """
+    if subject.runs is None:
+        return
+    for what, asked in _wrong_models(subject):
+        try:
+            said = _ask(subject, asked)
+        except BackendDied:
+            # That is for another rule.
+            continue
+        if said is None:
+            continue
+        if said.known and said.kind == Recognised.__name__:
+            raise Broken(
+                f"unsupported=REGEX is too broad: it takes this for unsupported, for a model that "
+                f"has {what}: {printable(said.text[:_SHOWN])}",
+                remedy="take words that are said of operators that are not implemented alone",
+            )
+        yield said
+
+
+def _wrong_models(subject: Subject) -> Iterator[tuple[str, Question]]:
+    asked = subject.simple_question()
+    asked.model.graph.node[0].input[0] = "nowhere"
+    yield "an input that nothing yields", asked
+    asked = subject.simple_question()
+    asked.model.graph.node[0].input.extend([asked.model.graph.input[-1].name] * 7)
+    yield "too many inputs", asked
+    asked = subject.simple_question()
+    del asked.model.graph.node[0].input[:]
+    yield "no inputs", asked
+    asked = subject.simple_question()
+    asked.model.graph.node[0].attribute.append(helper.make_attribute("onnxopt_asks", 1))
+    yield "an attribute that the operator has not", asked
+    asked = subject.simple_question()
+    declared = asked.model.graph.output[0].type.tensor_type
+    text = declared.elem_type == TensorProto.STRING
+    declared.elem_type = TensorProto.FLOAT if text else TensorProto.STRING
+    yield "an output of another type than the operator gives", asked
+
+
+def _ask(subject: Subject, asked: Question) -> _Said | None:
+    """Return what a backend says; None if it returns outputs."""
+    try:
+        subject.returned(asked)
+    except BREAKDOWNS:
+        raise
+    except Unsupported as error:
+        return _Said(error.message, known=True, kind=type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - what it raises is what is looked for
+        kind = "" if isinstance(error, BackendFailure) else type(error).__name__
+        return _Said(error_text(error), known=False, kind=kind)
+    return None
+
+
+def _unexplained(said: Mapping[str, _Said], patterns: Sequence[str]) -> dict[str, _Said]:
+    return {
+        name: it
+        for name, it in said.items()
+        if not it.known and not any(re.search(pattern, it.text) for pattern in patterns)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposals:
+    """Regular expressions for what was said of some operators.
+
+    Attributes:
+        said: what was said, by operator.
+        domain: the operators' domain.
+        contrasts: what was said of wrong models, which none may find.
+        texts: all that was said of operators that are not known.
+        named: only words beside the operator's name will do.
+    """
+
+    said: Mapping[str, _Said]
+    domain: str
+    contrasts: Sequence[str]
+    texts: Sequence[str]
+    named: bool = False
+
+    def best(self) -> str:
+        """Return the one that finds the most; of several one beside the name, with most words."""
+        # What is taken from the first text has to be in those about other names.
+        found = {}
+        for pattern, beside in self._candidates():
+            try:
+                compiled = compile_pattern(pattern)
+            except ValueError:
+                continue
+            everywhere = all(compiled.search(it.text) for it in self.said.values())
+            if everywhere and not any(map(compiled.search, self.contrasts)):
+                letters = sum(map(str.isalpha, pattern))
+                known = sum(map(bool, map(compiled.search, self.texts)))
+                found[pattern] = (known, beside, letters)
+        return max(found, key=found.__getitem__, default="")
+
+    def _candidates(self) -> Iterator[tuple[str, bool]]:
+        """Yield patterns, and whether they are of words that stand beside the operator's name."""
+        name, first = next(iter(self.said.items()))
+        text = first.text.removeprefix(f"{first.kind}: ") if first.kind else first.text
+        hidden = "|".join(re.escape(each) for each in (name, self.domain) if each)
+        lines = re.sub(hidden, _NAME, text, flags=re.IGNORECASE).splitlines()
+        nameless = [_beginning(line) for line in lines if _NAME not in line]
+        for before, after in (pair for line in lines for pair in pairwise(line.split(_NAME))):
+            words = _end(before).lstrip(_MARKS), _beginning(after).rstrip(_MARKS)
+            yield from ((_literal(each.strip()), True) for each in words if _tells(each))
+            if _tells("".join(words)) and all(any(map(str.isalpha, each)) for each in words):
+                yield r"\S*".join(map(_literal, words)), True
+        # These need something to tell them from.
+        if self.contrasts and not self.named:
+            yield from ((_literal(each.strip(_MARKS)), False) for each in nameless if _tells(each))
+            if first.kind and not hasattr(builtins, first.kind):
+                yield f"^{re.escape(first.kind)}:", False
+
+
+def _tells(words: str) -> bool:
+    return sum(map(str.isalpha, words)) >= _FEWEST_LETTERS
+
+
+def _end(text: str) -> str:
+    return text if len(text) <= _CONTEXT else text[-_CONTEXT:].partition(" ")[2]
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _CONTEXT else text[:_CONTEXT].rpartition(" ")[0]
+
+
+def _literal(words: str) -> str:
+    """Return a pattern for words, whatever numbers are in them, that a shell takes in quotes."""
+    parts = _NUMBERS.split(words)
+    pattern = "".join(
+        (r"\w+" if index % 2 else re.sub(r"\\([ -])", r"\1", re.escape(part)))
+        for index, part in enumerate(parts)
+    )
+    return re.sub(r",(?=[A-Za-z_])", r"\\x2c", re.sub(r"['\"`$!]", ".", pattern))
+
+
+def _excerpt(said: Mapping[str, _Said], pattern: str) -> str:
+    """Return the line that a pattern finds, or the beginning of it all."""
+    text = next(iter(said.values())).text
+    found = (line for line in text.splitlines() if pattern and re.search(pattern, line))
+    return printable(next(found, text).strip()[:_SHOWN])
+
+
+def _why(subject: Subject) -> str:
+    if subject.runs is None:
+        return "it runs nothing that it was asked for, so these words may mean anything"
+    return "no words in it tell it from what it says of a wrong model"
+
+
+def _option(subject: Subject, patterns: Sequence[str]) -> str:
+    before, given, pattern = subject.text.partition(",unsupported=")
+    joined = "|".join([pattern] * bool(given) + list(patterns))
+    return f"-b {shlex.quote(f'{before},unsupported={joined}')}"
