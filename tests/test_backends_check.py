@@ -133,7 +133,7 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
     if kind == "command":
         backend = spec("hangs", tmp_path / "marker", timeout=0.3)
     else:
-        monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 1.5)
+        monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 5.0)
         backend = plugin("Sleeps")
     *passed, last = check_backend(backend)
     assert {finding.verdict for finding in passed} == {Verdict.PASS}

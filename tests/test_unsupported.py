@@ -72,6 +72,14 @@ def test_an_error_that_is_recognised_is_unsupported_and_the_model_is_lowered(
     assert (result["outcome"], result["lowered"], result["code"]) == ("pass", True, 0)
 
 
+def test_the_words_do_not_say_which_operator_is_missing_so_none_is_remembered(run, demo):
+    write_cases(demo, {"first": 0.5, "plain": 0.1})
+    result = run(plugin("LacksHalfOfIt", "no kernel"), "-j", "1")
+    assert (result["outcome"], result["lowered"]) == ("pass", False)
+    results = json.loads(Path("r.json").read_text())["results"]
+    assert [it["lowered"] for it in results] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["NoTraining", "HasAMethod"])
 def test_an_error_that_is_not_recognised_stays_an_error(run, name):
     assert run(plugin(name, "no colonel"))["outcome"] == "error"
@@ -107,13 +115,11 @@ def test_of_a_long_message_the_beginning_is_looked_at(run):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_backend_that_is_lowered_for_its_words_is_asked_for_what_it_knows(demo):
-    """The words do not say which operator is missing, so nothing is remembered."""
+def test_a_backend_that_says_not_supported_has_not_refused_a_case(demo):
     text = (demo / "demo.yaml").read_text()
     (demo / "demo.yaml").write_text(text + REJECTED)
     backend = plugin("States")
     answer = start(demo, backend, "--lower", "never").wait()
-    # A backend that says "not supported" has not refused the case.
     assert answer.outcomes == {"plain": "unsupported", "rejected": "unsupported"}
 
 

@@ -56,6 +56,15 @@ class HasAMethod(NoTraining):
         return []
 
 
+class LacksHalfOfIt(NoTraining):
+    """Lacks Momentum at the rate 0.5 alone."""
+
+    def run(self, model, inputs):
+        if inputs.get("R") == np.float32(0.5):
+            return super().run(model, inputs)
+        return NUMPY.prepare(model).run(inputs)
+
+
 class Panics(NoTraining):
     fault = Panic
 

@@ -222,7 +222,7 @@ class _Proposals:
         for before, after in (pair for line in lines for pair in pairwise(line.split(_NAME))):
             words = _end(before).lstrip(_MARKS), _beginning(after).rstrip(_MARKS)
             yield from ((_literal(each.strip()), True) for each in words if _tells(each))
-            if _tells("".join(words)) and all(words):
+            if _tells("".join(words)) and all(any(map(str.isalpha, each)) for each in words):
                 yield r"\S*".join(map(_literal, words)), True
         # These need something to tell them from.
         if self.contrasts and not self.named:
