@@ -8,6 +8,25 @@ from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.errors import Problem
 
+#: Exit codes after Ctrl-C and SIGTERM.
+INTERRUPTED = frozenset({130, 143})
+
+
+def contradiction(
+    code: int | None,
+    results: Sequence[Result],
+    problems: Sequence[Problem],
+    findings: Sequence[Problem],
+) -> str:
+    """Say why a saved run cannot have ended with an exit code; empty if it can.
+
+    An interrupted run has a code of its own, whatever its results; one that did not finish none.
+    """
+    if code is None or code in INTERRUPTED:
+        return ""
+    right = exit_code(results, problems, findings)
+    return "" if code == right else f"found the exit code {code}, but the results amount to {right}"
+
 
 def exit_code(
     results: Sequence[Result], problems: Sequence[Problem], findings: Sequence[Problem] = ()

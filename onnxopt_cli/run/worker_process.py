@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from onnxopt_cli.run.channel import Channel, ChannelClosed
@@ -23,6 +24,7 @@ _START = (
     "from onnxopt_cli.run.worker_main import main; "
     "main(int(channel), int(runner), int(memory), folder)"
 )
+_PR_SET_DUMPABLE = 4
 # How long a keeper may take to leave nothing behind.
 _PATIENCE_SECONDS = 1.0
 
@@ -140,6 +142,7 @@ class WorkerProcess:
 
 def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
+    _close_to_others()
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
     arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), folder, *sys.path]
@@ -161,6 +164,18 @@ def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.so
         os.close(write_end)
     ours.setblocking(False)
     return popen, ours, printed
+
+
+@cache
+def _close_to_others() -> None:
+    """Keep other processes of this user out of this one: its memory and /proc/PID/fd.
+
+    Workers are not closed so: what they execute is open again. Only Linux has this.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
