@@ -159,6 +159,10 @@ def test_a_result_that_was_taken_out_of_a_shard_is_missed(shards, onnxopt, demo)
     kept = [it for it in records(demo / "1.jsonl") if it["record"] not in {"start", "end"}]
     (demo / "1.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in kept))
     answer = onnxopt("report", "merge", *paths, "-o", "out.jsonl")
+    assert (answer.code, "whose counts are not those" in answer.err) == (2, True)
+    kept[-1]["counts"] = {}
+    (demo / "1.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in kept))
+    answer = onnxopt("report", "merge", *paths, "-o", "out.jsonl")
     assert (answer.code, "cases, the run has 6" in answer.err) == (2, True)
 
 

@@ -17,6 +17,9 @@ from onnxopt_cli.errors import NodeError, NotApplicable, Unsupported
 from onnxopt_cli.operators.nodes import nodes_within
 from onnxopt_cli.operators.single_node import sole_call
 
+#: Why a case does not apply to a backend that is given primitive operators.
+NOT_ASKED = "our own lowering refuses the node before the backend is asked"
+
 
 class Lowering(StrEnum):
     """When a backend is given primitive operators instead of those with a formula."""
@@ -178,8 +181,7 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
         # It is not the backend that refuses a node which breaks its signature. All else that stands
         # in lowering's way, such as an opset that is too old, says nothing about the node.
         if breaks_signature(model, inputs):
-            message = "our own lowering refuses the node before the backend is asked"
-            raise NotApplicable(message) from error
+            raise NotApplicable(NOT_ASKED) from error
         raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error
 
 

@@ -76,7 +76,7 @@ def resolve_backend(text: str) -> Backend:
         return _watched(specification, command, command.unsupported)
     if specification.name in _BUILT_IN:
         return _BUILT_IN[specification.name](specification)
-    installed = _installed()
+    installed = entry_points_by_name()
     if specification.name in installed:
         from onnxopt_cli.backends.plugin_import import load_entry_point
         from onnxopt_cli.backends.plugins import wrap_plugin
@@ -102,7 +102,7 @@ def known_backends() -> list[KnownBackend]:
         _known_onnxruntime(),
         KnownBackend("onnx-reference", "built in", f"onnx {version('onnx')}"),
     ]
-    rows += [_known_plugin(entry_point) for entry_point in _installed().values()]
+    rows += [_known_plugin(entry_point) for entry_point in entry_points_by_name().values()]
     return rows
 
 
@@ -140,7 +140,7 @@ _BUILT_IN: Mapping[str, Callable[[Specification], Backend]] = {
 }
 
 
-def _installed() -> dict[str, EntryPoint]:
+def entry_points_by_name() -> dict[str, EntryPoint]:
     """Return the entry points by name; of two with one name, the first on ``sys.path``."""
     from importlib.metadata import entry_points
 

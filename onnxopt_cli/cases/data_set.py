@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from onnx import ValueInfoProto
 from onnxopt_cli.cases.directory_names import DATA_FILE, first_gap, is_number
 from onnxopt_cli.cases.directory_tolerance import read_directory_data
 from onnxopt_cli.cases.malformed import Malformed
-from onnxopt_cli.cases.model_file import read_model
+from onnxopt_cli.cases.model_file import external_files, read_model
 from onnxopt_cli.cases.proto_values import (
     Message,
     message_class,
@@ -52,6 +53,19 @@ def read_data_set(directory: Path, number: int) -> Content:
     if problems:
         raise InvalidCase(problems)
     return Content(model, inputs, expected, tolerance)
+
+
+def data_set_files(directory: Path, number: int) -> list[Path]:
+    """Return the files that :func:`read_data_set` may read, as far as they are there."""
+    model, data = directory / "model.onnx", directory / DATA_FILE
+    folder = directory / f"test_data_set_{number}"
+    try:
+        inside = sorted(path for path in folder.iterdir() if path.suffix == ".pb")
+    except OSError:
+        # Reading the case says so.
+        inside = []
+    shared = [data] if os.path.lexists(data) else []
+    return [model, *shared, *inside, *external_files(model)]
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:

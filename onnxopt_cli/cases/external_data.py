@@ -76,6 +76,19 @@ class ExternalData:
             return read_exactly(descriptor, length)
 
 
+def external_path(folder: Path, tensor: TensorProto) -> Path | None:
+    """Return the file that holds a tensor's data; None if none does, or not one in the folder."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    location = next((it.value for it in tensor.external_data if it.key == "location"), "")
+    if not location or not isinstance(location, str):
+        return None
+    try:
+        return folder.joinpath(*_inner_parts(location))
+    except Malformed:
+        return None
+
+
 def _inner_parts(location: str) -> tuple[str, ...]:
     """Return the parts of a path that cannot lead out of where it starts, on any system."""
     path = PurePosixPath(location)

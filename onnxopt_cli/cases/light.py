@@ -6,6 +6,7 @@ They have no stored inputs: onnx's runner feeds numbers that it makes from the d
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from onnxopt_cli.cases.data_set import fed_inputs, numbered_files, read_values
 from onnxopt_cli.cases.directory_names import DATA_FILE, LIGHT_PREFIX
 from onnxopt_cli.cases.directory_tolerance import read_directory_data
 from onnxopt_cli.cases.malformed import Malformed
-from onnxopt_cli.cases.model_file import read_model
+from onnxopt_cli.cases.model_file import external_files, read_model
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.core.values import Array
@@ -54,6 +55,15 @@ def read_light(path: Path) -> Content:
     return Content(model, inputs, expected, tolerance)
 
 
+def light_files(path: Path) -> list[Path]:
+    """Return the files that :func:`read_light` may read, as far as they are there."""
+    names = sorted(neighbour.name for neighbour in path.parent.iterdir())
+    outputs = [name for name in names if name.startswith(f"{path.stem}_output_")]
+    data = _data_path(path)
+    shared = [data] if os.path.lexists(data) else []
+    return [path, *shared, *(path.parent / name for name in outputs), *external_files(path)]
+
+
 def _ramp(declared: ValueInfoProto) -> Array:
     """Return 0, 1/n, ..., (n-1)/n in the declared shape, unknown dimensions being 1.
 
@@ -70,8 +80,7 @@ def _ramp(declared: ValueInfoProto) -> Array:
 
 
 def _tolerance(path: Path, problems: list[Problem]) -> Relative | None:
-    name = f"test_{path.stem.removeprefix(LIGHT_PREFIX)}"
-    data_path = path.parent.parent / "real" / name / DATA_FILE
+    data_path = _data_path(path)
     if not data_path.exists():
         return None
     try:
@@ -80,3 +89,8 @@ def _tolerance(path: Path, problems: list[Problem]) -> Relative | None:
         problems.append(Problem(str(data_path), str(error)))
         return None
     return data.tolerance if data.url.endswith(f"/light/{path.name}") else None
+
+
+def _data_path(path: Path) -> Path:
+    name = f"test_{path.stem.removeprefix(LIGHT_PREFIX)}"
+    return path.parent.parent / "real" / name / DATA_FILE

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxopt_cli.cases.external_data import ExternalData
+from onnxopt_cli.cases.external_data import ExternalData, external_path
 from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.regular_file import read_regular_file
 from onnxopt_cli.cases.tensor_data import check_tensor
@@ -42,6 +42,18 @@ def read_model(path: Path) -> onnx.ModelProto:
     if problems:
         raise InvalidCase(problems)
     return model
+
+
+def external_files(path: Path) -> list[Path]:
+    """Return the files of external data that a model names; those that cannot be read are none."""
+    try:
+        data = read_regular_file(path)
+        # The key of every location, and cheap to look for: hardly any model has external data.
+        tensors = _tensors(_parse(data)) if b"location" in data else ()
+    except Malformed:
+        return []
+    named = (external_path(path.parent, tensor) for _, tensor in tensors)
+    return list(dict.fromkeys(found for found in named if found is not None))
 
 
 def _parse(data: bytes) -> onnx.ModelProto:

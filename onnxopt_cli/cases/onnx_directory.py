@@ -71,7 +71,10 @@ class _Search:
         """Take one data set of the test directory at ``path``, or ``real`` without links."""
         parent, name = os.path.split(real)
         location = Location(path / f"{_DATA_SET}{number}")
-        self._case(parent, f"{name}/{number}", location, partial(_read_data_set, path, number))
+        read = partial(_read_data_set, path, number)
+        self._case(
+            parent, f"{name}/{number}", location, read, partial(_data_set_files, path, number)
+        )
 
     def folder(self, path: Path, real: str, depth: int) -> None:
         """Take a folder, or what lies below it.
@@ -136,17 +139,23 @@ class _Search:
         for name in sorted(filter(is_light_model, names)):
             model = path / name
             case_name = f"{name.removesuffix('.onnx')}/0"
-            self._case(real, case_name, Location(model), partial(_read_light, model))
+            read, files = partial(_read_light, model), partial(_light_files, model)
+            self._case(real, case_name, Location(model), read, files)
 
     def _case(
-        self, folder: str, name: str, location: Location, read: Callable[[], Content]
+        self,
+        folder: str,
+        name: str,
+        location: Location,
+        read: Callable[[], Content],
+        files: Callable[[], list[Path]],
     ) -> None:
         suite = os.path.basename(folder) or "root"  # noqa: PTH119 - many, and strings do
         if suite in ONNX_KINDS:
             suite = f"onnx-{suite}"
         case_id = f"{suite}/{name}"
         if case_id.isprintable():
-            self.cases.append(Case(case_id, location, read))
+            self.cases.append(Case(case_id, location, read, files=partial(_unopened, files)))
         else:
             self._problem(location.path, f"has a name that cannot be shown: {case_id!a}")
 
@@ -186,6 +195,22 @@ def _read_light(path: Path) -> Content:
     from onnxopt_cli.cases.light import read_light
 
     return read_light(path)
+
+
+def _data_set_files(directory: Path, number: int) -> list[Path]:
+    from onnxopt_cli.cases.data_set import data_set_files
+
+    return data_set_files(directory, number)
+
+
+def _light_files(path: Path) -> list[Path]:
+    from onnxopt_cli.cases.light import light_files
+
+    return light_files(path)
+
+
+def _unopened(files: Callable[[], list[Path]]) -> dict[str, tuple[()]]:
+    return {str(path): () for path in files()}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

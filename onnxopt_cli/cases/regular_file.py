@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from onnxopt_cli.cases.malformed import Malformed
+from onnxopt_cli.core.case import Signature
 
 #: Protobuf's own limit on a message, and so on a model and on a tensor in a file.
 PROTOBUF_LIMIT = 2**31 - 1
 
 # A named pipe must not block the open; Windows has neither flag, but needs to be told of bytes.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+_records: list[dict[str, Signature]] = []
+
+
+@contextmanager
+def recorded() -> Iterator[Mapping[str, Signature]]:
+    """Note which files are opened here meanwhile, by the path that was used, and what they were."""
+    record: dict[str, Signature] = {}
+    _records.append(record)
+    try:
+        yield record
+    finally:
+        # By identity: two records may be equal.
+        _records[:] = [other for other in _records if other is not record]
+
+
+def signature(status: os.stat_result) -> Signature:
+    """Return the signature of a file."""
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (status.st_dev, status.st_ino, status.st_size, *times)
 
 
 def read_regular_file(path: Path | str, limit: int = PROTOBUF_LIMIT) -> bytes:
@@ -51,6 +72,8 @@ def open_regular_file(path: Path | str, flags: int = 0) -> Iterator[tuple[int, o
         if not stat.S_ISREG(status.st_mode):
             raise Malformed("is not a regular file")
         yield descriptor, status
+        if _records:
+            _record(str(path), signature(status), signature(os.fstat(descriptor)))
     except OSError as error:
         raise Malformed(f"cannot be read: {error.strerror}") from error
     finally:
@@ -76,3 +99,9 @@ def read_exactly(descriptor: int, size: int) -> bytes:
         parts.append(data)
         missing -= len(data)
     return b"".join(parts)
+
+
+def _record(path: str, before: Signature, after: Signature) -> None:
+    for record in _records:
+        same = before == after == record.setdefault(path, before)
+        record[path] = before if same else None

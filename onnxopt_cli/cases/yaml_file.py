@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from onnxopt_cli.cases.case_schema import case_schema, structure_errors, unknown_name
 from onnxopt_cli.cases.find_subject import find_subject
+from onnxopt_cli.cases.regular_file import recorded
 from onnxopt_cli.cases.subject import CaseFields, Incomplete, Subject
 from onnxopt_cli.cases.tolerance_text import output_nodes, read_tolerance
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, field_text, parse_yaml
 from onnxopt_cli.cases.yaml_text import yaml_text
-from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.case import Case, Content, Location, Signature
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
@@ -43,7 +45,10 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
         lines, with a last one that counts the others.
     """
     try:
-        return read_yaml_text(yaml_text(path), path)
+        with recorded() as file:
+            text = yaml_text(path)
+        cases, problems = read_yaml_text(text, path)
+        return [_with_file(case, file) for case in cases], problems
     except InvalidCase as error:
         return [], list(error.problems)
     except MemoryError:
@@ -74,6 +79,11 @@ def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
             Problem(place, f"{len(errors) - _MOST_PROBLEMS} more problems from here on")
         )
     return cases, list(dict.fromkeys(problems))
+
+
+def _with_file(case: Case, file: Mapping[str, Signature]) -> Case:
+    others = case.files
+    return replace(case, files=lambda: {**file, **others()})
 
 
 class _File:
@@ -143,7 +153,8 @@ class _File:
         fields = CaseFields(node, self.path.parent, broken)
         tolerance = node.field("tolerance") or self.root.field("tolerance")
         try:
-            subject = find_subject(fields, self.root)
+            with recorded() as opened:
+                subject = find_subject(fields, self.root)
             if tolerance is not None and id(tolerance) in broken:
                 return []
             self._check_tolerance(tolerance, subject, fields)
@@ -164,6 +175,7 @@ class _File:
                 tags=tuple(
                     str(tag.scalar) for tag in (node.fields or {}).get("tags", node).items or ()
                 ),
+                files=lambda: opened,
             )
             for way in ways
         ]

@@ -118,8 +118,15 @@ class Display:
             self._print(line)
         for line in terminal.explanation_lines(record.explanations):
             self._print(line)
-        if self._plan.problems:
-            count = len(self._plan.problems)
+        self._problems(record)
+
+    def _problems(self, record: RunRecord) -> None:
+        for problem in record.problems:
+            # The others were shown when the run began.
+            if problem not in self._plan.problems:
+                self._print(Text(printable(str(problem)), "red"))
+        if record.problems:
+            count = len(record.problems)
             self._print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
     def _failures(self, results: Sequence[Result]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.cli.run_display import Display
 from onnxopt_cli.core.outcome import Outcome
@@ -20,6 +20,9 @@ from onnxopt_cli.run.runner import Plan
 from onnxopt_cli.run.session import Session, Terms
 from onnxopt_cli.run.shard import Shard
 
+if TYPE_CHECKING:
+    from onnxopt_cli.run.contents import Witness
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -31,6 +34,7 @@ class Request:
         reports: the reports to write.
         expectations: what is expected of the cases.
         shard: which part of them runs; None for all.
+        witness: knows what the files of the backends hold; None if there is no log.
     """
 
     options: Mapping[str, Any]
@@ -38,6 +42,7 @@ class Request:
     reports: Reports
     expectations: Expectations
     shard: Shard | None
+    witness: Witness | None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], setting: Setting) -> Request:
@@ -63,7 +68,9 @@ class Request:
                 raise UsageError(f"--update-expect cannot write {update}: the folder must exist")
             files = [path for path in files if path.resolve() != Path(update).resolve()]
             files += [Path(update)] if Path(update).exists() else []
-        return cls(options, setting, reports, Expectations.read(tuple(files)), shard)
+        expectations = Expectations.read(tuple(files))
+        witness = _witness(options["backends"]) if log or resume else None
+        return cls(options, setting, reports, expectations, shard, witness)
 
     @property
     def writes_files(self) -> bool:
@@ -91,6 +98,7 @@ class Request:
             setting=self.setting,
             shard=self.shard,
             reruns=self.options["rerun"] or 0,
+            witness=self.witness,
         )
         if self.shard:
             plan = replace(plan, cases=self.shard.choose(plan.cases))
@@ -101,6 +109,15 @@ class Request:
         else:
             session.begin()
         return session
+
+
+def _witness(backends: Sequence[str]) -> Witness:
+    # A run without a log has no use for it.
+    from onnxopt_cli.run.contents import Witness
+
+    witness = Witness()
+    witness.see_backends(list(dict.fromkeys(backends)))
+    return witness
 
 
 def run_session(session: Session, options: Mapping[str, Any]) -> Display:

@@ -12,6 +12,11 @@ from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value
 
+#: What tells a file from another, and from itself after a change: device, inode, size, and the
+#: times of the last change of its content and of anything. Who changes a file can set the first
+#: time back, but not the second. None is a file that did not stay the same while it was read.
+Signature = tuple[int, int, int, int, int] | None
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -76,6 +81,8 @@ class Case:
         about: what the case asks, one sentence.
         source: where the numbers come from.
         tags: words to select by.
+        files: finds the files that the case is read from, by path: those that finding it has read
+            with their signatures, and others that reading it will open, with an empty one.
     """
 
     id: str
@@ -85,6 +92,7 @@ class Case:
     about: str = ""
     source: str = ""
     tags: tuple[str, ...] = ()
+    files: Callable[[], Mapping[str, Signature | tuple[()]]] = dict
 
     @property
     def suite(self) -> str:

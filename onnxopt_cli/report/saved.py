@@ -12,7 +12,9 @@ from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.json_report import SCHEMA
+from onnxopt_cli.run.gate import contradiction
 from onnxopt_cli.run.log_reader import read_record
+from onnxopt_cli.run.log_rules import contradiction as result_contradiction
 
 _MOST_BYTES = 1 << 30
 
@@ -35,9 +37,28 @@ def read_saved_run(path: Path) -> RunRecord:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         return read_record(path)
     try:
-        return _record(document)
+        return _checked(_record(document))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{path} is no report of onnxopt: {error}") from error
+
+
+def _checked(record: RunRecord) -> RunRecord:
+    """Refuse a report that contradicts itself, by the same rules as a log.
+
+    Raises:
+        ValueError: saying how.
+    """
+    names = {backend.name for backend in record.backends}
+    for result in record.results:
+        wrong = result_contradiction(result)
+        if result.backend not in names:
+            wrong = "on a backend that was not run"
+        if wrong:
+            raise ValueError(f"found a result of {result.case} {wrong}")
+    wrong = contradiction(record, part=bool(record.options.get("shard")))
+    if wrong:
+        raise ValueError(wrong)
+    return record
 
 
 def _record(document: dict[str, Any]) -> RunRecord:

@@ -1,19 +1,14 @@
-"""What tells one list of cases from another: its ids, and the files that the cases stand in."""
+"""What tells one list of cases from another: their ids, and what their files hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import PurePath
 
 from onnxopt_cli.core.case import Case
-
-# Of larger files only the size counts, so that the hash costs little beside the run.
-_LARGE = 16 * 2**20
-
-_blake2b = partial(blake2b, digest_size=16)
+from onnxopt_cli.run.contents import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,35 +19,30 @@ class CaseList:
     hash: str
 
     @classmethod
-    def of(cls, cases: Sequence[Case]) -> CaseList:
-        """Describe cases by id and content.
+    def of(cls, cases: Sequence[Case], witness: Witness) -> CaseList:
+        """Describe cases by their ids and by all files that they are read from.
 
-        The content is that of the file where the case stands; of a folder, that of the files in it
-        and of the model beside it. External data of a model are not looked at.
+        Where the files stand does not count, so that shards may run on several machines. Cases
+        that come with onnx or with onnxopt count with the version of those.
+
+        Raises:
+            UsageError: if a file has changed since the cases were found.
         """
-        digest = _blake2b()
-        known: dict[Path, bytes] = {}
+        digest = blake2b(digest_size=16)
         for case in cases:
-            path = case.location.path
-            if path not in known:
-                known[path] = _content(path)
-            digest.update(_blake2b(case.id.encode("utf-8", "surrogatepass")).digest())
-            digest.update(known[path])
+            one = blake2b(digest_size=16)
+            one.update(case.id.encode("utf-8", "surrogatepass") + b"\0")
+            one.update(case.source.encode("utf-8", "surrogatepass"))
+            for path, seen in _files(case).items():
+                one.update(PurePath(path).name.encode("utf-8", "surrogateescape") + b"\0")
+                one.update(witness.digest(path, seen))
+            digest.update(one.digest())
         return cls(len(cases), digest.hexdigest())
 
 
-def _content(path: Path) -> bytes:
-    """Return a hash of a place; where nothing stands, as for a suite of ours, that of nothing."""
-    digest = _blake2b()
+def _files(case: Case) -> dict[str, object]:
     try:
-        files = [path.parent / "model.onnx", *sorted(path.iterdir())] if path.is_dir() else [path]
-        for file in files:
-            if file.is_file():
-                digest.update(file.name.encode("utf-8", "surrogateescape"))
-                size = file.stat().st_size
-                digest.update(b"\0%d\0" % size)
-                digest.update(file.read_bytes() if size <= _LARGE else b"")
-    except OSError as error:
-        # The case itself will say so when it is read.
-        digest.update(str(error.errno).encode())
-    return digest.digest()
+        return dict(case.files())
+    except OSError:
+        # Reading the case says so.
+        return {}

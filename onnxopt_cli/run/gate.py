@@ -5,8 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.errors import Problem
+
+#: Exit codes after Ctrl-C and SIGTERM.
+INTERRUPTED = frozenset({130, 143})
+
+
+def contradiction(record: RunRecord, *, part: bool) -> str:
+    """Say why a saved run cannot have ended with its exit code; empty if it can.
+
+    An interrupted run has a code of its own, whatever its results; one that did not finish none.
+
+    Args:
+        record: the run.
+        part: whether it is a shard's.
+    """
+    code = record.exit_code
+    if code is None or code in INTERRUPTED:
+        return ""
+    right = exit_code(record.results, record.problems, record.findings, part=part)
+    return "" if code == right else f"found the exit code {code}, but the results amount to {right}"
 
 
 def exit_code(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from onnxopt_cli.core.record import BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.run.case_list import CaseList
+from onnxopt_cli.run.contents import Contents
 from onnxopt_cli.run.log_schema import SCHEMA
 from onnxopt_cli.run.shard import Shard
 
@@ -50,6 +52,7 @@ class Header:
         expectations: a hash of the expectation files; empty if there are none.
         options: the command's options by name, as JSON has them.
         hostname: of the machine that runs it; empty in older logs.
+        contents: what the files of the backends and the cases held.
     """
 
     started: str
@@ -60,6 +63,7 @@ class Header:
     expectations: str
     options: Mapping[str, Any]
     hostname: str = ""
+    contents: Contents = field(default_factory=Contents)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record."""
@@ -75,6 +79,10 @@ class Header:
             "shard": None if shard is None else {"index": shard.index, "count": shard.count},
             "expectations": self.expectations,
             "options": dict(self.options),
+            "contents": {
+                "backends": self.contents.backends,
+                "files": dict(self.contents.files),
+            },
         }
 
     @classmethod
@@ -82,10 +90,16 @@ class Header:
         """Return the header that a record, checked by the schema, holds.
 
         Raises:
-            ValueError: if two of its backends have one name.
+            ValueError: if it says what no header can say.
         """
-        require_once(it["name"] for it in data["backends"])
         shard = data["shard"]
+        require_moment(data["started"])
+        if shard is not None and shard["index"] > shard["count"]:
+            raise ValueError(f"found shard {shard['index']} of {shard['count']}")
+        if not data["backends"]:
+            raise ValueError("found no backend")
+        require_once(it["name"] for it in data["backends"])
+        contents = data.get("contents", {"backends": "", "files": {}})
         return cls(
             data["started"],
             data["versions"],
@@ -95,6 +109,7 @@ class Header:
             data["expectations"],
             data["options"],
             data.get("hostname", ""),
+            Contents(contents["backends"], contents["files"]),
         )
 
     def differences(self, other: Header) -> list[str]:
@@ -104,6 +119,10 @@ class Header:
             found.append(f"the cases ({_cases(self)}, now {_cases(other)})")
         if self.backends != other.backends:
             found.append(f"the backends ({_backends(self)}, now {_backends(other)})")
+        elif self.contents.backends != other.contents.backends:
+            found.append("the files of the backends")
+        if found:
+            found += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             found.append("the content of the expectation files")
         mine, theirs = self.versions["onnxopt"], other.versions["onnxopt"]
@@ -114,6 +133,18 @@ class Header:
             if before != now:
                 found.append(f"the option {name} ({before}, now {now})")
         return [printable(text) for text in found]
+
+
+def require_moment(text: str) -> None:
+    """Refuse a time that is none.
+
+    Raises:
+        ValueError: if it is none, or not written as in a log.
+    """
+    try:
+        datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ")  # noqa: DTZ007 - the Z says it
+    except ValueError:
+        raise ValueError(f"found the time {text!r}, which is none") from None
 
 
 def _cases(header: Header) -> str:

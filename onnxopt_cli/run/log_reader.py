@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.regular_file import read_regular_file
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result
+from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.run.log_header import Header
+from onnxopt_cli.run.gate import INTERRUPTED, contradiction
+from onnxopt_cli.run.log_header import Header, require_moment
+from onnxopt_cli.run.log_rules import Rules
 from onnxopt_cli.run.log_schema import SCHEMA, check_record
+from onnxopt_cli.run.log_writer import SPOILED
 
 # How every log begins; a file that is cut off within it is still known as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
 # Exit codes of runs that came to their end: all conforms, something does not, a case is invalid.
-_ENDS = frozenset({0, 1, 2})
+_ENDS = frozenset({0, 1, 2, 5})
 
 
 @dataclass(slots=True)
@@ -33,22 +36,19 @@ class Log:
         path: the file.
         header: what runs.
         results: by id of the case and name of the backend, in the order in which they came.
-        again: keys of what has a result since the run began or was resumed, and ids of cases that
-            a resumed run had to run again.
         rerun: keys of those results that came out of running a case again.
-        started: keys of what has a start record.
         footer: the run's last record, None if it did not finish.
         size: number of bytes up to the end of the last whole record.
+        digest: of these bytes.
     """
 
     path: Path
     header: Header
     results: dict[tuple[str, str], Result] = field(default_factory=dict)
-    again: set[tuple[str, str] | str] = field(default_factory=set)
     rerun: set[tuple[str, str]] = field(default_factory=set)
-    started: set[tuple[str, str]] = field(default_factory=set)
     footer: dict[str, Any] | None = None
     size: int = 0
+    digest: bytes = b""
 
     @property
     def finished(self) -> bool:
@@ -90,20 +90,28 @@ def read_log(path: Path) -> Log | None:
         raise UsageError(
             f"the log {printable(str(path))} {error}", hint="onnxopt run --log FILE begins one"
         ) from error
+    if b'\n{"record":"%s"' % SPOILED.encode() in data:
+        raise UsageError(
+            f"{printable(str(path))} is no evidence: something else wrote to it during the run",
+            hint="run it again with another log",
+        )
     whole = data[: data.rfind(b"\n") + 1]
     if not whole:
         if data.startswith(_BEGINNING) or _BEGINNING.startswith(data):
             return None
         raise _malformed(path, 1, "found no log, expected a header")
     log: Log | None = None
+    rules: Rules | None = None
     for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
         try:
             record = _parsed(line)
             kind = check_record(record)
-            if log is None:
-                log = Log(path, _header(kind, record), size=len(whole))
+            if log is None or rules is None:
+                digest = blake2b(whole).digest()
+                log = Log(path, _header(kind, record), size=len(whole), digest=digest)
+                rules = Rules(log.header, log.results)
             else:
-                _take(log, kind, record)
+                _take(log, rules, kind, record)
         except ValueError as error:
             raise _malformed(path, number, str(error)) from error
     return log
@@ -143,58 +151,46 @@ def _header(kind: str, record: dict[str, Any]) -> Header:
     return Header.from_json(record)
 
 
-def _take(log: Log, kind: str, record: dict[str, Any]) -> None:
+def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
     """Add a record that follows the header.
 
     Raises:
         ValueError: if it does not belong where it stands.
     """
     match kind:
-        case "resume":
+        case "resume" if not log.finished:
+            require_moment(record["at"])
             log.footer = None
-            log.again.clear()
+            rules.resume()
         case _ if log.footer is not None:
             raise ValueError(f"found {kind} after the footer")
         case "header":
             raise ValueError("found a second header")
         case "start":
-            log.started.add((record["case"], record["backend"]))
+            rules.start((record["case"], record["backend"]))
         case "footer":
             log.footer = record
+            rules.footer(record, finished=log.finished)
+            _require_exit_code(log)
         case _:
             result = result_from_json(record["result"])
-            key = result.case, result.backend
-            if result.backend not in {backend.name for backend in log.header.backends}:
-                raise ValueError(f"found the backend {result.backend!r}, which the header lacks")
             if kind == "rerun":
-                _require_first(key, key not in log.rerun)
-                log.rerun.add(key)
+                rules.rerun(result)
+                log.rerun.add((result.case, result.backend))
             else:
-                _require_first(key, key not in log.again and _may_run(log, *key))
-                log.again.add(key)
-                log.rerun.discard(key)
-            log.results[key] = result
+                rules.end(result)
+                log.rerun.discard((result.case, result.backend))
+            log.results[result.case, result.backend] = result
 
 
-def _require_first(key: tuple[str, str], first: bool) -> None:
-    if not first:
-        raise ValueError(f"found a second result of {key[0]} on {key[1]}")
-
-
-def _may_run(log: Log, case: str, backend: str) -> bool:
-    """Tell whether a result may follow: the first, or that of a case which had not run everywhere.
-
-    A run that is resumed runs no other case again.
-    """
-    if (case, backend) not in log.results or case in log.again:
-        return True
-    row = [log.results.get((case, it.name)) for it in log.header.backends]
-    if case.startswith(f"{OUTSIDE_CASES}/"):
-        return True
-    if any(it is None or it.outcome is Outcome.NOT_RUN for it in row):
-        log.again.add(case)
-        return True
-    return False
+def _require_exit_code(log: Log) -> None:
+    record = log.record
+    code = record.exit_code
+    if code not in _ENDS | INTERRUPTED:
+        raise ValueError(f"found the exit code {code}, with which no run ends")
+    wrong = contradiction(record, part=log.header.shard is not None)
+    if wrong:
+        raise ValueError(wrong)
 
 
 def _malformed(path: Path, line: int, what: str) -> UsageError:

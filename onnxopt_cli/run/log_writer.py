@@ -9,6 +9,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,6 +22,10 @@ from onnxopt_cli.errors import UsageError
 # A kill loses nothing that was written; only a power cut does what was not synchronised.
 _SYNCHRONISE_SECONDS = 1.0
 
+_CHUNK = 1 << 20
+#: The record that makes a log unfit as evidence.
+SPOILED = "spoiled"
+
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # Opening a terminal or a device that is not ready must not wait, nor change whose terminal it is.
 _FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -30,7 +35,9 @@ class LogWriter:
     """An open log, which no other process writes to where the system has locks.
 
     What goes wrong while records are written does not raise, so that the run goes on and its
-    verdict is shown: see :attr:`failure`.
+    verdict is shown: see :attr:`failure`. So it is when somebody else writes to the file: it must
+    have the size that it was given before each record, and the content in the end. A last record
+    then says that the log is spoiled, and no reader takes it.
 
     Attributes:
         failure: why the log is not complete; empty as long as it is.
@@ -40,6 +47,9 @@ class LogWriter:
         self._path = path
         self._descriptor = descriptor
         self._synchronised = monotonic()
+        self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._size = 0
+        self._digest = blake2b()
         self.failure = ""
 
     @classmethod
@@ -53,8 +63,8 @@ class LogWriter:
             writer = cls(path, _open(path, os.O_CREAT))
         except OSError as error:
             raise _cannot_write(path, error) from error
-        if os.fstat(writer._descriptor).st_size:
-            writer.close()
+        if not writer._has_size(0):
+            os.close(writer._descriptor)
             raise UsageError(
                 f"{printable(str(path))} exists, and a log is never overwritten",
                 hint="--resume goes on with it; or name another file",
@@ -62,14 +72,19 @@ class LogWriter:
         return writer
 
     @classmethod
-    def append(cls, path: Path, size: int) -> LogWriter:
-        """Open a log to go on after its first ``size`` bytes.
+    def append(cls, path: Path, size: int, digest: bytes = b"") -> LogWriter:
+        """Open a log to go on after its first ``size`` bytes, which have the digest.
 
         Raises:
-            UsageError: if it cannot be written, or another run is writing it.
+            UsageError: if it cannot be written, another run is writing it, or it is not what was
+                read.
         """
         try:
             writer = cls(path, _open(path, 0))
+            writer._size, writer._digest = _hashed(writer._descriptor, size)
+            if size and writer._digest.digest() != digest:
+                os.close(writer._descriptor)
+                raise UsageError(f"{printable(str(path))} changed while it was read")
             os.ftruncate(writer._descriptor, size)
         except OSError as error:
             raise _cannot_write(path, error) from error
@@ -80,21 +95,28 @@ class LogWriter:
         if self.failure:
             return
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        whole = os.fstat(self._descriptor).st_size
+        if not self._has_size(self._size):
+            self._spoil()
+            return
         try:
-            while line:
-                line = line[os.write(self._descriptor, line) :]
+            unwritten = line
+            while unwritten:
+                unwritten = unwritten[os.write(self._descriptor, unwritten) :]
+            self._size += len(line)
+            self._digest.update(line)
             if monotonic() - self._synchronised > _SYNCHRONISE_SECONDS:
                 self._synchronise()
         except OSError as error:
             self.failure = error.strerror or str(error)
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, whole)
+                os.ftruncate(self._descriptor, self._size)
 
     def close(self) -> None:
-        """Put everything on the disk and let go of the file."""
+        """Put everything on the disk, see that it is what was written, and let go of the file."""
         try:
             self._synchronise()
+            if not self.failure and self._regular and not self._is_ours():
+                self._spoil()
         except OSError as error:
             self.failure = self.failure or error.strerror or str(error)
         with contextlib.suppress(OSError):
@@ -109,8 +131,31 @@ class LogWriter:
         if self.failure:
             raise UsageError(
                 f"the log {printable(str(self._path))} is not complete: {self.failure}",
-                hint="the verdict above is; with room for it, --resume runs what the log lacks",
+                hint="run it again with another log"
+                if self.failure == _FOREIGN
+                else "the verdict above is; with room for it, --resume runs what the log lacks",
             )
+
+    def _has_size(self, size: int) -> bool:
+        return not self._regular or os.fstat(self._descriptor).st_size == size
+
+    def _is_ours(self) -> bool:
+        """Tell whether the file has our content, and stands where it stood."""
+        status = os.fstat(self._descriptor)
+        try:
+            there = self._path.stat()
+        except OSError:
+            return False
+        if not os.path.samestat(status, there) or status.st_size != self._size:
+            return False
+        return _hashed(self._descriptor, self._size)[1].digest() == self._digest.digest()
+
+    def _spoil(self) -> None:
+        """Say in the log that it is no evidence: on a line of its own, whatever is before it."""
+        self.failure = _FOREIGN
+        line = json.dumps({"record": SPOILED, "why": _FOREIGN}, separators=(",", ":"))
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, f"\n{line}\n".encode())
 
     def _synchronise(self) -> None:
         try:
@@ -120,6 +165,9 @@ class LogWriter:
             if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
                 raise
         self._synchronised = monotonic()
+
+
+_FOREIGN = "something else wrote to it, replaced it or removed it during the run"
 
 
 def footer(record: RunRecord) -> dict[str, Any]:
@@ -135,8 +183,21 @@ def footer(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def _hashed(descriptor: int, size: int) -> tuple[int, blake2b]:
+    """Return how many of the first ``size`` bytes of a file there are, and the hash of them."""
+    digest = blake2b()
+    place = 0
+    # Where it stands does not matter to what is appended.
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while data := os.read(descriptor, min(_CHUNK, size - place)):
+        digest.update(data)
+        place += len(data)
+    return place, digest
+
+
 def _open(path: Path, flags: int) -> int:
-    descriptor = os.open(path, _FLAGS | flags, 0o666)
+    # Nobody but the user may write to evidence, whatever the umask.
+    descriptor = os.open(path, _FLAGS | flags, 0o644)
     try:
         _require_file(descriptor, path)
         _lock(descriptor, path)

@@ -13,8 +13,8 @@ from onnxopt_cli.core.text import printable
 #: Runs cases in order on a backend that has seen no case yet.
 Fresh = Callable[[Sequence[Case]], list[Result]]
 
-# Nothing that running again could change.
-_SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
+#: What running again cannot change, so that it is never tried.
+SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 
 # After these a worker is another one: what came before has no effect on what comes after.
 _DEADLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
@@ -44,7 +44,7 @@ def run_again(
     by_id = {case.id: case for case in cases}
     doubtful: list[tuple[Result, Outcome]] = []
     for result in suspects:
-        if result.outcome in _SETTLED:
+        if result.outcome in SETTLED:
             continue
         alone = [fresh([by_id[result.case]])[0].outcome for _ in range(times)]
         if len(set(alone)) > 1:

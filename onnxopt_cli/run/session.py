@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -12,12 +13,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import UsageError
+from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.run.executors import Setting
 from onnxopt_cli.run.expectations import Expectations
 from onnxopt_cli.run.gate import exit_code
@@ -28,6 +29,7 @@ from onnxopt_cli.run.shard import Shard
 
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
+    from onnxopt_cli.run.contents import Witness
     from onnxopt_cli.run.log_header import Header
     from onnxopt_cli.run.log_reader import Log
     from onnxopt_cli.run.log_writer import LogWriter
@@ -45,6 +47,7 @@ class Terms:
         setting: how backends are run.
         shard: which part of the selected cases runs; None for all.
         reruns: how often a case that does not conform runs again alone; 0 for never.
+        witness: knows what the files of the backends held before these started; there if a log is.
     """
 
     selected: Sequence[Case]
@@ -54,6 +57,7 @@ class Terms:
     setting: Setting
     shard: Shard | None = None
     reruns: int = 0
+    witness: Witness | None = None
 
 
 class Session:
@@ -74,6 +78,7 @@ class Session:
         self._results: dict[tuple[str, str], Result] = {}
         self._settled: set[tuple[str, str]] = set()
         self._finished = False
+        self._found: tuple[Problem, ...] = ()
         self._writer: LogWriter | None = None
         self._log = log
         self.began = perf_counter()
@@ -113,7 +118,7 @@ class Session:
         self._require_same(log, header)
         self._take(log)
         if not log.finished:
-            self._writer = LogWriter.append(self._log, log.size)
+            self._writer = LogWriter.append(self._log, log.size, log.digest)
             self._writer.write({"record": "resume", "at": _now()})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
@@ -182,13 +187,16 @@ class Session:
         plan, terms = self.plan, self.terms
         backends = tuple(self._backends.values())
         findings = terms.expectations.findings(terms.ids, backends)
-        code = exit_code(self.results, plan.problems, findings, part=terms.shard is not None)
+        if terms.witness is not None and not self._finished:
+            self._found = tuple(terms.witness.changed())
+        problems = tuple(dict.fromkeys((*plan.problems, *self._found)))
+        code = exit_code(self.results, problems, findings, part=terms.shard is not None)
         record = RunRecord(
             versions=versions(),
             backends=backends,
             options=_plain(terms.options),
             results=self.results,
-            problems=tuple(plan.problems),
+            problems=problems,
             findings=findings,
             explanations=tuple(explanations),
             exit_code=plan.interruption.exit_code or code,
@@ -226,6 +234,8 @@ class Session:
         for case in self.plan.cases:
             keys = [(case.id, name) for name in names]
             rows = [log.results[key] for key in keys if key in log.results]
+            if any(it.outcome in HARMLESS and not it.diffs for it in rows):
+                self._require_refusal(case)
             ran = log.finished or all(it.outcome is not Outcome.NOT_RUN for it in rows)
             if len(rows) == len(names) and ran:
                 self._results |= dict(zip(keys, map(self._review, rows), strict=True))
@@ -236,10 +246,23 @@ class Session:
         self._settled = log.rerun
         self._finished = log.finished
         if log.finished:
+            # What was found wrong in the end, and what backends did outside of the cases, too.
+            self._found = log.record.problems
             self._results |= {key: self._review(it) for key, it in log.results.items()}
         outside = [it for key, it in log.results.items() if key[0].startswith(f"{OUTSIDE_CASES}/")]
         self._results |= {(it.case, it.backend): self._review(it) for it in outside}
         self.resumed = len(self._results)
+
+    def _require_refusal(self, case: Case) -> None:
+        """See that a case which conforms without outputs is one that must be refused."""
+        with suppress(InvalidCase):
+            if case.read().rejects:
+                return
+        raise UsageError(
+            f"cannot resume {printable(str(self._log))}: {printable(case.id)} conforms in it "
+            "without an output, and must have one",
+            hint="run it again with another log",
+        )
 
     def _require_same(self, log: Log, header: Header) -> None:
         found = log.header.differences(header)
@@ -256,15 +279,20 @@ class Session:
         from onnxopt_cli.run.case_list import CaseList
         from onnxopt_cli.run.log_header import Header
 
+        witness = self.terms.witness
+        assert witness is not None  # noqa: S101 - there is one where there is a log
+        cases = CaseList.of(self.terms.selected, witness)
+        self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
         return Header(
             started=self.started,
             hostname=self.hostname,
             versions=versions(),
             backends=tuple(self._backends.values()),
-            cases=CaseList.of(self.terms.selected),
+            cases=cases,
             shard=self.terms.shard,
             expectations=self.terms.expectations.hash,
             options=_plain(self.terms.options),
+            contents=witness.contents,
         )
 
     def _started(self, case: str, backend: str) -> None:

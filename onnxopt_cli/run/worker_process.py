@@ -31,6 +31,7 @@ _START = (
     "from onnxopt_cli.run.worker_main import main; "
     "main(int(channel), int(runner), int(memory), folder)"
 )
+_PR_SET_DUMPABLE = 4
 # How long a keeper may take to leave nothing behind.
 _PATIENCE_SECONDS = 1.0
 # How long what has no keeper any more may take to end.
@@ -167,6 +168,7 @@ class WorkerProcess:
 
 def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
+    _close_to_others()
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
     _adopt()
@@ -202,6 +204,18 @@ def _adopt() -> bool:
     from onnxopt_cli.run.keeper import adopt
 
     return adopt()
+
+
+@cache
+def _close_to_others() -> None:
+    """Keep other processes of this user out of this one: its memory and /proc/PID/fd.
+
+    Workers are not closed so: what they execute is open again. Only Linux has this.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> bool:

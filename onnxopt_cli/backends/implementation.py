@@ -1,0 +1,160 @@
+"""The files that a backend is made of, found without running any of it.
+
+A Python file counts with the modules beside it that it imports, and those that they import; a
+module of a package with all code of the package. A command counts with its program and with those
+of its arguments that are files, or end in one, as ``--config=FILE``. What is loaded in another way,
+such as weights and libraries from elsewhere, is not found.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder, all_suffixes
+from pathlib import Path
+
+from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.cases.malformed import Malformed
+from onnxopt_cli.cases.regular_file import read_regular_file
+
+# Beside an installed module stand all the others, which have versions of their own.
+_INSTALLED = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
+# A package may keep what changes from run to run beside its code, such as caches.
+_CODE = (*all_suffixes(), ".so", ".dll", ".dylib")
+# Of a package with more files the first ones count, in the order of their names.
+_MOST_FILES = 20_000
+_LARGEST_SOURCE = 16 * 2**20
+
+
+def implementation_files(text: str) -> dict[str, Path]:
+    """Return the files of a backend by names that do not depend on where they stand.
+
+    Args:
+        text: the backend as the user asks for it; one of ours has no files.
+
+    Raises:
+        UsageError: if it is not written as backends are.
+    """
+    specification = parse_specification(text)
+    source = specification.source
+    if source.endswith(".py") or "/" in source or "\\" in source:
+        return dict(_with_neighbours(Path(source)))
+    if source:
+        return dict(_module(source))
+    if specification.command:
+        return dict(_command(specification.command))
+    from onnxopt_cli.backends.resolve import entry_points_by_name
+
+    entry_point = entry_points_by_name().get(specification.name)
+    return dict(_module(entry_point.module)) if entry_point else {}
+
+
+def _module(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of the package that a module belongs to, or those of a module of its own."""
+    top = name.partition(".")[0]
+    found = _find(top, [*sys.path, str(Path.cwd())])
+    if found is None:
+        return
+    if found.is_dir():
+        yield from _package(found)
+    else:
+        yield from _with_neighbours(found)
+
+
+def _find(top: str, folders: Sequence[str]) -> Path | None:
+    """Return the file of a module or the folder of a package."""
+    try:
+        specification = PathFinder.find_spec(top, list(folders))
+        if specification is None:
+            # What an editable installation brings is found by a finder of its own.
+            finders = [it for it in sys.meta_path if it is not PathFinder]
+            found = (it.find_spec(top, None) for it in finders if hasattr(it, "find_spec"))
+            specification = next(filter(None, found), None)
+    except Exception:  # noqa: BLE001 - finders are anybody's code; importing will say what is wrong
+        return None
+    if specification is None:
+        return None
+    inside = specification.submodule_search_locations
+    if inside:
+        return next((Path(folder) for folder in inside), None)
+    origin = specification.origin
+    return Path(origin) if origin and specification.has_location else None
+
+
+def _package(folder: Path) -> Iterator[tuple[str, Path]]:
+    count = 0
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
+        for name in sorted(names):
+            if name[0] == "." or not (name.endswith(_CODE) or ".so." in name):
+                continue
+            path = Path(parent, name)
+            count += 1
+            if count > _MOST_FILES:
+                return
+            yield f"{folder.name}/{path.relative_to(folder).as_posix()}", path
+
+
+def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a file and what it imports from its own folder, and so on."""
+    folder = file.resolve().parent
+    seen = {file.name}
+    unread = [file]
+    while unread:
+        path = unread.pop()
+        yield path.name, path
+        for top in sorted(_imported(path)) if folder.name not in _INSTALLED else ():
+            package = folder / top
+            neighbours = [folder / f"{top}{suffix}" for suffix in all_suffixes()]
+            if top not in seen and package.is_dir() and package != folder:
+                seen.add(top)
+                yield from _package(package)
+            for neighbour in neighbours:
+                if neighbour.name not in seen and neighbour.is_file():
+                    seen.add(neighbour.name)
+                    # As the user would name it.
+                    unread.append(file.parent / neighbour.name)
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the first parts of the names of all modules that a Python file imports anywhere."""
+    if path.suffix != ".py":
+        return set()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(read_regular_file(path, _LARGEST_SOURCE))
+    except (Malformed, SyntaxError, ValueError, RecursionError, MemoryError):
+        # Importing it will say what is wrong.
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _command(command: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    program = shutil.which(command[0])
+    if program is not None:
+        yield Path(program).name, Path(program)
+    for place, argument in enumerate(command[1:], start=1):
+        for text in (argument, argument.partition("=")[2]):
+            path = Path(text)
+            if not text or not _is_file(path):
+                continue
+            for name, found in _with_neighbours(path):
+                yield f"{place}/{name}", found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
