@@ -240,7 +240,9 @@ def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
     contents = Contents("0" * 32, {"a.yaml": "1" * 16})
     cases = CaseList(3, "0" * 32)
     versions = {"onnxopt": "1"}
-    header = Header("2026-01-31T00:00:00Z", versions, (identity,), cases, None, "", {}, contents)
+    header = Header(
+        "2026-01-31T00:00:00Z", versions, (identity,), cases, None, "", {}, "", contents
+    )
     # What was not run says nothing, so it contradicts nothing.
     results = [replace(it, outcome=Outcome.NOT_RUN, standing=None, flaky="") for it in results]
     writer = LogWriter.create(path)

@@ -139,12 +139,14 @@ def require_moment(text: str) -> None:
     """Refuse a time that is none.
 
     Raises:
-        ValueError: if it is none, or not written as in a log.
+        ValueError: if it is none, or not in UTC as a log has it.
     """
     try:
-        datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ")  # noqa: DTZ007 - the Z says it
+        if not text.endswith("Z") or "T" not in text:
+            raise ValueError
+        datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"found the time {text!r}, which is none") from None
+        raise ValueError(f"found the time {text!r}, which is not a valid one") from None
 
 
 def _cases(header: Header) -> str:
