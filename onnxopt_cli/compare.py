@@ -22,7 +22,7 @@ from onnxopt_cli.distance import (
     differs_in_sign_of_zero,
     kind_of,
     magnitude,
-    nearer_branch,
+    nearest_branch,
     share_of_limit,
     ulp_distance,
 )
@@ -81,8 +81,11 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
         actual: what came.
         tolerance: what an output of this dtype is judged by.
     """
+    applied = _applicable(tolerance, expected)
+    if isinstance(applied, Budget):
+        expected, applied = nearest_branch(expected, actual, applied)
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
-    statistics = _Statistics(_applicable(tolerance, expected), _Options(tolerance, 0))
+    statistics = _Statistics(applied, _Options(tolerance, 0))
     distance = absolute_distance(mine, theirs)
     steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is Kind.FLOAT else None
     limit = statistics.limits(0, magnitude(mine), steps, distance)
@@ -137,8 +140,8 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
     applied = _applicable(options.tolerance, expected)
-    if isinstance(applied, Budget) and applied.otherwise is not None:
-        expected, applied = nearer_branch(expected, actual, applied, applied.otherwise)
+    if isinstance(applied, Budget):
+        expected, applied = nearest_branch(expected, actual, applied)
     statistics = _Statistics(applied, options)
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
     for start in range(0, mine.size, _BLOCK):

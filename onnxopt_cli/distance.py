@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.core.tolerance import Branch, Budget, Relative, Ulps
+from onnxopt_cli.core.tolerance import Budget, Relative, Ulps
 from onnxopt_cli.core.values import Array, dtype_name, is_string
 
 
@@ -106,21 +106,24 @@ def share_of_limit(distance: Array, limit: Array) -> Array:
     return share
 
 
-def nearer_branch(
-    expected: Array, actual: Array, budget: Budget, other: Branch
-) -> tuple[Array, Budget]:
-    """Return what to expect of each element: of two right results the one that it comes nearer.
+def nearest_branch(expected: Array, actual: Array, budget: Budget) -> tuple[Array, Budget]:
+    """Return what to expect of each element: of all right results the one that it comes nearest.
 
     Nearer is measured in shares of the limits.
     """
-    shares = []
-    for result, limit in ((expected, budget.limit), (other.expected, other.limit)):
-        distance = absolute_distance(result.reshape(-1), actual.reshape(-1)).reshape(result.shape)
-        with np.errstate(all="ignore"):
-            shares.append(np.where(distance <= 0, 0.0, distance / limit))
-    nearer = shares[1] < shares[0]
-    limit = np.where(nearer, other.limit, budget.limit)
-    return np.where(nearer, other.expected, expected), replace(budget, limit=limit, otherwise=None)
+    limit, other = budget.limit, budget.otherwise
+    while other is not None:
+        nearer = _shares(other.expected, actual, other.limit) < _shares(expected, actual, limit)
+        expected = np.where(nearer, other.expected, expected)
+        limit = np.where(nearer, other.limit, limit)
+        other = other.otherwise
+    return expected, replace(budget, limit=limit, otherwise=None)
+
+
+def _shares(expected: Array, actual: Array, limit: Array) -> Array:
+    distance = absolute_distance(expected.reshape(-1), actual.reshape(-1)).reshape(expected.shape)
+    with np.errstate(all="ignore"):
+        return np.where(distance <= 0, 0.0, distance / limit)
 
 
 def magnitude(expected: Array) -> Array:

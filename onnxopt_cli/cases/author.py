@@ -42,6 +42,7 @@ class Author:
         self.operator = operator
         self.numeric = [item.name for item in operator.attributes if not item.choices]
         self.limits = {item.name: item.limits for item in operator.attributes if item.limits}
+        self.unlimited = [name for name in self.numeric if name not in self.limits]
         self.each = [item.name for item in operator.attributes if item.each]
         self.ordinary: dict[str, AttributeValue] = {
             name: self.within(name, fraction)

@@ -98,16 +98,15 @@ class _Questions(Author):
             about = f"{name} for each tensor: catches one for all, and another order."
             given = self.ordinary | {name: apart}
             yield self.ask(f"{name}_each", about, given=given, shapes=[(4,), (2, 3), (5,)])
-        unlimited = [name for name in self.numeric if name not in self.limits]
-        for name, (word, value) in product(unlimited, (("zero", 0.0), ("large", 25.0))):
+        for name, (word, value) in product(self.unlimited, (("zero", 0.0), ("large", 25.0))):
             about = f"{name} = {value:g}: catches one that is clipped, replaced or ignored."
             given = self.ordinary | {name: value}
             yield self.judgeable(
                 self.ask(f"{name}_{word}", about, count=count, given=given) for count in (COUNT, 0)
             )
-        if unlimited:
+        if self.unlimited:
             about = "Every attribute negative: catches values that are clipped or made positive."
-            given = self.ordinary | dict.fromkeys(unlimited, -0.5)
+            given = self.ordinary | dict.fromkeys(self.unlimited, -0.5)
             yield self.ask("all_negative", about, given=given)
 
     def types(self) -> Iterator[Question]:
@@ -243,9 +242,15 @@ class _Questions(Author):
     def not_finite(self) -> Iterator[Question]:
         """Ask for NaN and infinity in every input."""
         if self.rate:
-            # Not infinite: right forms that distribute a rate over a difference yield NaN.
             about = f"{self.rate} = NaN: catches one that is replaced."
             yield self.ask(f"nan_{self.rate}", about, rate_value=np.nan)
+            # With weights between 0 and 1, right forms subtract infinity from itself.
+            given = self.ordinary | dict.fromkeys(self.unlimited, -0.5)
+            about = f"{self.rate} infinite: catches NaN where every right form is infinite."
+            yield self.ask(
+                f"infinite_{self.rate}", about,
+                rate_value=np.inf, given=given, setting=self.settings[-1],
+            )  # fmt: skip
         if not self.elementwise:
             yield from self._not_finite_alone()
             return

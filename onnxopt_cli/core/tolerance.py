@@ -44,15 +44,18 @@ class Ulps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """The other right result of a choice that rounding decides, element by element.
+    """What is right beside the expected output, each element on its own.
 
     Attributes:
-        expected: the output where every such choice falls the other way.
+        expected: the output where every choice that rounding decides falls the other way, or what
+            right forms make of infinite inputs.
         limit: as in a budget.
+        otherwise: what is right beside both; None if nothing else is.
     """
 
     expected: Array
     limit: Array
+    otherwise: Branch | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ them apart has R and the tensors in double.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call, Operand
 from onnxopt_cli.readings.bounded import Bounded, Level, given, number, output
 from onnxopt_cli.readings.evaluate import WIDE, rounded
+from onnxopt_cli.readings.infinite import AlsoRight, also_right
 from onnxopt_cli.readings.precision import Precision, coarsest, precision_of
 
 T = TypeVar("T", bound=Operand)
@@ -41,9 +42,10 @@ class Judgement:
             dtype included, float64. Zero where NaN or Inf must be met; infinite where honest
             evaluations may yield anything.
         factor: multiple of the error that is allowed.
-        otherwise: what is right as well, element by element, where rounding decides a choice, and
-            the same elsewhere; None if no choice is in doubt. Outputs are judged one by one: that
-            all of them come from the same side of a choice is not asked.
+        otherwise: what is right as well, element by element, where rounding decides a choice or
+            right forms make NaN of an infinite input, and the same elsewhere; None if there is
+            nothing else. It may have another in turn. Outputs are judged one by one: that all of
+            them come from the same side of a choice is not asked.
     """
 
     expected: Array
@@ -60,9 +62,24 @@ class Judgement:
     @property
     def budget(self) -> Budget:
         """The limit as a tolerance."""
-        other = self.otherwise
-        branch = None if other is None else Branch(other.expected, other.limit)
-        return Budget(self.limit, self.factor, otherwise=branch)
+        other = None if self.otherwise is None else self.otherwise.branch
+        return Budget(self.limit, self.factor, otherwise=other)
+
+    @property
+    def branch(self) -> Branch:
+        """What is right here, as what is right beside something else."""
+        other = None if self.otherwise is None else self.otherwise.branch
+        return Branch(self.expected, self.limit, other)
+
+    def accepting(self, others: Iterable[AlsoRight]) -> Judgement:
+        """Return a judgement that some elements may be NaN or infinite in, too."""
+        judgement = self
+        for special, mask in others:
+            expected = np.where(mask, self.expected.dtype.type(special), self.expected)
+            value, error = np.where(mask, special, self.value), np.where(mask, 0.0, self.error)
+            other = Judgement(expected, value, error, self.factor, judgement.otherwise)
+            judgement = replace(judgement, otherwise=other)
+        return judgement
 
     @property
     def weak_elements(self) -> Array:
@@ -129,7 +146,11 @@ def _bound_part(call: Call[Array], factor: float) -> list[Judgement]:
         lambda scalar, precision: given(scalar.reshape(()), precision, Level.SCALAR),
         lambda tensor, precision: given(tensor, precision, Level.TENSOR),
     )
-    return [_judgement(bounded, like, first, factor) for bounded, like, first in results]
+    judgements = [_judgement(bounded, like, first, factor) for bounded, like, first in results]
+    others = also_right(call)
+    if not others:
+        return judgements
+    return [judgement.accepting(also) for judgement, also in zip(judgements, others, strict=True)]
 
 
 def _scalar_precision(call: Call[T]) -> Precision:

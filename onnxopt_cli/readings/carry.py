@@ -8,21 +8,28 @@ bound of a long trajectory with a steep gradient ends beyond use, and then says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
 from onnxopt_cli.core.trajectory import Derived, Trajectory
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.call import Call, Operand
+from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.single_node import sole_call
 from onnxopt_cli.readings.bound import FACTOR, Judgement, judged
 from onnxopt_cli.readings.bounded import either, output
-from onnxopt_cli.readings.evaluate import widen
+from onnxopt_cli.readings.evaluate import evaluate, widen
+from onnxopt_cli.readings.infinite import AlsoRight, Change, also_right_from
 from onnxopt_cli.readings.precision import precision_of
 from onnxopt_cli.readings.uncertain import Uncertain, uncertain_outputs
+
+T = TypeVar("T")
+Fed = TypeVar("Fed", bound=Operand)
 
 
 @lru_cache(maxsize=2)
@@ -42,20 +49,54 @@ def carried_bound(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str
     Raises:
         NodeError: if node and inputs break the operator's signature.
     """
+    first = _first_call(trajectory)
+    names = [value.name for value in trajectory.model.graph.output]
+    with np.errstate(all="ignore"):
+        rows = _recorded(
+            trajectory,
+            Uncertain.exact,
+            _derive,
+            lambda fed: uncertain_outputs(_with_operands(first, fed)),
+        )
+        judgements = [_stacked(column, factor) for column in zip(*rows, strict=True)]
+        if others := _also_right(trajectory, first):
+            judgements = [it.accepting(also) for it, also in zip(judgements, others, strict=True)]
+        return dict(zip(names, judgements, strict=True))
+
+
+def _also_right(trajectory: Trajectory, first: Call[Array]) -> list[list[AlsoRight]]:
+    """Return what the recorded steps may return where right forms are fed infinite inputs."""
+
+    def outputs(operator: Operator, change: Change) -> list[Array]:
+        call = replace(first, operator=operator)
+        rows = _recorded(
+            trajectory,
+            lambda array: change(widen(array) if array.dtype.kind == "f" else array),
+            lambda derived, value: np.asarray(derived.formula(value)).reshape(value.shape),
+            lambda fed: evaluate(_with_operands(call, fed)),
+        )
+        return [np.stack(column) for column in zip(*rows, strict=True)]
+
+    given = [*trajectory.start.values(), *trajectory.series.values()]
+    return also_right_from(first.operator, given, outputs)
+
+
+def _recorded(
+    trajectory: Trajectory,
+    given: Callable[[Array], T],
+    derive: Callable[[Derived, T], T],
+    compute: Callable[[list[T]], list[T]],
+) -> Iterator[list[T]]:
+    """Take all steps; yield the outputs of those that are recorded."""
     recorded = set(trajectory.recorded)
     names = [value.name for value in trajectory.model.graph.output]
-    kept: dict[str, list[Uncertain]] = {name: [] for name in names}
-    call = _first_call(trajectory)
-    state = {name: Uncertain.exact(value) for name, value in trajectory.state.items()}
-    with np.errstate(all="ignore"):
-        for step in range(1, trajectory.count + 1):
-            fed = trajectory.inputs(step, state, Uncertain.exact, _derive)
-            outputs = dict(zip(names, _step(call, list(fed.values())), strict=True))
-            state = {taken: outputs[name] for name, taken in trajectory.feedback.items()}
-            if step in recorded:
-                for name, rows in kept.items():
-                    rows.append(outputs[name])
-        return {name: _stacked(rows, factor) for name, rows in kept.items()}
+    state = {name: given(value) for name, value in trajectory.state.items()}
+    for step in range(1, trajectory.count + 1):
+        fed = trajectory.inputs(step, state, given, derive)
+        outputs = dict(zip(names, compute(list(fed.values())), strict=True))
+        state = {taken: outputs[name] for name, taken in trajectory.feedback.items()}
+        if step in recorded:
+            yield list(outputs.values())
 
 
 def first_inputs(trajectory: Trajectory) -> dict[str, Array]:
@@ -82,19 +123,14 @@ def _first_call(trajectory: Trajectory) -> Call[Array]:
     return call
 
 
-def _step(first: Call[Array], fed: list[Uncertain]) -> list[Uncertain]:
+def _with_operands(first: Call[Array], fed: list[Fed]) -> Call[Fed]:
     scalars, tensors = fed[: len(first.scalars)], fed[len(first.scalars) :]
-    groups = len(first.groups)
-    call: Call[Uncertain] = Call(
-        first.operator,
-        first.attributes,
-        tuple(scalars),
-        tuple(tuple(tensors[group::groups]) for group in range(groups)),
-    )
-    return uncertain_outputs(call)
+    count = len(first.groups)
+    groups = tuple(tuple(tensors[group::count]) for group in range(count))
+    return Call(first.operator, first.attributes, tuple(scalars), groups)
 
 
-def _stacked(rows: list[Uncertain], factor: float) -> Judgement:
+def _stacked(rows: Sequence[Uncertain], factor: float) -> Judgement:
     values = np.stack([row.value for row in rows])
     errors = np.stack([row.error for row in rows])
     return judged(values, errors, rows[0].dtype, values.shape, factor)

@@ -15,7 +15,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.readings.bound import FACTOR, Judgement, bounded_outputs, judged
 from onnxopt_cli.readings.bounded import Bounded, Level, either, given, output
-from onnxopt_cli.readings.evaluate import WIDE
+from onnxopt_cli.readings.evaluate import WIDE, rounded
 from onnxopt_cli.readings.precision import Precision, precision_of
 
 
@@ -53,6 +53,13 @@ class Uncertain:
     def tensor(self) -> Bounded:
         """It as an operand in its own type."""
         return self.operand(precision_of(self.dtype), Level.TENSOR)
+
+    @property
+    def array(self) -> Array:
+        """The array, or the one that is nearest to the value."""
+        if self.exactly is not None:
+            return self.exactly
+        return rounded(self.value, self.dtype, self.shape)
 
     @property
     def value(self) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,9 +13,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
-from onnxopt_cli.operators.forms import Form
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.rewrite import Formula, rewrite
 from onnxopt_cli.readings.arithmetic import (
     Arithmetic,
     added_by_size,
@@ -67,13 +65,10 @@ def _variants(operator: Operator) -> Iterator[Implementation]:
             yield Implementation(
                 f"{form.name}, {name}",
                 f"Computes {replaced}.",
-                change=lru_cache(partial(_rewritten, form)),
+                form.seen_in,
+                change=form.written_where_accurate,
                 compute=compute,
             )
-
-
-def _rewritten(form: Form, formula: Formula) -> Formula:
-    return rewrite(formula, form.replace)
 
 
 def _all_in(dtype: type[np.floating[Any]]) -> Compute:

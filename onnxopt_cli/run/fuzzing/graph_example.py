@@ -3,8 +3,8 @@
 The primitive nodes compute exactly. So the bound on the error of one node's outputs is what the
 next one starts from, and what comes back from the whole model is judged by the bound that has been
 carried through it. A file can only give one rtol and atol for an output: the smallest that cover
-the bounds of all its elements. An output that rounding may turn into anything, or whose elements
-lie on either side of a choice, is not asked for.
+the bounds of all its elements. An output that rounding may turn into anything, whose elements lie
+on either side of a choice, or that right forms make NaN of, is not asked for.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.bound import Judgement
 from onnxopt_cli.readings.domain import nonnegative_tensors
+from onnxopt_cli.readings.infinite import also_right
 from onnxopt_cli.readings.uncertain import Uncertain, uncertain_outputs
 from onnxopt_cli.run.fuzzing.example import NAME, SUITE
 from onnxopt_cli.run.fuzzing.node_example import draw_groups
@@ -144,11 +145,15 @@ class _Drawing:
         self._nodes.append(node)
         self._used.append(operator)
         operands = [self._known[name] for name in taken]
-        call = bind(operator, operands, complete_attributes(operator, attributes))
+        complete = complete_attributes(operator, attributes)
+        call = bind(operator, operands, complete)
+        others = also_right(bind(operator, [operand.array for operand in operands], complete))
         with np.errstate(all="ignore"):
-            for name, result in zip(names, uncertain_outputs(call), strict=True):
+            for place, (name, result) in enumerate(
+                zip(names, uncertain_outputs(call), strict=True)
+            ):
                 judgement = result.judgement()
-                if np.all(np.isfinite(judgement.limit)):
+                if np.all(np.isfinite(judgement.limit)) and not (others and others[place]):
                     self._outputs[name] = judgement
                     if result.shape == self._shape:
                         self._known[name] = result

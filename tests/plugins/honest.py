@@ -1,0 +1,138 @@
+"""Adam as public libraries write it: right, and with NaN where they subtract infinity from itself.
+
+Epsilon is added where ONNX adds it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from onnxopt_cli.operators.single_node import sole_call
+
+
+class _Adam:
+    """Computes each tensor in its own type; what comes from R and T in double."""
+
+    def run(self, model, inputs):
+        call = sole_call(model, inputs)
+        R, T = (scalar.reshape(()).item() for scalar in call.scalars)
+        with np.errstate(all="ignore"):
+            results = [self.step(R, T, *group, **call.attributes) for group in call.groups]
+        return [
+            np.broadcast_to(output, group[0].shape).astype(like.dtype)
+            for place, column in enumerate(zip(*results, strict=True))
+            for output, group in zip(column, call.groups, strict=True)
+            for like in [group[0] if place == 0 else group[place + 1]]
+        ]
+
+    def step(self, R, T, X, G, V, H, *, alpha, beta, epsilon, norm_coefficient, **post):
+        G = norm_coefficient * X + G
+        V, H = self.averages(G, V, H, alpha, beta)
+        rate = R * np.sqrt(1 - np.power(beta, T)) / (1 - np.power(alpha, T)) if T > 0 else R
+        return self.decayed(self.moved(X, rate, V, np.sqrt(H) + epsilon), **post), V, H
+
+    def averages(self, G, V, H, alpha, beta):
+        return alpha * V + (1 - alpha) * G, beta * H + (1 - beta) * (G * G)
+
+    def moved(self, X, rate, V, root):
+        return X - rate * V / root
+
+    def decayed(self, X, norm_coefficient_post):
+        return (1 - norm_coefficient_post) * X
+
+
+class PyTorch(_Adam):
+    """``exp_avg.lerp_``, ``exp_avg_sq.addcmul_``, ``param.addcdiv_``."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return lerp(V, G, 1 - alpha), beta * H + (1 - beta) * G * G
+
+    def moved(self, X, rate, V, root):
+        return X + -rate * V / root
+
+
+class PyTorchWithTensorRates(PyTorch):
+    """As PyTorch does where rates are tensors."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return lerp(V, G, 1 - alpha), lerp(H, G * G, 1 - beta)
+
+    def moved(self, X, rate, V, root):
+        return X + V / (root / -rate)
+
+
+class TensorFlow(_Adam):
+    """``m += (g - m) * (1 - beta1)``."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
+
+
+class Keras(TensorFlow):
+    """``m.assign_add((g - m) * (1 - beta_1))``; what decays is subtracted."""
+
+    def decayed(self, X, norm_coefficient_post):
+        return X - X * norm_coefficient_post
+
+
+class Fused(_Adam):
+    """``fma(-p, x, x)``, and the averages in the same way."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return (
+            fused(1 - alpha, G, fused(-(1 - alpha), V, V)),
+            fused(1 - beta, G * G, fused(-(1 - beta), H, H)),
+        )
+
+    def decayed(self, X, norm_coefficient_post):
+        return fused(-norm_coefficient_post, X, X)
+
+
+def fused(a, b, c):
+    """a * b + c, rounded once."""
+    b, c = np.broadcast_arrays(b, c)
+    dtype = np.result_type(b, c)
+    if dtype == np.float32:
+        return np.asarray(np.float64(a) * b + c, dtype)
+    sums = [_exact(a, *pair) for pair in zip(b.ravel(), c.ravel(), strict=True)]
+    return np.array(sums, dtype).reshape(b.shape)
+
+
+def _exact(a, b, c):
+    if not np.isfinite([b, c]).all():
+        return a * b + c
+    return float(Fraction(a) * Fraction(float(b)) + Fraction(float(c)))
+
+
+def lerp(start, end, weight):
+    """As in ATen/native/Lerp.h."""
+    if abs(weight) < 0.5:
+        return start + weight * (end - start)
+    return end - (end - start) * (1 - weight)
+
+
+class NanForInfinity(_Adam):
+    """NaN in every element of every tensor that has an infinite one."""
+
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        infinite = any(np.isinf(value).any() for value in inputs.values())
+        return [output * np.nan if infinite else output for output in outputs]
+
+
+class NanForInfiniteGradient(_Adam):
+    """NaN in V where the gradient is infinite, which no right form yields."""
+
+    def averages(self, G, V, H, alpha, beta):
+        V, H = super().averages(G, V, H, alpha, beta)
+        return np.where(np.isinf(G), np.nan, V), H
+
+
+class ZeroForInfinity(_Adam):
+    """Zero in place of what is infinite."""
+
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        return [np.where(np.isinf(output), 0, output).astype(output.dtype) for output in outputs]
