@@ -19,7 +19,7 @@ from onnxopt_cli.run.expectation import Expectation, Judging, expect
 from onnxopt_cli.run.response import Response
 
 #: Outputs of failing cases that are larger are not kept.
-_KEPT_BYTES = 1 << 20
+KEPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,6 @@ def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
     """Return a backend's outputs, for an explanation; nothing where they are too large to keep."""
     outputs = outputs or ()
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
-    small = sum(array.nbytes for array in arrays) <= _KEPT_BYTES
+    small = sum(array.nbytes for array in arrays) <= KEPT_BYTES
     # A backend may return the same buffer at its next call.
     return tuple(array.copy() for array in arrays) if small and len(arrays) == len(outputs) else ()

@@ -19,6 +19,7 @@ _OTHER = frozenset(
         "artifacts",
         "backends",
         "explain",
+        "explain_time",
         "expect",
         "jobs",
         "log",
