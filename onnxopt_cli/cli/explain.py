@@ -66,7 +66,8 @@ def command(saved: Path, explain_time: float | None) -> int:
         )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)
-    return int(not explanations or any(not it.deviations for it in explanations))
+    explained = {(it.backend, case) for it in explanations if it.deviations for case in it.cases}
+    return int(any(it.failing and (it.backend, it.case) not in explained for it in record.results))
 
 
 def _judging(options: Mapping[str, Any]) -> Judging:
@@ -74,12 +75,11 @@ def _judging(options: Mapping[str, Any]) -> Judging:
     from onnxopt_cli.cli.run import judging
 
     options = options if isinstance(options, Mapping) else {}
-    numbers = {name: options.get(name) for name in ("rtol", "atol", "ulp", "budget")}
-    return judging(
-        {
-            name: value if isinstance(value, (int, float)) else None
-            for name, value in numbers.items()
-        }
-        | {"rule": it if (it := options.get("rule")) in ("derived", "onnx") else None}
-        | {"signed_zeros": options.get("signed_zeros") is True}
-    )
+    said: dict[str, Any] = {}
+    for name in ("rtol", "atol", "ulp", "budget"):
+        value = options.get(name)
+        number = isinstance(value, (int, float)) and 0 <= value < float("inf")
+        said[name] = value if number else None
+    said["rule"] = rule if (rule := options.get("rule")) in ("derived", "onnx") else None
+    said["signed_zeros"] = options.get("signed_zeros") is True
+    return judging(said)

@@ -112,7 +112,7 @@ class _Exchange(ast.NodeTransformer):
 
 
 def _copied(part: Any) -> Any:
-    """Return a copy of a syntax tree, or of a part of one; copy.deepcopy takes ten times as long."""
+    """Return a copy of a syntax tree, or of a part of one; copy.deepcopy takes far longer."""
     if isinstance(part, list):
         return [_copied(each) for each in part]
     if not isinstance(part, ast.AST) or not part._fields:

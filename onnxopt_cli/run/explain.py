@@ -128,7 +128,7 @@ class _Search:
         self._fitting: list[Implementation] = []
         self._began = False
         self._tried_alone = False
-        self._tried_together = False
+        self._complete = False
 
     def alone(self) -> Iterator[str]:
         """Read the failing cases, and try each known mistake alone."""
@@ -137,12 +137,13 @@ class _Search:
         if self._wrong:
             yield from self._try(all_deviations(self._operator), "mistakes")
         self._tried_alone = True
+        self._complete = bool(self._fitting)
 
     def together(self) -> Iterator[str]:
         """Try two known mistakes at once, if no single one will do."""
         if self._tried_alone and self._wrong and not self._fitting:
             yield from self._try(tuple(pairs(self._operator)), "pairs")
-            self._tried_together = True
+            self._complete = True
 
     def explanation(self, stopped: str) -> Explanation | None:
         """Return what the search has found; None if there was nothing to look for.
@@ -157,14 +158,14 @@ class _Search:
             return None
         if self._fitting:
             return self._named(stopped)
-        if self._tried_together:
+        if self._complete:
             found = "none of the known mistakes, nor two of them, reproduces"
         elif self._tried_alone:
             found = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
         else:
             found = f"{stopped}, before all known mistakes were tried; none so far reproduces"
         others = {"not tried": self._untried + _errors(self._refused)}
-        return self._explanation(found, self._wrong, others, complete=self._tried_together)
+        return self._explanation(found, self._wrong, others, complete=self._complete)
 
     def _read_failing(self) -> Iterator[str]:
         """Read the cases that failed, and count those that nothing can be tried on."""
@@ -225,7 +226,7 @@ class _Search:
         refused = [[it for it in self._refused if refuses(each, it)] for each in fitting]
         first, mine = max(zip(fitting, refused, strict=True), key=lambda pair: len(pair[1]))
         found = f"consistent with {first.name!r}{_seen_in(first)}"
-        if not self._tried_alone:
+        if not self._complete:
             found += f" ({stopped}, not all others tried)"
         elif fitting[1:]:
             found += f" (or {len(fitting) - 1} more that these cases cannot tell apart)"
@@ -235,7 +236,7 @@ class _Search:
             [*self._wrong, *mine],
             {"not reproduced": _errors(rest), "not tried": self._untried},
             deviations=(first.name,),
-            complete=self._tried_alone,
+            complete=self._complete,
         )
 
     def _explanation(
