@@ -71,7 +71,8 @@ def _result(deviation: Implementation, trial: Trial, location: Location) -> Resu
     passes = bool(outputs) and trial.excess(outputs) <= 1
     outcome = Outcome.PASS if passes else Outcome.FAIL if outputs else Outcome.ERROR
     returned = () if passes else tuple(outputs)
-    return Result(trial.case, location, (), deviation.name, outcome, returned=returned)
+    operators = (trial.call.operator.name,)
+    return Result(trial.case, location, operators, deviation.name, outcome, returned=returned)
 
 
 if __name__ == "__main__":

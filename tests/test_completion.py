@@ -65,6 +65,7 @@ def offered(tmp_path):
         (["backends", "check", "num"], ["numpy"]),
         (["fuzz", "-b", "num"], ["numpy"]),
         (["fuzz", "--operator", "Mom"], ["Momentum"]),
+        (["fuzz", "--exclude-operator", "Mom"], ["Momentum"]),
         (["run", "--report", "ju"], ["junit="]),
         (["schema", "e"], ["expect"]),
         (["run", "my-own"], ["<default>"]),

@@ -52,6 +52,29 @@ def test_numbers_that_are_wrong_beyond_a_count_shrink_to_that_count(fuzz, onnxop
     assert "X_new  float32[]  1 of 1 off" in again.out
 
 
+def test_findings_are_not_explained_where_nobody_asks_for_it(fuzz):
+    run = (planted("WrongType"), "--isolation", "none", "--examples", "60")
+    for option in (["--no-explain"], ["--explain-time", "0"]):
+        answer = fuzz(*run, *option)
+        assert "X_new: is float64[]; V_new: is float64[]" in answer.out
+        assert "consistent" not in answer.out
+
+
+def test_an_operator_can_be_left_out(onnxopt, workplace):
+    run = ("fuzz", "-b", planted("WrongType"), "--isolation", "none", "--examples", "150")
+    others = ["Adagrad", "AdmmPenalty", "AdmmGradient", "AdmmUpdate", "MagnitudePrune"]
+    left_out = [word for name in others for word in ("--exclude-operator", name)]
+    answer = onnxopt(*run, *left_out, "--exclude-operator", "adam", "--no-explain")
+    assert "fail Momentum" in answer.out
+    assert "Ad" not in answer.out
+    (found,) = kept("fuzz").values()
+    assert found["source"].count("--exclude-operator ") == 6
+    answer = onnxopt(*run, *left_out, "--operator", "Adam", "--exclude-operator", "Adam")
+    assert answer.code == 5
+    assert "every operator is excluded" in answer.err
+    assert "no operator 'Lion'" in onnxopt(*run, "--exclude-operator", "Lion").err
+
+
 def test_a_known_mistake_is_named_and_found_once(fuzz, onnxopt):
     backend = planted("WrongType")
     answer = fuzz(backend, "--isolation", "none", "--examples", "60")

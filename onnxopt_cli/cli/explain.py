@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from onnxopt_cli.cli.shared_options import explain_time_option
+
+if TYPE_CHECKING:
+    from onnxopt_cli.run.expectation import Judging
 
 
 @click.command("explain")
 @click.argument(
     "saved", metavar="LOG|REPORT.json|-", type=click.Path(path_type=Path, allow_dash=True)
 )
-def command(saved: Path) -> int:
+@explain_time_option("a fifth of the saved run's time, 10 at least")
+def command(saved: Path, explain_time: float | None) -> int:
     """Say which known mistake reproduces the failures of a saved run.
 
     The cases are read again from where they stood; what the backend returned is in the file.
@@ -28,7 +36,7 @@ def command(saved: Path) -> int:
     from onnxopt_cli.cli.console import stderr, stdout
     from onnxopt_cli.report.saved import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
-    from onnxopt_cli.run.explain import can_be_explained, explain
+    from onnxopt_cli.run.explain import explain, least_seconds
 
     if str(saved) == "-":
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
@@ -37,17 +45,41 @@ def command(saved: Path) -> int:
             record = read_saved_run(Path(copy.name))
     else:
         record = read_saved_run(saved)
-    if not any(map(can_be_explained, record.results)):
+    if not any(it.failing for it in record.results):
         click.echo("no failing case to explain")
         return 0
-    with stderr().status("looking for a known mistake"):
+    if explain_time is None:
+        explain_time = least_seconds(sum(it.seconds for it in record.results))
+    with stderr().status("looking for known mistakes") as status:
         places = {it.case: it.location for it in record.results}
-        explanations = explain(record.results, find_again(places))
+        explanations = explain(
+            record.results,
+            find_again(places),
+            _judging(record.options),
+            seconds=explain_time,
+            progress=status.update,
+        )
     if not explanations:
         click.echo(
-            "nothing to say: each failure is an error that no known mistake makes, or of a model "
-            "that is not one node of an operator with a formula"
+            "nothing to say: only wrong values of a model that is one node of an operator with a "
+            "formula can be explained, and none were kept"
         )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)
-    return int(not explanations or any(not it.deviations for it in explanations))
+    explained = {(it.backend, case) for it in explanations if it.deviations for case in it.cases}
+    return int(any(it.failing and (it.backend, it.case) not in explained for it in record.results))
+
+
+def _judging(options: Mapping[str, Any]) -> Judging:
+    """Return how a saved run judged outputs; what its file does not plainly say is the default."""
+    from onnxopt_cli.cli.run import judging
+
+    options = options if isinstance(options, Mapping) else {}
+    said: dict[str, Any] = {}
+    for name in ("rtol", "atol", "ulp", "budget"):
+        value = options.get(name)
+        number = isinstance(value, (int, float)) and 0 <= value < float("inf")
+        said[name] = value if number else None
+    said["rule"] = rule if (rule := options.get("rule")) in ("derived", "onnx") else None
+    said["signed_zeros"] = options.get("signed_zeros") is True
+    return judging(said)

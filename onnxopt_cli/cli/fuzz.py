@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxopt_cli.cli.completion import complete_backend, complete_our_operator
-from onnxopt_cli.cli.shared_options import lower_option, operator_option, setting, worker_options
+from onnxopt_cli.cli.shared_options import (
+    explain_options,
+    lower_option,
+    operator_option,
+    setting,
+    worker_options,
+)
 
 if TYPE_CHECKING:
     from onnxopt_cli.operators.operator import Operator
@@ -17,6 +23,9 @@ if TYPE_CHECKING:
 _EXAMPLES = 2000
 #: An example is small, and a hang is waited for many times over to make it smaller.
 _TIMEOUT = 10.0
+#: More than a finding takes; what explains one decides which failures are like it, so that the same
+#: seed gives the same findings only where the time is enough.
+_EXPLAIN_TIME = 60.0
 
 
 @click.command("fuzz", context_settings={"default_map": {"timeout": _TIMEOUT}})
@@ -29,6 +38,14 @@ _TIMEOUT = 10.0
     help="What to test.",
 )
 @operator_option(complete_our_operator)
+@click.option(
+    "--exclude-operator",
+    "excluded",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_our_operator,
+    help="Not this operator.",
+)
 @click.option(
     "--examples",
     type=click.IntRange(min=1),
@@ -58,9 +75,10 @@ _TIMEOUT = 10.0
     metavar="DIR",
     help="Where failures are kept, as cases; those of earlier runs are replayed first.",
 )
+@explain_options(f"{_EXPLAIN_TIME:g} for each failure")
 @lower_option
 @worker_options
-def command(operators: tuple[str, ...], **options: Any) -> int:
+def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: Any) -> int:
     """Look for examples on which a backend fails.
 
     Attributes, shapes, types and numbers are drawn, also such that a right backend must refuse. A
@@ -84,7 +102,7 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.run.fuzzing.trial import Interrupted
     from onnxopt_cli.run.interruption import interruptible
 
-    chosen = _chosen(operators)
+    chosen = _chosen(operators, excluded)
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
@@ -92,6 +110,7 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
         options["timeout"] = min(options["timeout"], options["seconds"])
     display = FuzzDisplay(examples, options["seconds"])
     only = [f"--operator {name}" for name in operators]
+    only += [f"--exclude-operator {name}" for name in excluded]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     limits = setting(options, jobs=1)
     with (
@@ -105,6 +124,7 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
             examples=examples,
             seconds=options["seconds"],
             memory=options["output"] / ".examples",
+            explain_time=_explain_time(options),
             tried=display.tried,
             shrinking=display.shrinking,
         )
@@ -127,13 +147,24 @@ def command(operators: tuple[str, ...], **options: Any) -> int:
     return interruption.exit_code or int(bool(search.findings.all or asides))
 
 
-def _chosen(names: tuple[str, ...]) -> list[Operator]:
+def _explain_time(options: dict[str, Any]) -> float:
+    """Return for how many seconds to look for what explains a finding; 0 for not at all."""
+    seconds: float | None = options["explain_time"]
+    if not options["explain"]:
+        return 0.0
+    return _EXPLAIN_TIME if seconds is None else seconds
+
+
+def _chosen(names: tuple[str, ...], excluded: tuple[str, ...]) -> list[Operator]:
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.operators import OPERATORS, operator_named
 
-    for name in names:
+    for name in (*names, *excluded):
         if operator_named(name) is None:
             known = ", ".join(operator.name for operator in OPERATORS)
             raise NothingSelected(f"there is no operator {name!r} with a formula", hint=known)
-    wanted = {operator_named(name) for name in names}
-    return [operator for operator in OPERATORS if not names or operator in wanted]
+    wanted = {operator_named(name) for name in names} or set(OPERATORS)
+    wanted -= {operator_named(name) for name in excluded}
+    if not wanted:
+        raise NothingSelected("every operator is excluded")
+    return [operator for operator in OPERATORS if operator in wanted]

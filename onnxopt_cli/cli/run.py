@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from onnxopt_cli.cli.completion import (
 from onnxopt_cli.cli.session_options import session_options
 from onnxopt_cli.cli.shared_options import (
     case_options,
+    explain_options,
     jobs_option,
     lower_option,
     name_unmatched,
@@ -96,11 +98,7 @@ class _Limit(click.ParamType[float]):
     metavar="DIR",
     help="Write each failing case as an ONNX test directory, with what the backend returned.",
 )
-@click.option(
-    "--explain/--no-explain",
-    default=True,
-    help="Look for a known mistake that reproduces the failures.  [default: explain]",
-)
+@explain_options("a fifth of the run's time, 10 at least")
 @click.option("-v", "--verbose", is_flag=True, help="Show every output, and all of each failure.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only which cases fail, and the summary.")
 def command(targets: tuple[str, ...], **options: Any) -> int:
@@ -136,7 +134,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
                 cases=selection.choose(collection.cases),
                 backends=backends,
                 problems=collection.problems,
-                judging=_judging(options),
+                judging=judging(options),
                 max_fail=options["max_fail"] or 0,
                 interruption=interruption,
                 evidence=Evidence(collection.cases),
@@ -155,7 +153,7 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
         return conclude(session, display, request)
 
 
-def _judging(options: dict[str, Any]) -> Judging:
+def judging(options: Mapping[str, Any]) -> Judging:
     """Turn the options about tolerances into one rule.
 
     Raises:

@@ -96,8 +96,14 @@ class Display:
         """Print what was written beside the results."""
         self._print(Text(text))
 
-    def finish(self, record: RunRecord, seconds: float) -> None:
-        """Print the failures, the summary, the verdict and what explains it."""
+    def finish(self, record: RunRecord, seconds: float, explaining: float) -> None:
+        """Print the failures, the summary, the verdict and what explains it.
+
+        Args:
+            record: the run.
+            seconds: how long it took.
+            explaining: how long it then took to look for what explains the failures.
+        """
         results = record.results
         if self._quiet:
             for line in terminal.failing_lines(record):
@@ -114,7 +120,7 @@ class Display:
         self._console.print()
         for line in terminal.finding_lines(record.findings):
             self._print(line)
-        for line in terminal.verdict(results, seconds):
+        for line in terminal.verdict(results, seconds, explaining):
             self._print(line)
         for line in terminal.explanation_lines(record.explanations):
             self._print(line)

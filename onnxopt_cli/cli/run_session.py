@@ -140,8 +140,8 @@ def conclude(session: Session, display: Display, request: Request) -> int:
     """
     options = request.options
     seconds = perf_counter() - session.began
-    record = session.finish(_explanations(session) if options["explain"] else [])
-    display.finish(record, seconds)
+    record = session.finish(_explanations(session, options, seconds))
+    display.finish(record, seconds, perf_counter() - session.began - seconds)
     if request.shard and not session.plan.cases:
         display.note(f"no selected case belongs to shard {request.shard}")
     writes: list[Callable[[], None]] = [
@@ -185,22 +185,29 @@ def _write_artifacts(session: Session, folder: Path, record: RunRecord) -> None:
     write_artifacts(folder, record, cases, session.plan.judging)
 
 
-def _explanations(session: Session) -> list[Explanation]:
-    """Explain failures; nothing is imported for it where there are none.
+def _explanations(session: Session, options: Mapping[str, Any], ran: float) -> list[Explanation]:
+    """Explain the failures of a run of so many seconds; nothing is imported where there are none.
 
     After Ctrl-C nothing is explained: whoever wants the run to end does not want to wait for what
     ``onnxopt explain`` can say later.
     """
     interruption = session.plan.interruption
-    failing = any(result.outcome in (Outcome.FAIL, Outcome.ERROR) for result in session.results)
-    if not failing or interruption.signal:
+    failing = any(result.outcome is Outcome.FAIL for result in session.results)
+    seconds = options["explain_time"]
+    if not failing or interruption.signal or not options["explain"] or seconds == 0:
         return []
     from onnxopt_cli.cli.console import stderr
-    from onnxopt_cli.run.explain import explain
+    from onnxopt_cli.run.explain import explain, least_seconds
 
     cases = {case.id: case for case in session.plan.cases}
     try:
-        with interruption.at_once(), stderr().status("looking for a known mistake"):
-            return explain(session.results, cases)
+        with interruption.at_once(), stderr().status("looking for known mistakes") as status:
+            return explain(
+                session.results,
+                cases,
+                session.plan.judging,
+                seconds=least_seconds(ran) if seconds is None else seconds,
+                progress=status.update,
+            )
     except KeyboardInterrupt:
         return []

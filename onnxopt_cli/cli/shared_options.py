@@ -125,6 +125,30 @@ jobs_option = click.option(
 )
 
 
+def explain_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds the options about known mistakes to a command that looks for some itself."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = explain_time_option(default)(command)
+        return click.option(
+            "--explain/--no-explain",
+            default=True,
+            help="Look for a known mistake that reproduces the failures.  [default: explain]",
+        )(command)
+
+    return add
+
+
+def explain_time_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option that says how long to look for known mistakes, given its default."""
+    return click.option(
+        "--explain-time",
+        type=click.FloatRange(min=0, max=1e6),
+        metavar="SECONDS",
+        help=f"How long to look for known mistakes.  [default: {default}]",
+    )
+
+
 def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command."""
     seconds = click.FloatRange(min=0, min_open=True, max=1e6)

@@ -25,3 +25,5 @@ class Outcome(StrEnum):
 
 #: Outcomes that say nothing against the backend.
 HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
+#: Outcomes that say something against the case file or the run.
+NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})

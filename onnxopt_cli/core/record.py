@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from onnxopt_cli.core.result import Result
@@ -26,14 +26,18 @@ class BackendIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What reproduces all failures of a backend in an operator.
+    """What reproduces the failures of a backend in an operator, or that nothing known does.
 
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        text: one sentence for a reader.
+        text: one sentence for a reader; its counts add up to the failing cases.
         deviations: names of the deviations that together do it; empty if none does.
-        cases: ids of the failing cases that were looked at.
+        cases: ids of the failing cases that they reproduce, or that were tried in vain.
+        found: the sentence without its counts.
+        others: how many other failing cases there are: by what became of them (``not tried``),
+            then by their kind (``trajectory``).
+        complete: False if the time was over before everything was tried.
     """
 
     backend: str
@@ -41,6 +45,50 @@ class Explanation:
     text: str
     deviations: tuple[str, ...]
     cases: tuple[str, ...]
+    found: str = ""
+    others: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    complete: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        backend: str,
+        operator: str,
+        found: str,
+        cases: Sequence[str],
+        others: Mapping[str, Mapping[str, int]],
+        *,
+        deviations: tuple[str, ...] = (),
+        complete: bool = True,
+    ) -> Explanation:
+        """Return an explanation with the sentence that its parts make."""
+        rest = {what: kinds for what, kinds in others.items() if kinds}
+        count = len(cases) + sum(sum(kinds.values()) for kinds in rest.values())
+        said = [found]
+        if cases:
+            said[0] += f"{':' * bool(deviations)} {len(cases)} of {count} failing cases"
+            if count == 1:
+                said[0] = f"{found}{':' * bool(deviations)} the failing case"
+        said += [f"{what}: {_listed(kinds)}" for what, kinds in rest.items()]
+        text = "; ".join(said)
+        return cls(backend, operator, text, deviations, tuple(cases), found, rest, complete)
+
+
+#: Kinds that are listed by name; more of them would not fit into a line.
+_KINDS = 4
+
+
+def _listed(kinds: Mapping[str, int]) -> str:
+    """Return ``1 large, 6 trajectories``; the rarest kinds together, where there are many."""
+    ordered = sorted(kinds.items(), key=lambda item: -item[1])
+    whole = ordered if len(ordered) <= _KINDS else ordered[: _KINDS - 1]
+    left = sum(count for _, count in ordered[len(whole) :])
+    parts = [f"{count} {_plural(kind) if count > 1 else kind}" for kind, count in whole]
+    return ", ".join([*parts, f"{left} others"] if left else parts)
+
+
+def _plural(kind: str) -> str:
+    return "trajectories" if kind == "trajectory" else kind
 
 
 @dataclass(frozen=True, slots=True)

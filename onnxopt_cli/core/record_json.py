@@ -118,6 +118,9 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
         "text": explanation.text,
         "deviations": list(explanation.deviations),
         "cases": list(explanation.cases),
+        "found": explanation.found,
+        "others": {what: dict(kinds) for what, kinds in explanation.others.items()},
+        "complete": explanation.complete,
     }
 
 
@@ -134,8 +137,14 @@ def explanation_from_json(data: Any) -> Explanation:
             data["text"],
             tuple(data["deviations"]),
             tuple(data["cases"]),
+            str(data.get("found", data["text"])),
+            {
+                str(what): {str(kind): int(count) for kind, count in kinds.items()}
+                for what, kinds in data.get("others", {}).items()
+            },
+            bool(data.get("complete", True)),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an explanation: {error}") from error
 
 

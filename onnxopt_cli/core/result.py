@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.outcome import HARMLESS, NOT_ITS_FAULT, Outcome
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.values import Value
 
@@ -58,6 +58,11 @@ class Result:
     flaky: str = ""
     standing: Standing | None = None
     expectation: str = ""
+
+    @property
+    def failing(self) -> bool:
+        """True if the outcome says something against the backend, whatever was expected."""
+        return self.outcome not in HARMLESS and self.outcome not in NOT_ITS_FAULT
 
     @property
     def conforms(self) -> bool:

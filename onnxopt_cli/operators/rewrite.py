@@ -7,7 +7,6 @@ otherwise) is written as that difference instead of as a second copy of the form
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
@@ -49,7 +48,8 @@ def formula_tree(formula: Formula) -> ast.FunctionDef:
     """
     if formula not in _TREES:
         _TREES[formula] = _parse_function(formula)
-    return copy.deepcopy(_TREES[formula])
+    tree: ast.FunctionDef = _copied(_TREES[formula])
+    return tree
 
 
 def compile_tree(tree: ast.FunctionDef, like: Formula) -> Formula:
@@ -100,13 +100,27 @@ class _Exchange(ast.NodeTransformer):
                 self._new[ast.dump(found)] = _parse(new)
                 self._texts[ast.dump(found)] = old
         self.unseen = set(replace)
+        # A dump takes long, and most nodes are of other kinds than the old ones.
+        self._kinds = {key.partition("(")[0] for key in self._new}
 
     def visit(self, node: ast.AST) -> Any:
-        key = ast.dump(node)
+        key = ast.dump(node) if type(node).__name__ in self._kinds else ""
         if key not in self._new:
             return self.generic_visit(node)
         self.unseen.discard(self._texts[key])
-        return copy.deepcopy(self._new[key])
+        return _copied(self._new[key])
+
+
+def _copied(part: Any) -> Any:
+    """Return a copy of a syntax tree, or of a part of one; copy.deepcopy takes far longer."""
+    if isinstance(part, list):
+        return [_copied(each) for each in part]
+    if not isinstance(part, ast.AST) or not part._fields:
+        return part
+    new = type(part)()
+    for name, value in part.__dict__.items():
+        setattr(new, name, _copied(value) if isinstance(value, (list, ast.AST)) else value)
+    return new
 
 
 def _parse_expression(text: str) -> ast.expr:

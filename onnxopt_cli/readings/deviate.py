@@ -35,6 +35,24 @@ def deviations(operator: Operator) -> tuple[Implementation, ...]:
     Raises:
         ValueError: if a deviation of the operator's file changes nothing that is there.
     """
+    named = {deviation.name for deviation in operator.deviations}
+    different = [
+        implementation
+        for implementation in all_deviations(operator)
+        if implementation.name in named or not equivalent(operator, implementation)
+    ]
+    return tuple(distinct(operator, different))
+
+
+@cache
+def all_deviations(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the wrong implementations unsifted, in no time: those of the operator's file first.
+
+    Some may equal the formula, or an earlier one, on every input.
+
+    Raises:
+        ValueError: if a deviation of the operator's file changes nothing that is there.
+    """
     named = {deviation.name: deviation for deviation in operator.deviations}
     generated = {
         implementation.name: implementation
@@ -47,17 +65,10 @@ def deviations(operator: Operator) -> tuple[Implementation, ...]:
         )
     }
     own = [_implementation(operator, item, generated.get(item.name)) for item in named.values()]
-    others = [
-        implementation
-        for implementation in generated.values()
-        if implementation.name not in named and not equivalent(operator, implementation)
-    ]
-    return tuple(_distinct(operator, [*own, *others]))
+    return (*own, *(it for name, it in generated.items() if name not in named))
 
 
-def _distinct(
-    operator: Operator, implementations: Sequence[Implementation]
-) -> list[Implementation]:
+def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
     """Leave out what computes the same as an earlier one on every probe, bit for bit."""
     groups = [list(implementations)]
     for probe in probes(operator):

@@ -187,8 +187,17 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     return table
 
 
-def verdict(results: Sequence[Result], seconds: float) -> list[Text]:
-    """Return a line for each backend: what became of its cases, and whether it conforms."""
+def verdict(results: Sequence[Result], seconds: float, explaining: float = 0.0) -> list[Text]:
+    """Return a line for each backend: what became of its cases, and whether it conforms.
+
+    Args:
+        results: of all backends.
+        seconds: how long they took.
+        explaining: how long it then took to explain them.
+    """
+    time = f" in {seconds + explaining:.1f} s"
+    if explaining > _LONG:
+        time += f", {explaining:.1f} s of it explaining"
     lines = []
     for backend in dict.fromkeys(result.backend for result in results):
         mine = [result for result in results if result.backend == backend]
@@ -206,7 +215,7 @@ def verdict(results: Sequence[Result], seconds: float) -> list[Text]:
         lowered = sum(result.lowered for result in mine)
         if lowered:
             line.append(f", {lowered} of them lowered")
-        lines.append(line.append(f" in {seconds:.1f} s", style="dim"))
+        lines.append(line.append(time, style="dim"))
     return lines
 
 
@@ -215,6 +224,8 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
     for it in explanations:
         line = Text.assemble("  ", (printable(it.backend), "bold"), f", {it.operator}: ")
         yield line.append(printable(it.text), style="" if it.deviations else "dim")
+    if not all(it.complete for it in explanations):
+        yield Text("  --explain-time SECONDS gives the search for known mistakes more time", "dim")
 
 
 def finding_lines(findings: Sequence[Problem]) -> list[Text]:
@@ -226,6 +237,8 @@ def finding_lines(findings: Sequence[Problem]) -> list[Text]:
 
 
 _FEW = 12
+#: Explaining that took more seconds is worth a word.
+_LONG = 1.0
 
 
 def _plain(result: Result) -> bool:

@@ -1,233 +1,285 @@
-"""Which known mistake, or which two, reproduces what a failing backend returned."""
+"""Which known mistake, or which two, reproduces what a failing backend returned.
+
+An explanation rests on wrong values. It reproduces all of them that were kept, and fails no case
+that the backend passes. An error may have any reason: a mistake that values support may account for
+errors too, and errors alone are never explained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 
-import ml_dtypes
-import numpy as np
-
-from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.tolerance import Budget
-from onnxopt_cli.core.values import Array
-from onnxopt_cli.distance import Kind, kind_of
-from onnxopt_cli.errors import InvalidCase, NodeError
-from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.single_node import sole_call
-from onnxopt_cli.readings.bound import FACTOR, Judgement, bound
-from onnxopt_cli.readings.deviate import deviations
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.implementation import Implementation, both
+from onnxopt_cli.readings.deviate import all_deviations, distinct
+from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.run.expectation import Judging
+from onnxopt_cli.run.reproduce import (
+    Evidence,
+    conforms,
+    evidence,
+    pairs,
+    refuses,
+    reproduces,
+    returned_arrays,
+)
 
-#: What an implementation that is wrong around the formula may round differently, in spacings.
-_SPACINGS = 4.0
-_BEYOND = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A case that a backend failed, with what it returned: nothing if it raised an error."""
-
-    case: str
-    call: Call[Array]
-    right: Sequence[Judgement]
-    returned: Sequence[Array]
+#: Cases with larger outputs are not read: reading alone may take longer than all the rest.
+_MOST_ELEMENTS = 1 << 20
+#: Names of implementations that are known to do so take at most so many columns, but for the first.
+_SEEN = 40
 
 
-def explain(results: Sequence[Result], cases: Mapping[str, Case]) -> list[Explanation]:
+def least_seconds(run: float) -> float:
+    """Return for how long to look for mistakes after a run of so many seconds."""
+    return max(10.0, run / 5)
+
+
+def explain(
+    results: Sequence[Result],
+    cases: Mapping[str, Case],
+    judging: Judging | None = None,
+    *,
+    seconds: float = float("inf"),
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    An explanation reproduces every failing case whose outputs are known, and refuses what the
-    backend refused with an error, if any does both; where several do, the first that would also
-    pass the cases that passed is named.
+    Single mistakes are tried for all of them first, then pairs; in both each has an equal part of
+    the time.
 
     Args:
         results: all results of a run.
         cases: the cases by id.
+        judging: how the run judged outputs.
+        seconds: how long to look; the explanations say what was left.
+        progress: called now and then with what is going on.
     """
-    explanations = []
-    for backend in dict.fromkeys(result.backend for result in results):
-        mine = [result for result in results if result.backend == backend]
-        failing = [result for result in mine if can_be_explained(result)]
-        passed = [result.case for result in mine if result.outcome is Outcome.PASS]
-        failures: dict[Operator, list[_Failure]] = {}
-        for result in failing:
-            call = _call(cases.get(result.case))
-            if call is not None:
-                failure = _Failure(result.case, call, bound(call), _arrays(result))
-                failures.setdefault(call.operator, []).append(failure)
-        for operator, group in failures.items():
-            passing = [
-                call
-                for call in (_call(cases.get(name)) for name in passed)
-                if call is not None and call.operator is operator
-            ]
-            found = _explain(backend, operator, group, passing)
-            explanations += [] if found is None else [found]
-    return explanations
+    end = monotonic() + seconds
+    searches = list(_searches(results, cases, judging or Judging()))
+    _share([search.alone() for search in searches], end, progress)
+    _share([search.together() for search in searches], end, progress)
+    stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
+    found = (search.explanation(stopped) for search in searches)
+    return [it for it in found if it is not None]
 
 
-def can_be_explained(result: Result) -> bool:
-    """Tell whether it is known what the backend did in a failing case: return values, or refuse."""
-    if result.outcome is Outcome.ERROR:
+def _share(tasks: Sequence[Iterator[str]], end: float, progress: Callable[[str], None]) -> None:
+    """Go on with each task in turn, each for an equal part of the time that is left."""
+    while tasks and monotonic() < end:
+        unfinished = []
+        for place, task in enumerate(tasks):
+            now = monotonic()
+            until = now + (end - now) / (len(tasks) - place)
+            for doing in task:
+                progress(doing)
+                if monotonic() >= until:
+                    unfinished.append(task)
+                    break
+        tasks = unfinished
+
+
+def _searches(
+    results: Sequence[Result], cases: Mapping[str, Case], judging: Judging
+) -> Iterator[_Search]:
+    known: dict[tuple[str, ...], Operator] = {(operator.name,): operator for operator in OPERATORS}
+    groups: dict[tuple[str, Operator], list[Result]] = {}
+    for result in results:
+        case = cases.get(result.case)
+        operator = known.get(result.operators or (case and case.operators) or ())
+        if operator is not None:
+            groups.setdefault((result.backend, operator), []).append(result)
+    for (backend, operator), group in groups.items():
+        if any(it.outcome is Outcome.FAIL and returned_arrays(it) for it in group):
+            yield _Search(backend, operator, group, cases, judging)
+
+
+class _Search:
+    """The search for what explains the failures of a backend in an operator.
+
+    What takes long is an iterator over small steps, of which each says what it is at.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        operator: Operator,
+        results: Sequence[Result],
+        cases: Mapping[str, Case],
+        judging: Judging,
+    ) -> None:
+        self._backend = backend
+        self._operator = operator
+        self._failing = [it for it in results if it.failing]
+        passed = sorted(filter(_is_right, results), key=_elements)
+        self._passed = [it for it in passed if _elements(it) <= _MOST_ELEMENTS]
+        self._cases = cases
+        self._judging = judging
+        self._wrong: list[Evidence] = []
+        self._refused: list[Evidence] = []
+        self._right: list[Evidence] = []
+        self._untried: Counter[str] = Counter()
+        self._fitting: list[Implementation] = []
+        self._began = False
+        self._tried_alone = False
+        self._complete = False
+
+    def alone(self) -> Iterator[str]:
+        """Read the failing cases, and try each known mistake alone."""
+        yield from self._read_failing()
+        self._began = True
+        if self._wrong:
+            yield from self._try(all_deviations(self._operator), "mistakes")
+        self._tried_alone = True
+        self._complete = bool(self._fitting)
+
+    def together(self) -> Iterator[str]:
+        """Try two known mistakes at once, if no single one will do."""
+        if self._tried_alone and self._wrong and not self._fitting:
+            yield from self._try(tuple(pairs(self._operator)), "pairs")
+            self._complete = True
+
+    def explanation(self, stopped: str) -> Explanation | None:
+        """Return what the search has found; None if there was nothing to look for.
+
+        Args:
+            stopped: says when the search was stopped, if it was.
+        """
+        if not self._began:
+            failing = Counter(str(it.outcome) for it in self._failing)
+            return self._explanation(f"not explained, {stopped}", (), {"not tried": failing})
+        if not self._wrong:
+            return None
+        if self._fitting:
+            return self._named(stopped)
+        if self._complete:
+            found = "none of the known mistakes, nor two of them, reproduces"
+        elif self._tried_alone:
+            found = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
+        else:
+            found = f"{stopped}, before all known mistakes were tried; none so far reproduces"
+        others = {"not tried": self._untried + _errors(self._refused)}
+        return self._explanation(found, self._wrong, others, complete=self._complete)
+
+    def _read_failing(self) -> Iterator[str]:
+        """Read the cases that failed, and count those that nothing can be tried on."""
+        wrong: list[Evidence] = []
+        refused: list[Evidence] = []
+        untried = Counter[str]()
+        for result in self._failing:
+            seen: Evidence | str = str(result.outcome)
+            if _elements(result) > _MOST_ELEMENTS:
+                seen = "large"
+            elif result.outcome in (Outcome.FAIL, Outcome.ERROR):
+                seen = self._evidence(result)
+            if isinstance(seen, str):
+                untried[seen] += 1
+            else:
+                (wrong if seen.returned else refused).append(seen)
+            yield f"explaining {self._operator.name}"
+        # Small cases first: most candidates fall at the first one.
+        self._wrong = sorted(wrong, key=lambda it: it.size)
+        self._refused, self._untried = refused, untried
+
+    def _evidence(self, result: Result) -> Evidence | str:
+        seen = evidence(result, self._cases.get(result.case), self._judging)
+        strange = isinstance(seen, Evidence) and seen.call.operator is not self._operator
+        return "without formula" if strange else seen
+
+    def _try(self, candidates: Sequence[Implementation], what: str) -> Iterator[str]:
+        for number, candidate in enumerate(candidates):
+            doing = f"explaining {self._operator.name}: {number} of {len(candidates)} {what}"
+            yield doing
+            if (yield from self._fits(candidate, doing)):
+                self._fitting.append(candidate)
+
+    def _fits(self, candidate: Implementation, doing: str) -> Generator[str, None, bool]:
+        """Tell whether a candidate reproduces what failed, and passes what the backend passed."""
+        for seen in self._wrong:
+            if not reproduces(candidate, seen, self._judging):
+                return False
+            yield doing
+        for seen in self._read_passed():
+            if not conforms(candidate.run(seen.call), seen, self._judging):
+                return False
+            yield doing
         return True
-    return result.outcome is Outcome.FAIL and bool(_arrays(result))
+
+    def _read_passed(self) -> Iterator[Evidence]:
+        """Yield the cases that passed and that something can be tried on."""
+        yield from self._right
+        while self._passed:
+            seen = self._evidence(self._passed.pop(0))
+            if isinstance(seen, Evidence):
+                self._right.append(seen)
+                yield seen
+
+    def _named(self, stopped: str) -> Explanation:
+        """Name the mistake that accounts for most errors, the first of them that do."""
+        fitting = distinct(self._operator, self._fitting)
+        refused = [[it for it in self._refused if refuses(each, it)] for each in fitting]
+        first, mine = max(zip(fitting, refused, strict=True), key=lambda pair: len(pair[1]))
+        found = f"consistent with {first.name!r}{_seen_in(first)}"
+        if not self._complete:
+            found += f" ({stopped}, not all others tried)"
+        elif fitting[1:]:
+            found += f" (or {len(fitting) - 1} more that these cases cannot tell apart)"
+        rest = [it for it in self._refused if it not in mine]
+        return self._explanation(
+            found,
+            [*self._wrong, *mine],
+            {"not reproduced": _errors(rest), "not tried": self._untried},
+            deviations=(first.name,),
+            complete=self._complete,
+        )
+
+    def _explanation(
+        self,
+        found: str,
+        seen: Iterable[Evidence],
+        others: Mapping[str, Mapping[str, int]],
+        *,
+        deviations: tuple[str, ...] = (),
+        complete: bool = False,
+    ) -> Explanation:
+        return Explanation.of(
+            self._backend,
+            self._operator.name,
+            found,
+            [each.case for each in seen],
+            others,
+            deviations=deviations,
+            complete=complete,
+        )
 
 
-def _arrays(result: Result) -> list[Array]:
-    return [value for value in result.returned if isinstance(value, np.ndarray)]
+def _is_right(result: Result) -> bool:
+    """Tell whether a backend returned what is right, whatever else it did."""
+    values = bool(result.diffs) and all(diff.agrees for diff in result.diffs)
+    return result.outcome is Outcome.PASS or values
 
 
-def reproduces(explanation: Explanation, result: Result, case: Case) -> bool:
-    """Tell whether what explains some failures reproduces another one, too."""
-    call = _call(case)
-    if call is None or call.operator.name != explanation.operator or not result.returned:
-        return False
-    failure = _Failure(result.case, call, bound(call), _arrays(result))
-    candidates = (*deviations(call.operator), *_pairs(call.operator))
-    return any(_reproduces(it, failure) for it in candidates if it.name in explanation.deviations)
+def _elements(result: Result) -> int:
+    return sum(diff.elements for diff in result.diffs)
 
 
-def _call(case: Case | None) -> Call[Array] | None:
-    if case is None:
-        return None
-    try:
-        content = case.read()
-        one_step = not content.rejects and content.trajectory is None
-        return sole_call(content.model, content.inputs) if one_step else None
-    except (InvalidCase, NodeError):
-        return None
+def _errors(refused: Sequence[Evidence]) -> Counter[str]:
+    return Counter({str(Outcome.ERROR): len(refused)} if refused else {})
 
 
-def _explain(
-    backend: str, operator: Operator, failures: Sequence[_Failure], passing: Sequence[Call[Array]]
-) -> Explanation | None:
-    # Small cases first: most candidates fall at the first one.
-    failures = sorted(failures, key=lambda it: sum(array.size for array in it.returned))
-    names = tuple(failure.case for failure in failures)
-    known = deviations(operator)
-    if not all(failure.returned for failure in failures):
-        # An error may have any reason, so only what refuses these cases and no others explains it.
-        fitting = [it for it in _fitting(known, failures) if _passes(it, passing)]
-        if fitting:
-            return _named(backend, operator, fitting, names)
-        failures = [failure for failure in failures if failure.returned]
-        names = tuple(failure.case for failure in failures)
-    if not failures:
-        return None
-    for candidates in (known, _pairs(operator)):
-        fitting = _fitting(candidates, failures)
-        fitting = [it for it in fitting if _passes(it, passing)] or fitting
-        if fitting:
-            return _named(backend, operator, fitting, names)
-    text = (
-        f"none of {len(known)} known mistakes, nor two of them, reproduces {_cases(len(failures))}"
-    )
-    return Explanation(backend, operator.name, text, (), names)
-
-
-def _fitting(
-    candidates: Iterable[Implementation], failures: Sequence[_Failure]
-) -> list[Implementation]:
-    return [it for it in candidates if all(_reproduces(it, each) for each in failures)]
-
-
-def _named(
-    backend: str, operator: Operator, fitting: Sequence[Implementation], names: tuple[str, ...]
-) -> Explanation:
-    text = _sentence(operator, fitting, len(names))
-    return Explanation(backend, operator.name, text, (fitting[0].name,), names)
-
-
-def _sentence(operator: Operator, fitting: Sequence[Implementation], count: int) -> str:
-    first = fitting[0]
-    seen = f", as in {', '.join(first.seen_in)}" if first.seen_in else ""
-    others = f" (or {len(fitting) - 1} more that they cannot tell apart)" if fitting[1:] else ""
-    return (
-        f"consistent with {first.name!r}{seen}: {_cases(count)}{others}; "
-        f"see onnxopt show {operator.name}"
-    )
-
-
-def _cases(count: int) -> str:
-    return f"{count} of {count} failing cases" if count > 1 else "the failing case"
-
-
-def _pairs(operator: Operator) -> Iterator[Implementation]:
-    """Yield pairs of the mistakes that a person would name; pairs of all would be too many."""
-    named = {deviation.name for deviation in operator.deviations}
-    own = [it for it in deviations(operator) if it.name in named]
-    for first, second in combinations(own, 2):
-        pair = both(first, second)
-        if pair is not None:
-            yield pair
-
-
-def _reproduces(implementation: Implementation, failure: _Failure) -> bool:
-    outputs = implementation.run(failure.call)
-    same = len(outputs) == len(failure.returned) and all(
-        mine.dtype == theirs.dtype and mine.shape == theirs.shape
-        for mine, theirs in zip(outputs, failure.returned, strict=True)
-    )
-    if not same:
-        return False
-    limits = [_rounding(output) for output in outputs]
-    for position, right in enumerate(failure.right[: len(outputs)]):
-        if right.limit.size == limits[position].size:
-            limits[position] = limits[position] + right.limit.reshape(limits[position].shape)
-    if _agree(outputs, failure.returned, limits):
-        return True
-    # The mistake may round worse than the formula, but not beyond all measure; asking how much
-    # costs more than all of the above.
-    if not _agree(outputs, failure.returned, [_BEYOND * limit for limit in limits]):
-        return False
-    own = _own_limits(implementation, failure.call)
-    return bool(own) and _agree(outputs, failure.returned, own)
-
-
-def _own_limits(implementation: Implementation, call: Call[Array]) -> list[Array]:
-    """Return how far an implementation with this mistake may be off; empty if no bound is known."""
-    if implementation.compute is not evaluate:
-        return []
-    try:
-        return [judgement.limit for judgement in bound(implementation.altered(call))]
-    except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
-        return []
-
-
-def _rounding(output: Array) -> Array:
-    """Return a few spacings of each element; nothing where it is no finite float."""
-    if kind_of(output.dtype) is not Kind.FLOAT:
-        return np.zeros(output.shape)
-    size = np.abs(np.asarray(output, np.float64))
-    epsilon = float(ml_dtypes.finfo(output.dtype).eps)  # type: ignore[no-untyped-call]
-    return np.where(np.isfinite(size), _SPACINGS * epsilon * size, 0.0)
-
-
-def _passes(implementation: Implementation, passing: Sequence[Call[Array]]) -> bool:
-    """Tell whether an implementation would pass the cases that the backend passed."""
-    for call in passing:
-        right = bound(call)
-        outputs = implementation.run(call)
-        if not _judged([it.expected for it in right], outputs, (it.budget for it in right)):
-            return False
-    return True
-
-
-def _agree(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Array]) -> bool:
-    return _judged(expected, actual, (Budget(limit, FACTOR) for limit in limits))
-
-
-def _judged(expected: Sequence[Array], actual: Sequence[Array], given: Iterable[Budget]) -> bool:
-    names = [str(index) for index in range(len(expected))]
-    budgets = dict(zip(names, given, strict=True))
-    values = dict(zip(names, expected, strict=True))
-    diffs = compare_outputs(values, actual, budgets.__getitem__, worst=0)
-    return all(diff.agrees for diff in diffs)
+def _seen_in(implementation: Implementation) -> str:
+    """Return which public implementations are known to do so, as many as there is room for."""
+    shown: list[str] = []
+    for name in implementation.seen_in:
+        if shown and len(", ".join([*shown, name])) > _SEEN:
+            break
+        shown.append(name)
+    left = len(implementation.seen_in) - len(shown)
+    more = f" and {left} more" if left else ""
+    return f", as in {', '.join(shown)}{more}" if shown else ""

@@ -20,7 +20,7 @@ from onnxopt_cli.run.expectation import Expectation, Judging, expect
 from onnxopt_cli.run.response import Response
 
 #: Outputs of failing cases that are larger, or more, are not kept.
-_KEPT_BYTES = 1 << 20
+KEPT_BYTES = 1 << 20
 _KEPT_OUTPUTS = 1000
 # Of inputs that a backend changed no more are named.
 _MOST_LISTED = 10
@@ -198,7 +198,7 @@ def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
     if len(outputs) > _KEPT_OUTPUTS:
         return ()
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
-    small = sum(map(_size, arrays)) <= _KEPT_BYTES
+    small = sum(map(_size, arrays)) <= KEPT_BYTES
     # A backend may return the same buffer at its next call.
     return tuple(array.copy() for array in arrays) if small and len(arrays) == len(outputs) else ()
 

@@ -21,6 +21,7 @@ _OTHER = frozenset(
         "artifacts",
         "backends",
         "explain",
+        "explain_time",
         "expect",
         "jobs",
         "log",

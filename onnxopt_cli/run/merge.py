@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +122,7 @@ def _joined(logs: Sequence[Log]) -> RunRecord:
         results=merged,
         problems=problems,
         findings=findings,
-        explanations=_explanations(records),
+        explanations=_explanations(records, merged),
         exit_code=exit_code(merged, problems, findings),
     )
 
@@ -147,16 +148,43 @@ def _header(logs: Sequence[Log]) -> Header:
     )
 
 
-def _explanations(records: Sequence[RunRecord]) -> tuple[Explanation, ...]:
-    """Return the explanations of all shards, each with the cases of all that found it."""
-    found: dict[tuple[str, str, str], Explanation] = {}
+def _explanations(
+    records: Sequence[RunRecord], results: Sequence[Result]
+) -> tuple[Explanation, ...]:
+    """Return the explanations of all shards, each with the cases of all that found it.
+
+    Args:
+        records: of the shards.
+        results: of the whole run; what failed in shards that found something else is counted, too.
+    """
+    found: dict[tuple[str, str, str], list[Explanation]] = {}
     for record in records:
         for it in record.explanations:
-            key = it.backend, it.operator, it.text
-            known = found.get(key)
-            cases = (*(known.cases if known else ()), *it.cases)
-            found[key] = replace(it, cases=tuple(dict.fromkeys(cases)))
-    return tuple(found.values())
+            found.setdefault((it.backend, it.operator, it.found), []).append(it)
+    failing = Counter((it.backend, it.operators) for it in results if it.failing)
+    merged = []
+    for (backend, operator, words), parts in found.items():
+        cases = tuple(dict.fromkeys(case for it in parts for case in it.cases))
+        others: dict[str, Counter[str]] = {}
+        for it in parts:
+            for what, kinds in it.others.items():
+                others.setdefault(what, Counter()).update(kinds)
+        known = len(cases) + sum(counts.total() for counts in others.values())
+        elsewhere = failing[backend, (operator,)] - known
+        if elsewhere > 0:
+            others.setdefault("not tried", Counter())["in other shards"] = elsewhere
+        merged.append(
+            Explanation.of(
+                backend,
+                operator,
+                words,
+                cases,
+                others,
+                deviations=parts[0].deviations,
+                complete=all(it.complete for it in parts),
+            )
+        )
+    return tuple(merged)
 
 
 def _lines(header: Header, record: RunRecord) -> Iterator[bytes]:

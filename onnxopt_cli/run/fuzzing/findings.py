@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.run.explain import explain, reproduces
+from onnxopt_cli.run.expectation import Judging
+from onnxopt_cli.run.explain import explain
 from onnxopt_cli.run.fuzzing.kinds import VALUES, kinds_of
 from onnxopt_cli.run.fuzzing.trial import Trial
+from onnxopt_cli.run.reproduce import Evidence, evidence, named, reproduces
+
+#: So many of the latest examples that passed, by operator, must pass with what explains a finding.
+_PASSED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,13 @@ class Findings:
 
     def __init__(self) -> None:
         self.all: dict[Kind, Finding] = {}
+        self._passed: dict[str, deque[Trial]] = {}
+
+    def saw(self, trial: Trial) -> None:
+        """Take note of an example that passed."""
+        if trial.result.outcome is Outcome.PASS and not trial.example.breach:
+            latest = self._passed.setdefault(trial.example.subject, deque(maxlen=_PASSED))
+            latest.append(trial)
 
     def kinds(self, trial: Trial) -> tuple[Kind, ...]:
         """Say of what kinds a failure is; wrong numbers are told apart by what explains them."""
@@ -81,22 +95,41 @@ class Findings:
             # What nothing explains may be anything, so that only one such kind can be told.
             if explanation is None or not explanation.deviations:
                 return finding.kind
-            if reproduces(explanation, trial.result, trial.case):
+            if _explains(explanation, trial):
                 return finding.kind
         return Kind(example.subject, what, len(known) + 1)
 
-    def add(self, finding: Finding, seen: Sequence[Trial]) -> Finding:
+    def add(self, finding: Finding, seen: Sequence[Trial], seconds: float) -> Finding:
         """Explain a finding and keep it.
 
         Args:
             finding: without an explanation.
             seen: other failures of the kind, of which the explanation should reproduce the first
                 one that shows the same kinds.
+            seconds: how long to look for an explanation; 0 for not at all.
         """
-        alike = [other for other in seen if kinds_of(other) == kinds_of(finding.trial)][:1]
-        named = {str(number): trial for number, trial in enumerate((finding.trial, *alike))}
-        results = [replace(trial.result, case=name) for name, trial in named.items()]
-        found = explain(results, {name: trial.case for name, trial in named.items()})
-        explained = replace(finding, explanation=found[0] if found else None)
+        explained = replace(finding, explanation=self._explanation(finding, seen, seconds))
         self.all[finding.kind] = explained
         return explained
+
+    def _explanation(
+        self, finding: Finding, seen: Sequence[Trial], seconds: float
+    ) -> Explanation | None:
+        if not seconds:
+            return None
+        alike = [other for other in seen if kinds_of(other) == kinds_of(finding.trial)][:1]
+        passed = self._passed.get(finding.kind.subject, ())
+        trials = {str(place): trial for place, trial in enumerate((finding.trial, *alike, *passed))}
+        results = [replace(trial.result, case=name) for name, trial in trials.items()]
+        cases = {name: trial.case for name, trial in trials.items()}
+        found = explain(results, cases, seconds=seconds)
+        return found[0] if found else None
+
+
+def _explains(explanation: Explanation, trial: Trial) -> bool:
+    """Tell whether what explains some failures reproduces another one, too."""
+    seen = evidence(trial.result, trial.case, Judging())
+    if not isinstance(seen, Evidence) or seen.call.operator.name != explanation.operator:
+        return False
+    mistakes = [named(seen.call.operator, name) for name in explanation.deviations]
+    return any(it is not None and reproduces(it, seen, Judging()) for it in mistakes)

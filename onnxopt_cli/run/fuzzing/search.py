@@ -31,6 +31,8 @@ _ROUND = 2000
 _COSTLY_FAILURES = 30
 #: Tries to make a failure smaller when hypothesis is done.
 _LAST_TRIES = 300
+#: So many seconds a finding may be explained when the time is over.
+_LEAST_EXPLAINING = 1.0
 #: As many earlier failures are replayed.
 _REPLAYED = 1000
 
@@ -46,6 +48,7 @@ class Task:
         examples: how many to try; None for no limit.
         seconds: how long to search; None for no limit.
         memory: the folder in which failures are remembered from run to run.
+        explain_time: for how many seconds to look for what explains a finding; 0 for not at all.
         tried: called after each example with the number of examples so far.
         shrinking: called with a new kind of failure, before it is made smaller.
     """
@@ -56,6 +59,7 @@ class Task:
     examples: int | None
     seconds: float | None
     memory: Path
+    explain_time: float = 0.0
     tried: Callable[[int], None] = lambda _: None
     shrinking: Callable[[Kind], None] = lambda _: None
 
@@ -116,7 +120,7 @@ class Search:
             kind = self.findings.new(trial)
             if kind is not None:
                 smallest = self._smallest(trial, kind)
-                yield self.findings.add(Finding(kind, smallest, replayed=True), ())
+                yield self._add(Finding(kind, smallest, replayed=True), ())
 
     def _refusals(self) -> Iterator[Finding]:
         """Try what a right backend must refuse; failures of unbroken nodes are left to the search.
@@ -131,7 +135,7 @@ class Search:
                     trial = self._counted(example)
                     kind = self.findings.new(trial) if trial.failed else None
                     if kind is not None:
-                        yield self.findings.add(Finding(kind, trial), ())
+                        yield self._add(Finding(kind, trial), ())
 
     def _counted(self, example: Example) -> Trial:
         if self._over:
@@ -173,7 +177,7 @@ class Search:
         trial = hunt.seen[-1] if whole else min(hunt.seen, key=lambda each: each.size)
         if steady:
             trial = self._smallest(trial, hunt.kind)
-        return self.findings.add(Finding(hunt.kind, trial, flaky=not steady), hunt.seen)
+        return self._add(Finding(hunt.kind, trial, flaky=not steady), hunt.seen)
 
     def _smallest(self, trial: Trial, kind: Kind) -> Trial:
         """Leave out of an example what the failure does not need."""
@@ -192,9 +196,16 @@ class Search:
         if monotonic() >= self._end:
             raise RoundOver
         try:
-            return attempt(example, self._task.executor)
+            trial = attempt(example, self._task.executor)
         except (Interrupted, OnnxoptError) as error:
             raise Abort(error) from error
+        self.findings.saw(trial)
+        return trial
+
+    def _add(self, finding: Finding, seen: Sequence[Trial]) -> Finding:
+        """Explain and keep a finding; a search that is limited in time is a second late at most."""
+        left = max(self._end - monotonic(), _LEAST_EXPLAINING)
+        return self.findings.add(finding, seen, min(self._task.explain_time, left))
 
 
 @contextmanager
