@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from onnxopt_cli.core.record import BackendIdentity, require_once
@@ -143,11 +143,11 @@ def require_moment(text: str) -> None:
         ValueError: if it is none, or not in UTC as a log has it.
     """
     try:
-        if not text.endswith("Z") or "T" not in text:
-            raise ValueError
-        datetime.fromisoformat(text)
+        utc = datetime.fromisoformat(text).utcoffset() == timedelta(0)
     except ValueError:
-        raise ValueError(f"found the time {text!r}, which is not a valid one") from None
+        utc = False
+    if not utc:
+        raise ValueError(f"found the time {text!r}, which is not a valid one")
 
 
 def _cases(header: Header) -> str:
