@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from isolated import HOSTILE, start, write_cases
@@ -122,6 +123,26 @@ def test_when_the_runner_is_killed_nothing_of_the_backend_survives(demo):
     run.process.kill()
     run.process.communicate()
     assert run.survivors() == []
+
+
+def test_when_the_runner_is_killed_a_keeper_that_was_stopped_leaves_nothing_either(demo):
+    run = start(demo, "stops_all", "-j", "1")
+    keeper = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
+
+    def stopped():
+        listed = keeper.read_text().split()
+        states = [
+            Path(f"/proc/{it}/stat").read_text().rpartition(")")[2].split()[0] for it in listed
+        ]
+        return "T" in states
+
+    wait_until(stopped)
+    run.process.kill()
+    run.process.communicate()
+    left = run.survivors()
+    for process in left:
+        os.kill(process.number, signal.SIGKILL)
+    assert left == []
 
 
 def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):

@@ -53,12 +53,12 @@ def stand_between(runner: int, channel: int, folder: str) -> None:
         if os.getppid() == runner:
             enter_folder(folder)
         return
-    signals = {signal.SIGCHLD, signal.SIGTERM}
+    signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     adopt()
     # From here on the end of the runner is a signal that waits to be seen, so what is made now is
-    # removed.
-    end_with(runner, signal.SIGTERM)
+    # removed. This signal is also heard by a keeper that the backend has stopped.
+    end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
     contained = not visible() and not _call("unshare", _NEW_PID_NAMESPACE)
     parent = os.getpid()
@@ -66,7 +66,7 @@ def stand_between(runner: int, channel: int, folder: str) -> None:
     worker = os.fork()
     if worker:
         os.close(channel)
-        _keep(worker, signals, folder, fate)
+        _keep(runner, worker, signals, folder, fate)
     if contained:
         os.close(fate)
         _begin_namespace(signals, channel, told)
@@ -115,10 +115,12 @@ def _call(name: str, *arguments: int) -> int:
     return function(*arguments)
 
 
-def _keep(worker: int, signals: set[signal.Signals], folder: str, fate: int) -> NoReturn:
+def _keep(
+    runner: int, worker: int, signals: set[signal.Signals], folder: str, fate: int
+) -> NoReturn:
     status: int | None = None
     while status is None:
-        if signal.sigwait(signals) == signal.SIGTERM:
+        if signal.sigwait(signals) == signal.SIGTERM or os.getppid() != runner:
             status = signal.SIGKILL
         else:
             status = _reap(worker)
