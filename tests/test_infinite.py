@@ -136,6 +136,14 @@ def test_a_trajectory_from_infinity_may_be_nan_where_a_right_form_is(workplace, 
     assert "left the budget first in step 1, X_new[1]" in " ".join(wrong.out.split())
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("workplace")
+def test_fuzzing_finds_no_fault_in_nan_that_a_right_form_yields(onnxopt):
+    options = ("--operator", "Adam", "--examples", "600", "--isolation", "none")
+    answer = onnxopt("fuzz", "-b", f"{HONEST}:TensorFlowBesideInfinity", *options)
+    assert answer.code == 0, answer.out
+
+
 def difference(_, X, G):
     return (X * G - X,)
 

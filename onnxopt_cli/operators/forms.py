@@ -28,8 +28,8 @@ class Form:
         name: what is done, in a few words; unique in an operator.
         replace: expressions or statements of the formula, and what stands in their place.
         seen_in: public implementations known to compute it so.
-        accurate: where the form is as accurate as the formula, an expression of the attributes;
-            all of ``replace`` are then expressions. Empty if it is so everywhere.
+        accurate: where the form is as good as the formula for finite inputs, an expression of the
+            attributes; all of ``replace`` are then expressions. Empty if it is so everywhere.
     """
 
     name: str
@@ -146,7 +146,8 @@ ADAM_FORMS = (
         "decay subtracted",
         {_DECAYED: "X_new - norm_coefficient_post * X_new"},
         ("Keras", "TensorFlow Addons"),
-        accurate="norm_coefficient_post <= 0.5",
+        # A division by zero makes X_new infinite, and the difference NaN.
+        accurate="norm_coefficient_post <= 0.5 and alpha != 1 and epsilon > 0",
     ),
     Form(
         "decay distributed over the step",

@@ -8,15 +8,41 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+from onnx.numpy_helper import to_array
 
+from onnxopt_cli.operators import operator_named
+from onnxopt_cli.operators.attributes import node_attributes
+from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.single_node import sole_call
+
+_BETWEEN = {
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Identity": np.copy,
+    "Transpose": np.transpose,
+    "Reshape": np.reshape,
+}
 
 
 class _Adam:
     """Computes each tensor in its own type; what comes from R and T in double."""
 
     def run(self, model, inputs):
-        call = sole_call(model, inputs)
+        if len(model.graph.node) == 1:
+            return self.optimized(sole_call(model, inputs))
+        known = {each.name: to_array(each) for each in model.graph.initializer} | dict(inputs)
+        for node in model.graph.node:
+            taken = [known[name] for name in node.input]
+            if node.op_type in _BETWEEN:
+                results = [_BETWEEN[node.op_type](*taken)]
+            else:
+                operator = operator_named(node.op_type)
+                call = bind(operator, taken, node_attributes(operator, node), len(node.output))
+                results = self.optimized(call)
+            known |= dict(zip(node.output, results, strict=True))
+        return [known[value.name] for value in model.graph.output]
+
+    def optimized(self, call):
         R, T = (scalar.reshape(()).item() for scalar in call.scalars)
         with np.errstate(all="ignore"):
             results = [self.step(R, T, *group, **call.attributes) for group in call.groups]
@@ -68,6 +94,22 @@ class TensorFlow(_Adam):
 
     def averages(self, G, V, H, alpha, beta):
         return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
+
+
+class TensorFlowBesideInfinity(_Adam):
+    """As TensorFlow where it makes a difference that no rounding explains."""
+
+    def averages(self, G, V, H, alpha, beta):
+        pairs = zip(
+            super().averages(G, V, H, alpha, beta),
+            TensorFlow.averages(self, G, V, H, alpha, beta),
+            ((V, G), (H, G)),
+            strict=True,
+        )
+        return [
+            np.where(np.isinf(old) | np.isinf(new), moved, plain)
+            for plain, moved, (old, new) in pairs
+        ]
 
 
 class Keras(TensorFlow):
