@@ -4,7 +4,7 @@
 
 Each is put to the suites of its operator; what it fails is handed to the explanation as if a
 backend had returned it. Prints for how many the explanation has their own name; the others must be
-named as one that does the same in every case.
+named as one that does the same in every case, or only refuse cases, which nothing explains.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def main() -> int:
         print(f"{operator.name}: {own} of {len(known)} by their own name")
         by_name = {it.name: it for it in known}
         for deviation, found in zip(known, names, strict=True):
-            if found != (deviation.name,):
+            refuses = not found and not _returns_where_it_fails(deviation, mine)
+            if refuses:
+                print(f"  {deviation.name}: not explained, as it only refuses")
+            elif found != (deviation.name,):
                 alike = len(found) == 1 and _failing(by_name[found[0]], mine) == _failing(
                     deviation, mine
                 )
@@ -64,6 +67,12 @@ def main() -> int:
 def _failing(deviation: Implementation, trials: list[Trial]) -> set[str]:
     """Return the cases that it fails; what explains it returns there what it does."""
     return {it.case for it in trials if it.excess(deviation.run(it.call)) > 1}
+
+
+def _returns_where_it_fails(deviation: Implementation, trials: list[Trial]) -> bool:
+    """Tell whether it returns something in a case that it fails."""
+    failing = _failing(deviation, trials)
+    return any(deviation.run(it.call) for it in trials if it.case in failing)
 
 
 def _result(deviation: Implementation, trial: Trial, location: Location) -> Result:
