@@ -49,6 +49,8 @@ SIGNALS = (
 )
 # What is said of a run that no signal reached in time, and of those that one did.
 CODES = {0, 1, 4, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
+# What fuzz remembers of failures, and what ONNX Runtime writes wherever it is imported.
+MEANT = frozenset({".examples", ".ses"})
 # How long what a killed runner leaves may take to see it.
 PATIENCE = 5.0
 
@@ -94,7 +96,7 @@ def commands(folder: Path) -> list[Command]:
         ["fuzz", "-b", it, "--examples", "60", "--operator", "Momentum", "-o", "found"]
         for it in FUZZED
     ]
-    audit = ["audit", "demo.yaml", "-j", "2", "--json", "report.json"]
+    audit = ["audit", "pruning", "--operator", "AdmmGradient", "-j", "2", "--json", "report.json"]
     for number, arguments in enumerate([*runs, audit, *fuzz]):
         place = prepared(folder / f"undisturbed{number}")
         began = time.monotonic()
@@ -133,12 +135,9 @@ def disturb(command: Command, numbers: tuple[int, ...], moment: float, folder: P
     for process in left:
         os.kill(process.number, signal.SIGKILL)
     limit = time.monotonic() + PATIENCE
-    while (files := list((folder / "temporary").iterdir())) and time.monotonic() < limit:
+    while (files := remains(folder)) and time.monotonic() < limit:
         time.sleep(0.02)
-    wrong += [f"leaves {path.name}" for path in files]
-    # What fuzz remembers of failures is meant to stay.
-    hidden = [path for path in folder.rglob(".*") if ".examples" not in path.parts]
-    wrong += [f"leaves {path.name}" for path in hidden]
+    wrong += [f"leaves {path.relative_to(folder)}" for path in files]
     for report in (folder / "report.json", *(folder / "found").glob("*.json")):
         if report.exists():
             try:
@@ -146,6 +145,12 @@ def disturb(command: Command, numbers: tuple[int, ...], moment: float, folder: P
             except ValueError:
                 wrong.append(f"leaves half of {report.name}")
     return wrong + gone_on(command, folder)
+
+
+def remains(folder: Path) -> list[Path]:
+    """Return the files and folders that nobody is meant to find after a run."""
+    found = {*(folder / "temporary").iterdir(), *folder.rglob(".*")}
+    return [path for path in sorted(found) if MEANT.isdisjoint(path.relative_to(folder).parts)]
 
 
 def gone_on(command: Command, folder: Path) -> list[str]:

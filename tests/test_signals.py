@@ -11,7 +11,7 @@ import uuid
 
 import pytest
 from conftest import REPOSITORY
-from isolated import Run, write_cases
+from isolated import Run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -28,10 +28,10 @@ def test_signals_at_random_moments_leave_nothing_and_logs_resume():
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_path, number):
-    write_cases(tmp_path, {f"case{i}": 0.5 + i / 64 for i in range(20)})
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "onnxopt_cli", "audit", "demo.yaml", "-j", "2"],
+        [sys.executable, "-m", "onnxopt_cli", "audit", "pruning", "--operator", "AdmmGradient",
+         "-j", "2"],
         cwd=tmp_path, env={**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
