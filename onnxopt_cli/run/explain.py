@@ -229,7 +229,7 @@ class _Search:
         if not self._complete:
             found += f" ({stopped}, not all others tried)"
         elif fitting[1:]:
-            found += f" (or {len(fitting) - 1} more that these cases cannot tell apart)"
+            found += f" (or {len(fitting) - 1} more that do the same here)"
         rest = [it for it in self._refused if it not in mine]
         return self._explanation(
             found,
