@@ -37,10 +37,12 @@ def command(saved: Path, explain_time: float | None) -> int:
     from onnxopt_cli.report.saved import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
     from onnxopt_cli.run.explain import explain, least_seconds
+    from onnxopt_cli.run.log_writer import MAX_BYTES
 
     if str(saved) == "-":
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
-            copy.write(sys.stdin.buffer.read())
+            # A byte more than is taken, so that too much is refused as it is of a file.
+            copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
             copy.flush()
             record = read_saved_run(Path(copy.name))
     else:

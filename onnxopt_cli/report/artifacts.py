@@ -66,9 +66,14 @@ def write_artifacts(
         UsageError: if something cannot be written; nothing is overwritten.
     """
     failed = failures(record)
+    if failed:
+        # Another run may have written there since this one began.
+        check_folder(folder)
     taken: set[str] = set()
     folders = {it.name: folder / _free_name(it.name, taken) for it in record.backends}
     names: dict[str, set[str]] = {it.name: set() for it in record.backends}
+    for name in dict.fromkeys(result.backend for result in failed):
+        _make_new(folders[name])
     for result in failed:
         files = _files(result, cases.get(result.case), judging)
         files["README.txt"] = _readme(result, record).encode()
@@ -83,6 +88,14 @@ def write_artifacts(
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
     return len(failed)
+
+
+def _make_new(folder: Path) -> None:
+    """Make a folder that no other run has made meanwhile."""
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, bytes]:

@@ -10,13 +10,16 @@ from onnxopt_cli.cases.malformed import Malformed
 from onnxopt_cli.cases.regular_file import read_regular_file
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.json_report import SCHEMA
 from onnxopt_cli.run.gate import contradiction
 from onnxopt_cli.run.log_reader import read_record
 from onnxopt_cli.run.log_rules import contradiction as result_contradiction
+from onnxopt_cli.run.log_writer import MAX_BYTES
 
-_MOST_BYTES = 1 << 30
+# How the lines of a log begin, and no report.
+_LOG_LINE = b'{"record":'
 
 
 def read_saved_run(path: Path) -> RunRecord:
@@ -26,9 +29,12 @@ def read_saved_run(path: Path) -> RunRecord:
         UsageError: if the file cannot be read, or is neither.
     """
     try:
-        data = read_regular_file(path, _MOST_BYTES)
+        data = read_regular_file(path, MAX_BYTES)
     except Malformed as error:
-        raise UsageError(f"{path} {error}") from error
+        raise UsageError(f"{printable(str(path))} {error}") from error
+    if data.startswith(_LOG_LINE):
+        del data
+        return read_record(path)
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
 
 from onnxopt_cli.cases.yaml_syntax import Node
+from onnxopt_cli.cases.yaml_text import yaml_text
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
@@ -18,6 +22,8 @@ from onnxopt_cli.run.expect_entry import FLAKY, Entry
 from onnxopt_cli.run.expect_file import Layer, parse_layer
 from onnxopt_cli.run.expectations import Expectations
 
+_LOCK_SECONDS = 5.0
+_LOOK_SECONDS = 0.01
 _EMPTY = "onnxopt-expect: 1\nexpect:\n"
 
 
@@ -61,9 +67,40 @@ def update_expectations(
         ) from None
     if update.own.text == before:
         return f"{name} already says so"
-    write_atomically(path, update.own.text.encode())
+    with _alone(path):
+        now = yaml_text(path) if path.exists() else ""
+        if now != before:
+            raise UsageError(
+                f"{name} is not written: it changed while the run went on",
+                hint="run it again; it then starts from what the file says now",
+            )
+        write_atomically(path, update.own.text.encode())
     counts = (update.added, "added"), (update.changed, "changed"), (update.removed, "removed")
     return f"{name} written: " + ", ".join(f"{count} {what}" for count, what in counts if count)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other runs that update a file of this folder waiting for as long as a write takes."""
+    try:
+        import fcntl
+
+        # The folder, since the file is replaced; a lock of its own would be one more file.
+        descriptor = os.open(path.absolute().parent, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        deadline = monotonic() + _LOCK_SECONDS
+        while monotonic() < deadline:
+            # Whoever holds it for long does something else with it.
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from onnxopt_cli.run.gate import INTERRUPTED, contradiction
 from onnxopt_cli.run.log_header import Header, require_moment
 from onnxopt_cli.run.log_rules import Rules
 from onnxopt_cli.run.log_schema import SCHEMA, check_record
-from onnxopt_cli.run.log_writer import SPOILED
+from onnxopt_cli.run.log_writer import MAX_BYTES, SPOILED
 
 # How every log begins; a file that is cut off within it is still known as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
@@ -85,7 +86,7 @@ def read_log(path: Path) -> Log | None:
         UsageError: if the file cannot be read, or is no log; names the first line that is wrong.
     """
     try:
-        data = read_regular_file(path)
+        data = read_regular_file(path, MAX_BYTES)
     except Malformed as error:
         raise UsageError(
             f"the log {printable(str(path))} {error}", hint="onnxopt run --log FILE begins one"
@@ -102,9 +103,9 @@ def read_log(path: Path) -> Log | None:
         raise _malformed(path, 1, "found no log, expected a header")
     log: Log | None = None
     rules: Rules | None = None
-    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+    for number, line in enumerate(BytesIO(whole), start=1):
         try:
-            record = _parsed(line)
+            record = _parsed(line.removesuffix(b"\n"))
             kind = check_record(record)
             if log is None or rules is None:
                 digest = blake2b(whole).digest()

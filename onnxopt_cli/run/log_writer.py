@@ -23,6 +23,8 @@ from onnxopt_cli.errors import UsageError
 _SYNCHRONISE_SECONDS = 1.0
 
 _CHUNK = 1 << 20
+#: Longer logs are neither written nor read: whoever reads one has all of it in memory.
+MAX_BYTES = 256 << 20
 #: The record that makes a log unfit as evidence.
 SPOILED = "spoiled"
 
@@ -97,6 +99,9 @@ class LogWriter:
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         if not self._has_size(self._size):
             self._spoil()
+            return
+        if self._size + len(line) > MAX_BYTES:
+            self.failure = f"it would have more than {MAX_BYTES} bytes; --shard parts a run"
             return
         try:
             unwritten = line

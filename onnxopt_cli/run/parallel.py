@@ -37,6 +37,11 @@ def parallel(
     _work.append(lambda index: work(items[index]))
     try:
         context = multiprocessing.get_context("fork")
+        try:
+            context.Lock()
+        except OSError:
+            # Locks lie in /dev/shm, which may be full or not there at all.
+            return [work(item) for item in items]
         with context.Pool(min(jobs, len(items)), _begin, [os.getpid()]) as pool:
             return pool.map(_call, range(len(items)), chunksize=chunk)  # type: ignore[arg-type]
     finally:

@@ -1,0 +1,84 @@
+"""Very large logs, and no shared memory: bounded work, or a refusal that says the size."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from demo import records, run_arguments, write_demo
+
+from onnxopt_cli.report import saved
+from onnxopt_cli.run import log_reader, log_writer
+
+LARGE = 1 << 30
+PRUNE = """\
+onnxopt: 1
+suite: m
+operator: MagnitudePrune
+cases:
+- name: c
+  attributes: {percent: 50.0}
+  inputs: {W: [1.0, 2.0]}
+"""
+
+
+@pytest.fixture
+def demo(workplace):
+    return write_demo(workplace)
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.json"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "render", "{}", "--report", "badge=-"],
+        ["report", "diff", "{}", "{}"],
+        ["explain", "{}"],
+    ],
+)
+def test_a_log_or_report_of_a_gibibyte_is_refused_with_its_size(demo, onnxopt, name, command):
+    onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl", "--report", "json=run.json"))
+    os.truncate(name, LARGE)
+    answer = onnxopt(*[word.format(name) for word in command])
+    assert answer.code == 2
+    assert f"has {LARGE} bytes, more than the {log_writer.MAX_BYTES}" in " ".join(
+        answer.err.split()
+    )
+
+
+def test_a_log_of_a_gibibyte_is_neither_resumed_nor_merged(demo, onnxopt):
+    onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl"))
+    os.truncate("run.jsonl", LARGE)
+    for answer in (
+        onnxopt(*run_arguments("OffAtC", "--resume", "run.jsonl")),
+        onnxopt("report", "merge", "run.jsonl", "-o", "all.jsonl"),
+    ):
+        assert answer.code == 2
+        assert f"has {LARGE} bytes" in answer.err
+
+
+def test_a_run_whose_log_becomes_too_long_says_so_and_its_log_can_be_read(
+    demo, onnxopt, monkeypatch
+):
+    onnxopt(*run_arguments("OffAtC", "--log", "whole.jsonl"))
+    limit = (demo / "whole.jsonl").stat().st_size - 10
+    for module in (log_writer, log_reader, saved):
+        monkeypatch.setattr(module, "MAX_BYTES", limit)
+    answer = onnxopt(*run_arguments("OffAtC", "--log", "off.jsonl"))
+    assert answer.code == 2
+    assert f"would have more than {limit} bytes" in " ".join(answer.err.split())
+    assert records(demo / "off.jsonl")[-1]["record"] == "end"
+    again = onnxopt("report", "render", "off.jsonl", "--report", "badge=-")
+    assert "did not finish" in again.out
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), OSError(28, "No space")])
+def test_an_audit_without_shared_memory_uses_one_process(workplace, onnxopt, monkeypatch, error):
+    def no_semaphores(*_, **__):
+        raise error
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", no_semaphores)
+    (workplace / "c.yaml").write_text(PRUNE)
+    answer = onnxopt("audit", "c.yaml", "-j", "2")
+    assert answer.code == 1, answer.text
+    assert "MagnitudePrune" in answer.out
