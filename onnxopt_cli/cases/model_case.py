@@ -36,7 +36,7 @@ def model_subject(file: Node, fields: CaseFields) -> Subject:
     name = str(file.scalar)
     try:
         path = contained_path(fields.folder, name)
-        model = read_model(path)
+        model = read_model(path, links=False)
     except (Malformed, InvalidCase) as error:
         reasons = (
             [problem.what for problem in error.problems]
@@ -58,7 +58,7 @@ def model_subject(file: Node, fields: CaseFields) -> Subject:
     fields.finish()
     return Subject(
         operators=operator_names(model),
-        model=lambda: read_model(path),
+        model=lambda: read_model(path, links=False),
         inputs=inputs,
         outputs=outputs,
         output_names=tuple(output.name for output in model.graph.output),

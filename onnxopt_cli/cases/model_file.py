@@ -15,8 +15,10 @@ from onnxopt_cli.cases.tensor_data import check_tensor
 from onnxopt_cli.errors import InvalidCase, Problem
 
 
-def read_model(path: Path) -> onnx.ModelProto:
+def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
     """Read a model whose external data, if any, lie inside its own folder.
+
+    With links off no part of its path may be a symbolic link.
 
     The operators are not checked: that is the backend's part.
 
@@ -28,7 +30,7 @@ def read_model(path: Path) -> onnx.ModelProto:
             are missing, too short, or outside the folder.
     """
     try:
-        model = _parse(read_regular_file(path))
+        model = _parse(read_regular_file(path, links=links))
     except Malformed as error:
         raise InvalidCase([Problem(str(path), str(error))]) from None
     problems = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -38,31 +39,37 @@ def signature(status: os.stat_result) -> Signature:
     return (status.st_dev, status.st_ino, status.st_size, *times)
 
 
-def read_regular_file(path: Path | str, limit: int = PROTOBUF_LIMIT) -> bytes:
-    """Read a whole file.
+def read_regular_file(
+    path: Path | str, limit: int = PROTOBUF_LIMIT, *, links: bool = True
+) -> bytes:
+    """Read a whole file; with links off none of its path may be a symbolic link.
 
     Raises:
         Malformed: if it is missing, unreadable, no regular file, or larger than ``limit`` bytes.
     """
-    with open_regular_file(path) as (descriptor, status):
+    with open_regular_file(path, links=links) as (descriptor, status):
         if status.st_size > limit:
             raise Malformed(f"has {status.st_size} bytes, more than the {limit} that are read")
         return read_exactly(descriptor, status.st_size)
 
 
 @contextmanager
-def open_regular_file(path: Path | str, flags: int = 0) -> Iterator[tuple[int, os.stat_result]]:
+def open_regular_file(
+    path: Path | str, flags: int = 0, *, links: bool = True
+) -> Iterator[tuple[int, os.stat_result]]:
     """Open a file for reading and yield its descriptor and status.
 
     Args:
         path: the file.
         flags: of ``os.open``, beside those for reading.
+        links: whether symbolic links are followed. A path that was found to lead nowhere else is
+            opened without, as a link may have taken the place of a part of it since.
 
     Raises:
         Malformed: if it is missing, unreadable or no regular file.
     """
     try:
-        descriptor = os.open(path, _FLAGS | flags)
+        descriptor = os.open(path, _FLAGS | flags) if links else _open_without_links(Path(path))
     except FileNotFoundError:
         raise Malformed("is missing") from None
     except OSError as error:
@@ -78,6 +85,26 @@ def open_regular_file(path: Path | str, flags: int = 0) -> Iterator[tuple[int, o
         raise Malformed(f"cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
+
+
+def _open_without_links(path: Path) -> int:
+    """Open a file, folder by folder from the root, where the system can."""
+    if os.open not in os.supports_dir_fd or not path.is_absolute():
+        return os.open(path, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
+    # macOS has no O_PATH; there the folders must be readable.
+    folder = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+    inner = os.open(path.anchor, folder)
+    try:
+        for part in path.parts[1:-1]:
+            outer, inner = inner, os.open(part, folder, dir_fd=inner)
+            os.close(outer)
+        return os.open(path.name, _FLAGS | os.O_NOFOLLOW, dir_fd=inner)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise Malformed("leads through a symbolic link since it was looked at") from None
+        raise
+    finally:
+        os.close(inner)
 
 
 def read_exactly(descriptor: int, size: int) -> bytes:

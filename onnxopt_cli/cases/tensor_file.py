@@ -60,7 +60,7 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
     """Read a file's type and shape, and promise the tensor.
 
     Args:
-        path: the file; its suffix says what it is.
+        path: the file, without symbolic links on it; its suffix says what it is.
         key: name of the array in an ``.npz`` file; None if it has only one.
         dtype: the element type that the case gives. It must be the file's; bfloat16 and float8,
             which NumPy stores as bytes of unknown meaning, are known from it alone.
@@ -90,7 +90,7 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
 
 def _declare_proto(path: Path, dtype: np.dtype[Any] | None) -> DeclaredTensor:
     def make() -> Array:
-        return array_of(parse_message(read_regular_file(path, MAX_BYTES), TensorProto))
+        return array_of(parse_message(read_regular_file(path, MAX_BYTES, links=False), TensorProto))
 
     # The message can only be checked whole; its data are let go again.
     array = make()
@@ -102,7 +102,7 @@ def _declare_proto(path: Path, dtype: np.dtype[Any] | None) -> DeclaredTensor:
 @contextmanager
 def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]]:
     """Open an ``.npy`` file, or the member of an ``.npz`` file, with the size that it claims."""
-    with open_regular_file(path) as (descriptor, status):
+    with open_regular_file(path, links=False) as (descriptor, status):
         if status.st_size > MAX_BYTES:
             raise Malformed(f"has {status.st_size} bytes; at most {MAX_BYTES} are read")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
