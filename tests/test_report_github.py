@@ -42,8 +42,12 @@ def test_a_failure_points_to_the_line_of_its_case():
 
 
 def test_every_result_that_counts_against_the_run_has_one_command():
-    titles = [title.split(" on ")[0] for _, _, title, _ in commands(every_outcome())]
-    assert len(titles) == len([it for it in every_outcome().results if not it.conforms]) - 1
+    run = every_outcome()
+    # Few enough that none is left to the summary.
+    halves = [replace(run, results=run.results[part]) for part in (slice(8), slice(8, None))]
+    found = [command for half in halves for command in commands(half)]
+    titles = [title.split(" on ")[0] for _, _, title, _ in found]
+    assert len(titles) == len([it for it in run.results if not it.conforms]) - 1
     assert "unexpected-pass: demo/adam/surprise" in titles
     assert not any("known" in title or "skip" in title for title in titles)
 

@@ -80,7 +80,7 @@ def test_a_failure_says_where_the_case_is_what_differs_and_how_to_repeat_it():
 NAMES = st.text(st.sampled_from("aA./ \n\x1b()2"), max_size=5)
 
 
-@given(st.lists(st.tuples(NAMES, NAMES.map(lambda text: f"b{text}")), max_size=12))
+@given(st.lists(st.tuples(NAMES, NAMES.map(lambda text: f"b{text}")), max_size=12, unique=True))
 def test_no_classname_and_name_occur_twice_whatever_the_names_are(pairs):
     # What GitLab takes for the same case loses results, whatever suite it is in.
     results = [result(case, backend, Outcome.ERROR) for case, backend in pairs]
@@ -96,13 +96,14 @@ def test_no_classname_and_name_occur_twice_whatever_the_names_are(pairs):
 
 
 def test_what_workers_did_outside_of_cases_is_kept_for_each_backend():
-    aside = [result("worker/teardown", name, Outcome.CRASH) for name in ("a", "b", "a")]
+    places = [("teardown", "a"), ("teardown", "b"), ("Teardown", "a")]
+    aside = [result(f"worker/{place}", name, Outcome.CRASH) for place, name in places]
     text = junit_report(record(*aside))
     root = tree(text)
     keys = [(it.get("classname"), it.get("name")) for it in root.iter("testcase")]
     assert keys == [
         ("a.worker", "teardown"),
-        ("a.worker", "teardown (2)"),
+        ("a.worker", "Teardown (2)"),
         ("b.worker", "teardown"),
     ]
 
