@@ -95,6 +95,15 @@ def test_a_refusal_is_compared_with_the_same_types(onnxopt, workplace):
         assert outcomes(found["RefusesDoubles"]) == {outcome: 1}
 
 
+def test_a_refusal_of_a_tensor_without_dimensions_is_proven_too(onnxopt, workplace):
+    (workplace / "cases.yaml").write_text(REFUSED % ("1.5", "0.5", "0.25"))
+    names = ("WrongAdam", "RaisesAtEverything")
+    backends = [word for name in names for word in ("-b", backend(name))]
+    found, _ = run(onnxopt, workplace, "cases.yaml", *backends)
+    assert outcomes(found["WrongAdam"]) == {"pass": 1}
+    assert outcomes(found["RaisesAtEverything"]) == {"unproven": 1}
+
+
 def test_what_our_lowering_refuses_is_skipped_with_that_reason(onnxopt, tmp_path):
     found, answer = run(
         onnxopt, tmp_path, "conformance/momentum", "--lower", "always", "-b", backend("Nothing"),

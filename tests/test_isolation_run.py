@@ -185,8 +185,8 @@ def test_a_limit_that_is_none_is_wrong_usage(demo, onnxopt, monkeypatch, options
     assert says in " ".join(answer.err.split())
 
 
-def test_a_backend_that_is_not_there_is_wrong_usage(demo, onnxopt, monkeypatch):
+def test_a_backend_that_is_not_there_cannot_be_started(demo, onnxopt, monkeypatch):
     monkeypatch.chdir(demo)
     answer = onnxopt("run", "demo.yaml", "-b", "python:nowhere.py:Backend")
-    assert answer.code == 2
+    assert answer.code == 4
     assert "does not exist" in answer.err

@@ -226,9 +226,8 @@ def _tensors(given: _Given, author: Author, *, keep: bool) -> list[list[Array]]:
                 and value.dtype == dtype
                 and (not row or _broadcasts(value.shape, shape))
             )
-            made = value if fits else author.tensor(name, group, shape).astype(dtype)
-            assert isinstance(made, np.ndarray)  # noqa: S101 - one that fits is an array
-            row.append(made)
+            # Computing with an array without dimensions gives a number.
+            row.append(np.asarray(value if fits else author.tensor(name, group, shape), dtype))
         rows.append(row)
     return rows
 
@@ -249,7 +248,7 @@ def _changed(
         return (
             attributes,
             scalars,
-            [[(it * _FACTOR).astype(it.dtype) for it in row] for row in rows],
+            [[np.asarray(it * _FACTOR, it.dtype) for it in row] for row in rows],
         )
 
 
