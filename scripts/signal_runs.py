@@ -51,8 +51,9 @@ SIGNALS = (
 CODES = {0, 1, 4, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
 # What fuzz remembers of failures, and what ONNX Runtime writes wherever it is imported.
 MEANT = frozenset({".examples", ".ses"})
-# How long what a killed runner leaves may take to see it.
-PATIENCE = 5.0
+# How long what a killed runner leaves may take to see it, and to end processes that revive each
+# other, on a machine that is busy; where it takes less nobody waits.
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
