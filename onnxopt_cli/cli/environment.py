@@ -36,6 +36,9 @@ def require_memory() -> None:
         import resource
     except ImportError:
         return
+    if {"numpy", "onnx"} <= sys.modules.keys():
+        # A program that calls the command has loaded them.
+        return
     limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS)
     if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
         import subprocess
