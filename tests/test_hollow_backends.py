@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from onnxopt_cli.cases.author import Author
+from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.cases.node_model import formula_model
 from onnxopt_cli.cases.plain_node import computes, is_trivial, plain_pair
+from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.run.evidence import Evidence, NotAskedError
+from onnxopt_cli.run.response import Response
 
 HOLLOW = Path(__file__).parent / "plugins" / "hollow.py"
 SILENT = ("RaisesAtEverything", "Nothing")
@@ -196,3 +200,22 @@ def test_every_operator_has_a_node_that_tells(operator):
     assert not computes(pair, [pair[0].expected, pair[0].expected])
     for node in pair:
         assert not is_trivial(node.expected, node.inputs)
+
+
+class _Ended:
+    """An executor that takes no question any more."""
+
+    name, version, ahead = "ended", "", 1
+
+    def submit(self, _model, _inputs, _started, *, keep=False):
+        return self
+
+    def result(self):
+        return "interrupted"
+
+
+def test_what_cannot_be_asked_any_more_is_not_held_against_the_backend():
+    (case,) = [it for it in collect(["conformance"]).cases if it.id.endswith("adam/refuses_short")]
+    refusal = Response(failure=Outcome.ERROR, message="no")
+    with pytest.raises(NotAskedError, match="interrupted"):
+        Evidence().lacking(_Ended(), case.read(), refusal)

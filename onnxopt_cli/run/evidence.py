@@ -7,7 +7,7 @@ asked for a node like the one of the case, without what is wrong or trivial in i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from weakref import WeakKeyDictionary
 
@@ -35,6 +35,10 @@ from onnxopt_cli.run.response import Response
 _TRIES = 5
 
 
+class NotAskedError(Exception):
+    """A backend was not asked, in the words of why: the run ends, or the backend has ended."""
+
+
 class Evidence:
     """What backends have shown of operators; each is asked once for each node.
 
@@ -53,6 +57,9 @@ class Evidence:
             executor: the backend, which may be asked for other nodes.
             content: of the case that it has passed.
             response: with which it has.
+
+        Raises:
+            NotAskedError: if that cannot be found out any more.
         """
         operator = sole_operator(content.model)
         node = content.model.graph.node[0] if operator else None
@@ -113,9 +120,7 @@ class Evidence:
 def _shortcoming(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
     returned: list[Sequence[Value]] = []
     for node in pair:
-        response = executor.submit(node.model, node.inputs, _nothing).result()
-        if isinstance(response, str):
-            return f"it was not asked: {response}"
+        response = _response(executor, node.model, node.inputs)
         if response.outputs is None:
             return f"it ends in {response.failure}: {response.message}"
         names = [output.name for output in node.model.graph.output]
@@ -144,8 +149,8 @@ def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
 
 
 def _is_computed(content: Content, executor: Executor) -> bool:
-    response = executor.submit(content.model, content.inputs, _nothing).result()
-    return not isinstance(response, str) and bool(_computed(response.outputs or (), content))
+    response = _response(executor, content.model, content.inputs)
+    return bool(_computed(response.outputs or (), content))
 
 
 def _computed(outputs: Sequence[Value], content: Content) -> set[int]:
@@ -169,6 +174,13 @@ def _corpus(name: str) -> Iterator[Case]:
 
     found, _ = corpus("onnx-node")
     yield from (case for case in found if name.lower() in case.id.replace("_", ""))
+
+
+def _response(executor: Executor, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Response:
+    response = executor.submit(model, inputs, _nothing).result()
+    if isinstance(response, str):
+        raise NotAskedError(response)
+    return response
 
 
 def _nothing() -> None:

@@ -21,9 +21,9 @@ from onnxopt_cli.readings.deviate import all_deviations, distinct
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.reproduce import (
-    Evidence,
+    Observation,
     conforms,
-    evidence,
+    observe,
     pairs,
     refuses,
     reproduces,
@@ -121,9 +121,9 @@ class _Search:
         self._passed = [it for it in passed if _elements(it) <= _MOST_ELEMENTS]
         self._cases = cases
         self._judging = judging
-        self._wrong: list[Evidence] = []
-        self._refused: list[Evidence] = []
-        self._right: list[Evidence] = []
+        self._wrong: list[Observation] = []
+        self._refused: list[Observation] = []
+        self._right: list[Observation] = []
         self._untried: Counter[str] = Counter()
         self._fitting: list[Implementation] = []
         self._began = False
@@ -169,11 +169,11 @@ class _Search:
 
     def _read_failing(self) -> Iterator[str]:
         """Read the cases that failed, and count those that nothing can be tried on."""
-        wrong: list[Evidence] = []
-        refused: list[Evidence] = []
+        wrong: list[Observation] = []
+        refused: list[Observation] = []
         untried = Counter[str]()
         for result in self._failing:
-            seen: Evidence | str = str(result.outcome)
+            seen: Observation | str = str(result.outcome)
             if _elements(result) > _MOST_ELEMENTS:
                 seen = "large"
             elif result.outcome in (Outcome.FAIL, Outcome.ERROR):
@@ -187,9 +187,9 @@ class _Search:
         self._wrong = sorted(wrong, key=lambda it: it.size)
         self._refused, self._untried = refused, untried
 
-    def _evidence(self, result: Result) -> Evidence | str:
-        seen = evidence(result, self._cases.get(result.case), self._judging)
-        strange = isinstance(seen, Evidence) and seen.call.operator is not self._operator
+    def _evidence(self, result: Result) -> Observation | str:
+        seen = observe(result, self._cases.get(result.case), self._judging)
+        strange = isinstance(seen, Observation) and seen.call.operator is not self._operator
         return "without formula" if strange else seen
 
     def _try(self, candidates: Sequence[Implementation], what: str) -> Iterator[str]:
@@ -211,12 +211,12 @@ class _Search:
             yield doing
         return True
 
-    def _read_passed(self) -> Iterator[Evidence]:
+    def _read_passed(self) -> Iterator[Observation]:
         """Yield the cases that passed and that something can be tried on."""
         yield from self._right
         while self._passed:
             seen = self._evidence(self._passed.pop(0))
-            if isinstance(seen, Evidence):
+            if isinstance(seen, Observation):
                 self._right.append(seen)
                 yield seen
 
@@ -242,7 +242,7 @@ class _Search:
     def _explanation(
         self,
         found: str,
-        seen: Iterable[Evidence],
+        seen: Iterable[Observation],
         others: Mapping[str, Mapping[str, int]],
         *,
         deviations: tuple[str, ...] = (),
@@ -269,7 +269,7 @@ def _elements(result: Result) -> int:
     return sum(diff.elements for diff in result.diffs)
 
 
-def _errors(refused: Sequence[Evidence]) -> Counter[str]:
+def _errors(refused: Sequence[Observation]) -> Counter[str]:
     return Counter({str(Outcome.ERROR): len(refused)} if refused else {})
 
 

@@ -34,7 +34,7 @@ _BEYOND = 1000.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class Observation:
     """A case of one node, and what a backend did there.
 
     Attributes:
@@ -62,7 +62,7 @@ def returned_arrays(result: Result) -> list[Array]:
     return [value for value in result.returned if isinstance(value, np.ndarray)]
 
 
-def evidence(result: Result, case: Case | None, judging: Judging) -> Evidence | str:
+def observe(result: Result, case: Case | None, judging: Judging) -> Observation | str:
     """Return what a result says of the backend's formula.
 
     Args:
@@ -71,7 +71,7 @@ def evidence(result: Result, case: Case | None, judging: Judging) -> Evidence | 
         judging: how the run judged outputs.
 
     Returns:
-        The evidence; or, in a word or two, why there is none.
+        What was observed; or, in a word or two, why there is none.
     """
     if case is None:
         return "not found"
@@ -85,15 +85,15 @@ def evidence(result: Result, case: Case | None, judging: Judging) -> Evidence | 
         if call is None:
             return "without formula"
         if result.outcome is Outcome.ERROR:
-            return Evidence(result.case, call, Expectation({}, {}))
-        seen = Evidence(result.case, call, expect(content, str(case.location), judging))
+            return Observation(result.case, call, Expectation({}, {}))
+        seen = Observation(result.case, call, expect(content, str(case.location), judging))
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
     return _failure(seen, result) if result.outcome is Outcome.FAIL else seen
 
 
-def _failure(seen: Evidence, result: Result) -> Evidence | str:
-    """Return the evidence with what the backend returned; why there is none if nothing is wrong."""
+def _failure(seen: Observation, result: Result) -> Observation | str:
+    """Return an observation with what the backend returned; why not if nothing is wrong."""
     returned = returned_arrays(result)
     if not returned:
         outputs = seen.expectation.outputs.values()
@@ -108,7 +108,7 @@ def _failure(seen: Evidence, result: Result) -> Evidence | str:
     return replace(seen, right=right, returned=returned)
 
 
-def conforms(outputs: Sequence[Array], seen: Evidence, judging: Judging) -> bool:
+def conforms(outputs: Sequence[Array], seen: Observation, judging: Judging) -> bool:
     """Tell whether outputs are right in a case, as the run judged it."""
     expectation = seen.expectation
     diffs = compare_outputs(
@@ -121,13 +121,13 @@ def conforms(outputs: Sequence[Array], seen: Evidence, judging: Judging) -> bool
     return all(diff.agrees for diff in diffs)
 
 
-def reproduces(implementation: Implementation, seen: Evidence, judging: Judging) -> bool:
+def reproduces(implementation: Implementation, seen: Observation, judging: Judging) -> bool:
     """Tell whether an implementation returns what a backend returned, and fails the case by it."""
     outputs = implementation.run(seen.call)
     return _returns(implementation, outputs, seen) and not conforms(outputs, seen, judging)
 
 
-def refuses(implementation: Implementation, seen: Evidence) -> bool:
+def refuses(implementation: Implementation, seen: Observation) -> bool:
     """Tell whether an implementation gives no answer in a case."""
     return not implementation.run(seen.call)
 
@@ -152,7 +152,7 @@ def pairs(operator: Operator) -> Iterator[Implementation]:
             yield pair
 
 
-def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Evidence) -> bool:
+def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Observation) -> bool:
     same = len(outputs) == len(seen.returned) and all(
         mine.dtype == theirs.dtype and mine.shape == theirs.shape
         for mine, theirs in zip(outputs, seen.returned, strict=True)

@@ -11,7 +11,7 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.errors import Problem
-from onnxopt_cli.run.evidence import Evidence
+from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.interruption import Interruption
@@ -147,6 +147,8 @@ def _result(plan: Plan, question: Question, executor: Executor, pending: Pending
         lacking = plan.evidence.lacking(executor, question.content, response)
     except MemoryError:
         return unasked_result(starved(question.case), executor.name)
+    except NotAskedError as error:
+        return not_run(question.case, executor.name, str(error))
     return replace(result, outcome=Outcome.UNPROVEN, message=lacking) if lacking else result
 
 

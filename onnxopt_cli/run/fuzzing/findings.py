@@ -13,7 +13,7 @@ from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.explain import explain
 from onnxopt_cli.run.fuzzing.kinds import VALUES, kinds_of
 from onnxopt_cli.run.fuzzing.trial import Trial
-from onnxopt_cli.run.reproduce import Evidence, evidence, named, reproduces
+from onnxopt_cli.run.reproduce import Observation, named, observe, reproduces
 
 #: So many of the latest examples that passed, by operator, must pass with what explains a finding.
 _PASSED = 100
@@ -128,8 +128,8 @@ class Findings:
 
 def _explains(explanation: Explanation, trial: Trial) -> bool:
     """Tell whether what explains some failures reproduces another one, too."""
-    seen = evidence(trial.result, trial.case, Judging())
-    if not isinstance(seen, Evidence) or seen.call.operator.name != explanation.operator:
+    seen = observe(trial.result, trial.case, Judging())
+    if not isinstance(seen, Observation) or seen.call.operator.name != explanation.operator:
         return False
     mistakes = [named(seen.call.operator, name) for name in explanation.deviations]
     return any(it is not None and reproduces(it, seen, Judging()) for it in mistakes)
