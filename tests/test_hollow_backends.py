@@ -44,11 +44,17 @@ def outcomes(results):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "lowering"),
-    [*((suite, "auto") for suite in SUITES), ("conformance", "always"), ("pruning", "always")],
+    [
+        *((suite, "auto") for suite in (*SUITES, "onnx-node")),
+        ("conformance", "always"),
+        ("pruning", "always"),
+    ],
 )
 def test_who_computes_nothing_passes_nothing(onnxopt, tmp_path, suite, lowering):
     names = [word for name in (*SILENT, *CONSTANT) for word in ("-b", backend(name))]
-    found, answer = run(onnxopt, tmp_path, suite, *names, "--lower", lowering)
+    found, answer = run(
+        onnxopt, tmp_path, suite, *names, "--lower", lowering, "--isolation", "none"
+    )
     assert answer.code == 1
     for name in SILENT:
         assert outcomes(found[name])["pass"] == 0
@@ -163,6 +169,31 @@ def test_an_operator_without_a_formula_is_shown_by_the_cases_beside(
     (workplace / "relu.yaml").write_text(RELU + RIGHT_RELU)
     found, _ = run(onnxopt, workplace, "relu.yaml", "-k", "text", "-b", backend(name))
     assert outcomes(found[name]) == {outcome: 1}
+
+
+TRIVIAL_RELU = """\
+onnxopt: 1
+suite: mine
+operator: Relu
+cases:
+  - name: negative
+    inputs: {X: [-1.0, -2.0]}
+    outputs: {Y: [0.0, 0.0]}
+"""
+
+
+def test_zeros_that_are_right_count_for_who_computes_the_cases_beside(onnxopt, workplace):
+    names = ("Relu", "Zeros")
+    backends = [word for name in names for word in ("-b", backend(name))]
+    (workplace / "relu.yaml").write_text(TRIVIAL_RELU + RIGHT_RELU)
+    found, _ = run(onnxopt, workplace, "relu.yaml", *backends)
+    assert outcomes(found["Relu"]) == {"pass": 2}
+    assert outcomes(found["Zeros"]) == {"unproven": 1, "fail": 1}
+    assert "it computes none of 1 other cases" in found["Zeros"][0]["message"]
+    # Where nothing tells, what is right is right.
+    (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
+    found, _ = run(onnxopt, workplace, "relu.yaml", *backends)
+    assert outcomes(found["Zeros"]) == {"pass": 1}
 
 
 @pytest.mark.slow

@@ -96,14 +96,21 @@ def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
 
 
 def is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
-    """Tell whether a tensor equals an input of its type and shape."""
+    """Tell whether a tensor has the elements of an input, of any shape, or broadcast to its own."""
     return any(
         isinstance(given, np.ndarray)
         and given.dtype == value.dtype
-        and given.shape == value.shape
-        and _same(value, given)
+        and (shaped := _shaped(given, value)) is not None
+        and _same(value, shaped)
         for given in inputs.values()
     )
+
+
+def _shaped(given: Array, value: Array) -> Array | None:
+    """Give a tensor another's shape, if it has as many elements or can be broadcast to it."""
+    if given.size == value.size:
+        return given.reshape(value.shape)
+    return np.broadcast_to(given, value.shape) if _broadcasts(given.shape, value.shape) else None
 
 
 def _is_blank(value: Array) -> bool:
