@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onnxopt_cli.cases.yaml_syntax import FormatError, Node, abbreviated, unexpected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import jsonschema_rs
 
@@ -27,27 +27,34 @@ _AMBIGUOUS = "\0+0123456789"
 
 
 @cache
-def _text() -> str:
-    return resources.files(__package__).joinpath("case_schema.json").read_text("utf-8")
-
-
 def case_schema() -> dict[str, Any]:
-    """Return the JSON Schema (Draft 2020-12) of case files."""
-    schema: dict[str, Any] = json.loads(_text())
+    """Return the JSON Schema (Draft 2020-12) of case files; it is not to be changed."""
+    text = resources.files(__package__).joinpath("case_schema.json").read_text("utf-8")
+    schema: dict[str, Any] = json.loads(text)
     return schema
 
 
-def structure_errors(root: Node, schema: dict[str, Any]) -> list[FormatError]:
-    """Return everything about a file that contradicts its schema, in the order of its lines."""
-    import jsonschema_rs
+def structure_errors(root: Node, schema: Callable[[], dict[str, Any]]) -> list[FormatError]:
+    """Return everything about a file that contradicts its schema, in the order of its lines.
 
-    validator = jsonschema_rs.validator_for(schema)
+    Args:
+        root: of the file.
+        schema: returns the schema, always the same.
+    """
     errors = [
         ours
-        for theirs in validator.iter_errors(_instance(root))
-        for ours in _ours(schema, root, theirs)
+        for theirs in _validator(schema).iter_errors(_instance(root))
+        for ours in _ours(schema(), root, theirs)
     ]
     return sorted(errors, key=lambda error: error.line)
+
+
+# Making one takes longer than reading a file.
+@cache
+def _validator(schema: Callable[[], dict[str, Any]]) -> jsonschema_rs.Validator:
+    import jsonschema_rs
+
+    return jsonschema_rs.validator_for(schema())
 
 
 def _instance(node: Node) -> object:

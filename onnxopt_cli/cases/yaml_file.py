@@ -91,7 +91,7 @@ class _File:
 
     def __init__(self, path: Path, root: Node, errors: list[FormatError]) -> None:
         seen = {id(error.node) for error in errors}
-        structure = structure_errors(root, case_schema())
+        structure = structure_errors(root, case_schema)
         self.path = path
         self.root = root
         self.errors = errors + [error for error in structure if id(error.node) not in seen]

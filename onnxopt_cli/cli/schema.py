@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -20,5 +22,6 @@ def command(kind: str) -> None:
     from onnxopt_cli.run.expect_file import expect_schema
     from onnxopt_cli.run.log_schema import log_schema
 
+    schemas: dict[str, Callable[[], dict[str, Any]]]
     schemas = {"case": case_schema, "expect": expect_schema, "log": log_schema}
     click.echo(json.dumps(schemas[kind](), indent=2))

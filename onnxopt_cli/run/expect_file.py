@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,9 @@ def read_layers(paths: tuple[Path, ...]) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
+@cache
 def expect_schema() -> dict[str, Any]:
-    """Return the JSON Schema (Draft 2020-12) of expectation files."""
+    """Return the JSON Schema (Draft 2020-12) of expectation files; it is not to be changed."""
     schema: dict[str, Any] = json.loads(
         resources.files(__package__).joinpath("expect_schema.json").read_text("utf-8")
     )
@@ -78,7 +80,7 @@ def parse_layer(text: str, path: Path) -> Layer:
     must_pass: tuple[Pattern, ...] = ()
     if root is not None:
         seen = {id(error.node) for error in errors}
-        errors += [it for it in structure_errors(root, expect_schema()) if id(it.node) not in seen]
+        errors += [it for it in structure_errors(root, expect_schema) if id(it.node) not in seen]
         version = root.field(_VERSION)
         if version is None or any(error.node is version for error in errors):
             # The rules of another version are not known here.
