@@ -1,8 +1,9 @@
 """Loading a plugin's object from a module, a file or an installed entry point.
 
-A module is looked for on ``sys.path``, then in the current directory. A file is loaded under a name
-of its own, so that it is never mistaken for an installed module; its folder is put at the end of
-``sys.path`` and stays there, so that it can import its neighbours, also later.
+A module is looked for on ``sys.path``, then in the current directory. The folder of a file is put
+at the end of ``sys.path`` and stays there, so that it can import its neighbours, also later. A file
+keeps its name where importing that finds it, so that processes which it spawns find its functions;
+else it is loaded under one that no module has.
 """
 
 from __future__ import annotations
@@ -89,13 +90,13 @@ def _load_file(backend: str, path: Path) -> ModuleType:
     if not path.is_file():
         what = "is no file" if path.exists() else "does not exist"
         raise BackendUnavailable(f"backend {printable(backend)}: {printable(str(path))} {what}")
-    name = f"onnxopt_plugin_{sha256(str(path).encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     loader = SourceFileLoader(name, str(path))
     specification = importlib.util.spec_from_loader(name, loader)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
     with starting(backend):
         module = importlib.util.module_from_spec(specification)  # type: ignore[arg-type]
         sys.modules[name] = module
@@ -105,6 +106,17 @@ def _load_file(backend: str, path: Path) -> ModuleType:
             del sys.modules[name]
             raise
     return module
+
+
+def _module_name(path: Path) -> str:
+    own = path.stem
+    if own.isidentifier():
+        # What is imported already may have no specification; what shadows the file may be broken.
+        with suppress(ValueError, ImportError):
+            found = importlib.util.find_spec(own)
+            if found and found.origin and Path(found.origin).resolve() == path:
+                return own
+    return f"onnxopt_plugin_{sha256(str(path).encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
 
 def _import_module(backend: str, name: str) -> ModuleType:
