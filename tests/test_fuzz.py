@@ -195,6 +195,19 @@ def test_earlier_failures_are_replayed_first_and_no_file_is_overwritten(fuzz):
     assert len(contents("fuzz")) == 2
 
 
+def test_what_comes_between_looking_and_writing_is_not_replaced(fuzz):
+    backend = planted("WrongType")
+    fuzz(backend, "--isolation", "none", "--examples", "20")
+    (path,) = Path("fuzz").glob("*.yaml")
+    path.unlink()
+    # Looking for it finds nothing, as if another run wrote it just after.
+    path.symlink_to("nowhere.yaml")
+    answer = fuzz(backend, "--isolation", "none", "--examples", "20")
+    assert answer.code == 1
+    assert path.is_symlink()
+    assert path.with_stem(f"{path.stem}_2").is_file()
+
+
 def test_a_right_backend_leaves_no_file_behind(fuzz):
     answer = fuzz("numpy", "--examples", "60")
     assert answer.code == 0

@@ -15,29 +15,40 @@ _READER_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, new: bool = False) -> None:
     """Write a file whole or not at all, with the permissions of a new file.
 
     What is there already and is no regular file, such as a pipe or ``/dev/stderr``, is written to
     and not replaced. A pipe has a moment to find a reader.
 
+    Args:
+        path: of the file.
+        data: its content.
+        new: whether what is there already is kept.
+
     Raises:
+        FileExistsError: if it is to be new, and something is there already.
         UsageError: if it cannot be written; says why.
     """
     temporary = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     try:
-        if path.exists() and not path.is_file():
+        if not new and path.exists() and not path.is_file():
             with os.fdopen(_open_special(path), "wb") as file:
                 file.write(data)
             return
         try:
             _write(temporary, data)
-            os.replace(temporary, path)  # noqa: PTH105 - says what it does
+            if new:
+                os.link(temporary, path)
+            else:
+                os.replace(temporary, path)  # noqa: PTH105 - says what it does
         finally:
             # Ctrl-C leaves nothing either.
             with contextlib.suppress(OSError):
                 temporary.unlink()
     except OSError as error:
+        if new and isinstance(error, FileExistsError):
+            raise
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -44,14 +44,25 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
                 return path
         for number in count(1):
             name = stem if number == 1 else f"{stem}_{number}"
-            files = _files(folder, example.files(name, about, printable(source)))
-            if not any(path.exists() for path in files):
-                for path, data in files.items():
-                    write_atomically(path, data)
+            if _write(_files(folder, example.files(name, about, printable(source)))):
                 break
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder / f"{name}.yaml"
+
+
+def _write(files: Mapping[Path, bytes]) -> bool:
+    """Write new files, all or none; another run may be writing to the same folder."""
+    written: list[Path] = []
+    try:
+        for path, data in files.items():
+            write_atomically(path, data, new=True)
+            written.append(path)
+    except FileExistsError:
+        for path in written:
+            path.unlink()
+        return False
+    return True
 
 
 def _holds(path: Path, example: Example) -> bool:
