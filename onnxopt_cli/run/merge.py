@@ -18,7 +18,7 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.run.gate import exit_code
 from onnxopt_cli.run.log_header import Header
 from onnxopt_cli.run.log_reader import Log, read_log
-from onnxopt_cli.run.log_writer import footer
+from onnxopt_cli.run.log_writer import MAX_BYTES, footer
 
 _LISTED = 20
 
@@ -28,7 +28,7 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
 
     Raises:
         UsageError: naming every shard that is missing, given twice, not finished or of another
-            run; or if a log cannot be read, or the output not written.
+            run; if a log cannot be read, or the output not written or too long.
     """
     if output.resolve() in {path.resolve() for path in paths}:
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
@@ -45,7 +45,14 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
         raise UsageError("\n".join(["these logs are not all shards of one run:", *wrong]))
     logs.sort(key=lambda log: log.header.shard.index if log.header.shard else 0)
     record = _joined(logs)
-    write_atomically(output, b"".join(_lines(_header(logs), record)))
+    data = b"".join(_lines(_header(logs), record))
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            f"the log of the whole run would have {len(data)} bytes, and no more than {MAX_BYTES} "
+            "are ever read",
+            hint="report on the shards one by one, or run with fewer cases",
+        )
+    write_atomically(output, data)
     return record
 
 
