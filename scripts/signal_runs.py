@@ -38,20 +38,20 @@ BACKENDS = (
     [f"python:{SURVIVORS}:multiplies"],
 )
 FUZZED = ("onnxruntime", "onnx-reference", f"python:{HOSTILE}:segfaults")
-# The first two by themselves; then twice Ctrl-C, and what nobody handles.
+# The first three by themselves; then twice Ctrl-C, and what nobody handles.
 SIGNALS = (
     (signal.SIGINT,),
     (signal.SIGTERM,),
+    (signal.SIGHUP,),
     (signal.SIGINT, signal.SIGINT),
     (signal.SIGKILL,),
-    (signal.SIGHUP,),
     (signal.SIGQUIT,),
 )
 # With both gone that would clean up after them, nobody does: a backend that kills its keeper meets
 # only signals that the runner lives to see.
-HANDLED = SIGNALS[:3]
+HANDLED = SIGNALS[:4]
 # What is said of a run that no signal reached in time, and of those that one did.
-CODES = {0, 1, 4, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
+CODES = {0, 1, 4, 129, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
 # What fuzz remembers of failures, and what ONNX Runtime writes wherever it is imported.
 MEANT = frozenset({".examples", ".ses"})
 # How long what a killed runner leaves may take to see it, and to end processes that revive each

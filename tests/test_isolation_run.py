@@ -91,7 +91,9 @@ def test_the_first_ctrl_c_ends_with_a_report_of_what_was_done(many):
     assert run.survivors() == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_an_interrupted_case_is_killed_and_the_exit_code_says_by_what(demo, number, code):
     run = start(demo, "Hangs", "-j", "2")
     wait_until(lambda: run.sleepers() == 2)

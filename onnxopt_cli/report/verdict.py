@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.run.interruption import INTERRUPTED
 
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
@@ -16,8 +17,7 @@ _WORDS: Mapping[int | None, str] = {
     1: "does not conform",
     5: "was not tested",
     2: "has invalid cases or expectations",
-    130: "was interrupted",
-    143: "was interrupted",
+    **dict.fromkeys(INTERRUPTED, "was interrupted"),
 }
 
 

@@ -8,9 +8,7 @@ from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.errors import Problem
-
-#: Exit codes after Ctrl-C and SIGTERM.
-INTERRUPTED = frozenset({130, 143})
+from onnxopt_cli.run.interruption import INTERRUPTED
 
 
 def contradiction(record: RunRecord, *, part: bool) -> str:

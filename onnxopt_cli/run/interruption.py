@@ -1,15 +1,20 @@
-"""Ctrl-C and SIGTERM: the first ends a run in order, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, the second at once."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+if sys.platform != "win32":
+    _SIGNALS += (signal.SIGHUP,)
+#: Exit codes after one of them.
+INTERRUPTED = frozenset(128 + number for number in _SIGNALS)
 
 
 class Stop(KeyboardInterrupt):
@@ -64,7 +69,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """What an interrupted run exits with: 130 after Ctrl-C, 143 after SIGTERM; else 0."""
+        """128 and the number of the signal, as shells have it; 0 without one."""
         return 128 + self.signal if self.signal else 0
 
     @contextmanager
@@ -106,7 +111,12 @@ def interruptible() -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = {number: signal.signal(number, interruption.hear) for number in _SIGNALS}
+    before = {
+        number: signal.signal(number, interruption.hear)
+        for number in _SIGNALS
+        # nohup means it; a shell has what it starts with & ignore SIGINT, whoever sends it.
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield interruption
     except KeyboardInterrupt:

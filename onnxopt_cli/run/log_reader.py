@@ -16,7 +16,8 @@ from onnxopt_cli.core.record_json import explanation_from_json, problem_from_jso
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.run.gate import INTERRUPTED, contradiction
+from onnxopt_cli.run.gate import contradiction
+from onnxopt_cli.run.interruption import INTERRUPTED
 from onnxopt_cli.run.log_header import Header, require_moment
 from onnxopt_cli.run.log_rules import Rules
 from onnxopt_cli.run.log_schema import SCHEMA, check_record
