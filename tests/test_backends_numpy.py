@@ -87,6 +87,26 @@ def test_numpy_resolves_an_attribute_that_refers_to_the_functions(call, function
     assert_array_equal(actual, run("numpy", adam(), ADAM_INPUTS)[0], strict=True)
 
 
+@pytest.mark.parametrize("indices", [[0, 3], [[0, 0], [1, 1]]], ids=["linear", "coordinates"])
+def test_numpy_takes_sparse_initializers(indices):
+    tensor = helper.make_sparse_tensor(
+        helper.make_tensor("w", TensorProto.FLOAT, [2], [3, 4]),
+        helper.make_tensor("at", TensorProto.INT64, np.shape(indices), np.ravel(indices)),
+        [2, 2],
+    )
+    shape = [2, 2]
+    proto = model(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [value("x", TensorProto.FLOAT, shape)],
+        [value("y", TensorProto.FLOAT, shape)],
+    )
+    proto.graph.sparse_initializer.append(tensor)
+    before = proto.SerializeToString()
+    (returned,) = run("numpy", proto, {"x": np.ones((2, 2), np.float32)})
+    assert_array_equal(returned, [[4, 1], [1, 5]])
+    assert proto.SerializeToString() == before
+
+
 def test_numpy_does_not_change_a_model_whose_function_has_defaults():
     proto = adam_in_function({}, defaults={"rate": 0.9})
     before = proto.SerializeToString(deterministic=True)

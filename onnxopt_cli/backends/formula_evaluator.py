@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.operators.attributes import node_attributes
 from onnxopt_cli.operators.call import bind
+from onnxopt_cli.operators.nodes import all_nodes, subgraphs
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.evaluate import evaluate
 
@@ -27,7 +29,36 @@ def formula_evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
     Raises:
         NotImplementedError: if there is nothing for an operator, or for its version.
     """
-    return _evaluator_class()(model)
+    return _evaluator_class()(_with_dense_initializers(model))
+
+
+def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model as it is, or a copy without sparse initializers, at which onnx's fails."""
+
+    def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+        yield model.graph
+        for node in all_nodes(model):
+            yield from subgraphs(node)
+
+    if not any(graph.sparse_initializer for graph in graphs(model)):
+        return model
+    dense = onnx.ModelProto()
+    dense.CopyFrom(model)
+    for graph in graphs(dense):
+        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        del graph.sparse_initializer[:]
+    return dense
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    values = numpy_helper.to_array(sparse.values)
+    indices = numpy_helper.to_array(sparse.indices)
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 1:
+        array.reshape(-1)[indices] = values
+    else:
+        array[tuple(indices.T)] = values
+    return numpy_helper.from_array(array, sparse.values.name)
 
 
 @cache
