@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from onnxopt_cli.cli import main
+
+# A shell has what it starts with & ignore Ctrl-C, and so would the commands of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -26,6 +26,36 @@ def test_signals_at_random_moments_leave_nothing_and_logs_resume():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+COLLECTED = """\
+import os, signal, time, weakref
+from onnxopt_cli.run.interruption import Stop, stop_by_raising
+
+class Thing:
+    pass
+
+def send(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100_000):
+        pass
+
+stop_by_raising()
+thing = Thing()
+reference = weakref.ref(thing, send)
+try:
+    del thing
+    time.sleep(20)
+except Stop as stop:
+    print("stopped", stop.exit_code)
+"""
+
+
+def test_a_signal_where_python_drops_exceptions_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout + done.stderr == "stopped 143\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_path, number):
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"

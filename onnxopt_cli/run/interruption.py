@@ -13,6 +13,8 @@ from types import FrameType
 _SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 if sys.platform != "win32":
     _SIGNALS += (signal.SIGHUP,)
+# What drops an exception has ended by then.
+_AGAIN_SECONDS = 0.001
 #: Exit codes after one of them.
 INTERRUPTED = frozenset(128 + number for number in _SIGNALS)
 
@@ -36,6 +38,7 @@ def stop_at_once() -> None:
 
 def stop_by_raising() -> None:
     """Let a signal raise :class:`Stop`, so that what was begun is cleaned up."""
+    sys.unraisablehook = _send_again
     _hear(_stop)
 
 
@@ -47,6 +50,16 @@ def plain_signals() -> None:
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     raise Stop(number)
+
+
+def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send the signal again that came where Python drops exceptions: a finalizer, a callback."""
+    stop = unraisable.exc_value
+    if isinstance(stop, Stop):
+        number = stop.exit_code - 128
+        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _hear(handler: Callable[[int, FrameType | None], None]) -> None:
