@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 @pytest.mark.slow
 def test_signals_at_random_moments_leave_nothing_and_logs_resume():
-    count = os.environ.get("ONNXOPT_SIGNALS", "12")
+    count = os.environ.get("ONNXOPT_SIGNALS", "6")
     script = REPOSITORY / "scripts" / "signal_runs.py"
     done = subprocess.run(
         [sys.executable, script, "--count", count], capture_output=True, text=True, check=False
