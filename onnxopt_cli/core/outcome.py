@@ -27,3 +27,5 @@ class Outcome(StrEnum):
 HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
 #: Outcomes that say something against the case file or the run.
 NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
+#: Outcomes that running the case again cannot change, so that it is never tried.
+SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})

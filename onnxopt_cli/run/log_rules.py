@@ -10,13 +10,12 @@ from collections import Counter
 from typing import Any
 
 from onnxopt_cli.backends.lowering import NOT_ASKED
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.outcome import HARMLESS, SETTLED, Outcome
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.run.expect_entry import FLAKY
 from onnxopt_cli.run.log_header import Header
-from onnxopt_cli.run.rerun import SETTLED
 
 Key = tuple[str, str]
 

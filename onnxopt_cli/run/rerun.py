@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.outcome import SETTLED, Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 
 #: Runs cases in order on a backend that has seen no case yet.
 Fresh = Callable[[Sequence[Case]], list[Result]]
-
-#: What running again cannot change, so that it is never tried.
-SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 
 # After these a worker is another one: what came before has no effect on what comes after.
 _DEADLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
