@@ -1,6 +1,6 @@
 """The command ``onnxopt``, also as ``python -m onnxopt_cli``."""
 
-from onnxopt_cli.run.interruption import stop_at_once
+from onnxopt_cli.isolation.interruption import stop_at_once
 
 
 def main() -> None:

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import sys
 
-from onnxopt_cli.cases.suites import suite_cases
+from onnxopt_cli.cases.suites.suites import suite_cases
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.grade.audit import Trial, find_trials
+from onnxopt_cli.grade.explain import explain
+from onnxopt_cli.grade.parallel import available_jobs, parallel
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.deviate import deviations
 from onnxopt_cli.readings.implementation import Implementation
-from onnxopt_cli.run.audit import Trial, find_trials
+from onnxopt_cli.readings.mistakes.deviate import deviations
 from onnxopt_cli.run.expectation import Judging
-from onnxopt_cli.run.explain import explain
-from onnxopt_cli.run.parallel import available_jobs, parallel
 
 #: What judges the operators of training and of pruning.
 _SUITES = ("conformance", "pruning")

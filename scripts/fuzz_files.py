@@ -153,8 +153,8 @@ def _warm_up(work: Path) -> None:
     import onnxopt_cli.cli.run
     import onnxopt_cli.cli.run_display
     import onnxopt_cli.cli.run_session
+    import onnxopt_cli.grade.explain
     import onnxopt_cli.report.listing
-    import onnxopt_cli.run.explain
     import onnxopt_cli.run.session  # noqa: F401 - for the children
 
 

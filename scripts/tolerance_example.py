@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
 from onnxopt_cli.operators.adagrad import ADAGRAD
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.readings.bound import bound
+from onnxopt_cli.readings.bound.bound import bound
 
 INPUTS = {"R": 0.1, "T": 2, "X": 1.0, "G": -0.5, "H": 2.0}
 ATTRIBUTES = {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from onnx import checker, parser
 
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.lower_model import formula_operators, lower_model
+from onnxopt_cli.readings.lower.model import formula_operators, lower_model
 
 DOMAIN = "ai.onnx.preview.training"
 HEADER = f'<ir_version: 8, opset_import: ["": 15, "{DOMAIN}": 1]>'

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Result

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.percentile import percentile
-from onnxopt_cli.readings.deviate import deviations
 from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.mistakes.deviate import deviations
 
 UPDATE, PRUNE = operator_named("AdmmUpdate"), operator_named("MagnitudePrune")
 unhurried = settings(deadline=None)

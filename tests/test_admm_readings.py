@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from onnxopt_cli.compare import compare_outputs
-from onnxopt_cli.readings.bound import bound
+from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.foreign_arithmetic import computed_by_onnxruntime
+from onnxopt_cli.readings.mistakes.wrong_node import regrouped
 from onnxopt_cli.readings.variants import variants
-from onnxopt_cli.readings.wrong_node import regrouped
 
 unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator: operator.name)

@@ -13,11 +13,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 #: Each part may import itself and what stands before it.
 ORDER = [
     {"errors", "core"},
+    {"formula"},
     {"operators"},
     {"readings"},
-    {"cases", "compare", "distance"},
+    {"cases"},
     {"backends"},
+    {"isolation"},
+    {"expectations"},
+    {"log"},
     {"run"},
+    {"grade"},
+    {"fuzz"},
     {"report"},
     {"cli"},
 ]

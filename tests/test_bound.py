@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.core.tolerance import Provenance
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.operators.adam import ADAM
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.readings import bound as bound_module
-from onnxopt_cli.readings.arithmetic import root_by_newton, root_by_reciprocal
-from onnxopt_cli.readings.bound import FACTOR, bound
+from onnxopt_cli.readings.bound import bound as bound_module
+from onnxopt_cli.readings.bound.arithmetic import root_by_newton, root_by_reciprocal
+from onnxopt_cli.readings.bound.bound import FACTOR, bound
 
 U = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126

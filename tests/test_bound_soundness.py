@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from training_calls import calls, each_training_operator, shares
 
-from onnxopt_cli.readings.bound import bound
+from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
 from onnxopt_cli.readings.variants import variants
 

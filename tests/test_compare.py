@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from onnxopt_cli.compare import compare_outputs
+from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Budget, Provenance, Relative, Ulps
 from onnxopt_cli.core.values import DTYPES
 

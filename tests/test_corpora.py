@@ -20,11 +20,11 @@ from onnx.backend.test.case import node
 from onnx.backend.test.case.test_case import TestCase
 from onnx_directories import same
 
-from onnxopt_cli.cases import node_cache, temporary_folder
-from onnxopt_cli.cases.corpora import CORPORA, corpus
-from onnxopt_cli.cases.node_cache import CACHE_VARIABLE
-from onnxopt_cli.cases.node_corpus import node_contents, write_node_corpus
-from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.cases.onnx import node_cache, temporary_folder
+from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.onnx.node_cache import CACHE_VARIABLE
+from onnxopt_cli.cases.onnx.node_corpus import node_contents, write_node_corpus
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import UsageError

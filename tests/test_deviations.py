@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from training_calls import each_training_operator
 
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.deviation import Deviation
+from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.deviation import Deviation
-from onnxopt_cli.operators.rewrite import rewrite
-from onnxopt_cli.readings.deviate import deviations
-from onnxopt_cli.readings.equivalence import distinguishing_input, equivalent
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
+from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input, equivalent
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda item: item.name)
 

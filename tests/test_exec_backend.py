@@ -35,7 +35,7 @@ from onnxopt_cli.errors import (
 DIES_AFTER_STARTING = """\
 import os, signal
 from pathlib import Path
-from onnxopt_cli.backends.exec_process import CommandProcess
+from onnxopt_cli.backends.exec.process import CommandProcess
 process = CommandProcess(["sleep", "60"])
 print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_a_command_that_says_otherwise_of_itself_when_started_again_is_not_asked
 
 
 def test_a_command_that_closes_its_output_has_died(monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.backends.exec_process._GRACE", 0.1)
+    monkeypatch.setattr("onnxopt_cli.backends.exec.process._GRACE", 0.1)
     with pytest.raises(BackendDied, match="closed its standard output"):
         ask(resolve_backend(spec("closes-output")))
 
@@ -370,7 +370,7 @@ def test_a_command_that_ends_badly_is_told_of_when_it_is_closed():
 
 
 def test_a_command_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.backends.exec_process._GRACE", 0.2)
+    monkeypatch.setattr("onnxopt_cli.backends.exec.process._GRACE", 0.2)
     before = children()
     with pytest.raises(BackendHangs, match="was killed"):
         resolve_backend(spec("never-ends")).close()

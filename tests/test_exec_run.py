@@ -12,7 +12,7 @@ import pytest
 from exec_commands import spec
 from isolated import start
 
-from onnxopt_cli.backends import exec_process
+from onnxopt_cli.backends.exec import process as exec_process
 
 CASE = """\
 onnxopt: 1

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from trajectory_files import trajectory_text
 
-from onnxopt_cli.cases.suites import suite_cases
+from onnxopt_cli.cases.suites.suites import suite_cases
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.grade.audit import find_trials
+from onnxopt_cli.grade.explain import explain
+from onnxopt_cli.log.reader import read_log
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.deviate import deviations
-from onnxopt_cli.readings.equivalence import equivalent
 from onnxopt_cli.readings.implementation import both
-from onnxopt_cli.run.audit import find_trials
+from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.readings.mistakes.equivalence import equivalent
 from onnxopt_cli.run.expectation import Judging
-from onnxopt_cli.run.explain import explain
-from onnxopt_cli.run.log_reader import read_log
 
 CASES = {case.id: case for suite in ("conformance", "pruning") for case in suite_cases(suite)}
 TRIALS, _ = find_trials(list(CASES.values()), Judging())
@@ -294,7 +294,7 @@ def test_single_mistakes_are_tried_for_all_operators_before_any_pairs(
 ):
     (workplace / "steps.yaml").write_text(steps(1, 2))
     (workplace / "other.yaml").write_text(MOMENTUM)
-    monkeypatch.setattr("onnxopt_cli.run.explain.monotonic", Ticks())
+    monkeypatch.setattr("onnxopt_cli.grade.explain.monotonic", Ticks())
     run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *HERE)
     answer = onnxopt(*run, "--explain-time", "1500", "--report", "json=out.json")
     stopped = "stopped after 1500 s, before all pairs of mistakes were tried; no single one"
@@ -310,7 +310,7 @@ def test_single_mistakes_are_tried_for_all_operators_before_any_pairs(
 def test_an_operator_that_was_cut_off_is_said_to_be(workplace, onnxopt, monkeypatch):
     (workplace / "steps.yaml").write_text(steps(1, 2))
     (workplace / "other.yaml").write_text(MOMENTUM)
-    monkeypatch.setattr("onnxopt_cli.run.explain.monotonic", Ticks())
+    monkeypatch.setattr("onnxopt_cli.grade.explain.monotonic", Ticks())
     run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *HERE)
     answer = onnxopt(*run, "--explain-time", "40", "--report", "json=out.json")
     stopped = "stopped after 40 s, before all known mistakes were tried; none so far reproduces"

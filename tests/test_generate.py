@@ -11,9 +11,9 @@ import onnx
 import pytest
 from conftest import REPOSITORY
 
-from onnxopt_cli.cases.onnx_directory import find_directories
-from onnxopt_cli.cases.suites import SUITES, suite_cases
-from onnxopt_cli.cases.yaml_file import read_yaml_file
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.suites.suites import SUITES, suite_cases
+from onnxopt_cli.cases.yaml.file import read_yaml_file
 from onnxopt_cli.operators import OPERATORS
 
 PUBLISHED = [

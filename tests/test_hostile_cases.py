@@ -16,7 +16,7 @@ from conftest import REPOSITORY
 from onnx import TensorProto, helper
 from onnx_directories import identity, make_directory, tensor, tensor_type
 
-from onnxopt_cli.cases.declared import MAX_ELEMENTS
+from onnxopt_cli.cases.values.declared import MAX_ELEMENTS
 
 PRLIMIT = shutil.which("prlimit") or ""
 pytestmark = pytest.mark.skipif(not PRLIMIT, reason="needs limits on memory")

@@ -199,7 +199,7 @@ def test_a_file_that_changes_while_the_run_goes_on_is_named(place, onnxopt, chan
 
 
 def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.run.contents._MOST_NAMED", 6)
+    monkeypatch.setattr("onnxopt_cli.log.contents._MOST_NAMED", 6)
     onnxopt(*ARGUMENTS, "--log", "run.jsonl")
     files = records(place / "run.jsonl")[0]["contents"]["files"]
     assert "node/test_add/test_data_set_0" in files
@@ -209,5 +209,5 @@ def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
 
 
 def test_a_run_without_a_log_reads_no_file_twice(place, onnxopt, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.run.contents._look", None)
+    monkeypatch.setattr("onnxopt_cli.log.contents._look", None)
     assert onnxopt(*ARGUMENTS).code == 0

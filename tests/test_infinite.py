@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from training_calls import calls, each_training_operator
 
-from onnxopt_cli.compare import element_shares
+from onnxopt_cli.core.compare import element_shares
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.forms import Form
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.forms import Form
-from onnxopt_cli.readings.bound import bound
-from onnxopt_cli.readings.infinite import also_right
+from onnxopt_cli.readings.bound.bound import bound
+from onnxopt_cli.readings.bound.infinite import also_right
 from onnxopt_cli.readings.variants import variants
 
 HONEST = f"python:{Path(__file__).parent / 'plugins' / 'honest.py'}"

@@ -13,11 +13,11 @@ from runtimes import NEWEST, newest_opset, runtimes
 from training_calls import TRAINING
 
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.formula.attributes import node_attributes
+from onnxopt_cli.formula.call import bind
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.attributes import node_attributes
-from onnxopt_cli.operators.call import bind
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.lower_model import formula_operators, lower_model
+from onnxopt_cli.readings.lower.model import formula_operators, lower_model
 
 F, D = np.float32, np.float64
 

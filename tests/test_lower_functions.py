@@ -9,7 +9,7 @@ from onnx import checker, helper
 from runtimes import runtimes
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.readings.lower_model import formula_operators, lower_model
+from onnxopt_cli.readings.lower.model import formula_operators, lower_model
 
 FUNCTIONS = f"""<domain: "made.here", opset_import: ["": 15, "made.here": 1]>
 outer <a> (R, T, X, G, V) => (Y) {{ Y = made.here.inner <alpha: float = @a> (R, T, X, G, V) }}

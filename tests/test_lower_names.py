@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from lowered_models import HEADER, checked, parsed
 
-from onnxopt_cli.readings.lower_model import lower_model
+from onnxopt_cli.readings.lower.model import lower_model
 
 
 def nodes_of(graph):

@@ -10,12 +10,12 @@ import pytest
 from onnx import helper
 from runtimes import runtimes
 
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.operator import FLOATS, Operator, Scalar
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.operator import FLOATS, Operator, Scalar
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.fresh_names import FreshNames
-from onnxopt_cli.readings.graph_tensors import GraphTensor
-from onnxopt_cli.readings.lower_call import lower_call
+from onnxopt_cli.readings.lower.call import lower_call
+from onnxopt_cli.readings.lower.fresh_names import FreshNames
+from onnxopt_cli.readings.lower.graph_tensors import GraphTensor
 
 SPECIAL = np.array([-np.inf, -1.5, -0.0, 0.0, 0.25, 1.0, 3.0, np.inf, np.nan])
 #: Every pair of these.

@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import pytest
 
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.rewrite import rewrite
-from onnxopt_cli.readings.equivalence import distinguishing_input, equivalent
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation
-from onnxopt_cli.readings.mutants import mutants
+from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input, equivalent
+from onnxopt_cli.readings.mistakes.mutants import mutants
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda item: item.name)
 
@@ -41,7 +41,7 @@ def test_there_are_many_with_names_of_their_own(operator):
 def test_they_are_the_same_in_every_process():
     program = (
         "from onnxopt_cli.operators import OPERATORS\n"
-        "from onnxopt_cli.readings.mutants import mutants\n"
+        "from onnxopt_cli.readings.mistakes.mutants import mutants\n"
         "for operator in OPERATORS:\n"
         "    for mutant in mutants(operator):\n"
         "        print(mutant.name, '|', mutant.about)\n"

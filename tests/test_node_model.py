@@ -9,8 +9,8 @@ import onnx
 import pytest
 from training_calls import TRAINING
 
-from onnxopt_cli.cases.declared import DeclaredOptional, DeclaredSequence, DeclaredTensor
-from onnxopt_cli.cases.node_model import formula_model, node_model, tensor_info, value_info
+from onnxopt_cli.cases.onnx.node_model import formula_model, node_model, tensor_info, value_info
+from onnxopt_cli.cases.values.declared import DeclaredOptional, DeclaredSequence, DeclaredTensor
 from onnxopt_cli.operators import operator_named
 
 F32 = np.dtype(np.float32)

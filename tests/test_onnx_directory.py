@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, make_plain, tensor
 
-from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.cases.onnx.directory import find_directories
 
 
 def ids(root):

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, tensor
 
-from onnxopt_cli.cases import external_data
-from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.values import external_data
 from onnxopt_cli.errors import InvalidCase
 
 DATA = b"head" + ONE_TWO.tobytes() + b"tail"

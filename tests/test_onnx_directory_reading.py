@@ -18,7 +18,7 @@ from onnx_directories import (
     tensor_type,
 )
 
-from onnxopt_cli.cases.onnx_directory import find_directories
+from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import InvalidCase
 

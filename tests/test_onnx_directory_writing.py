@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, load
 from onnx_directories import FLOAT, ONE_TWO, identity, same, tensor, tensor_type
 from test_proto_values import arrays, element_number_of
 
-from onnxopt_cli.cases.onnx_directory import find_directories
-from onnxopt_cli.cases.onnx_writer import directory_files, write_directory
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.onnx.writer import directory_files, write_directory
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Ulps
 from onnxopt_cli.errors import UsageError

@@ -19,8 +19,8 @@ from onnx import (
 )
 from onnx_directories import ONE_TWO, same, tensor, tensor_type
 
-from onnxopt_cli.cases.malformed import Malformed
-from onnxopt_cli.cases.proto_values import message_of, parse_value
+from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.proto_values import message_of, parse_value
 from onnxopt_cli.core.values import DTYPES, STRING
 
 ANY = TypeProto(tensor_type=TypeProto.Tensor())

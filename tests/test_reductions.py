@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.readings.bound import bound
+from onnxopt_cli.readings.bound.bound import bound
 
 
 def pruned(weights, percent):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from report_records import result
 
-from onnxopt_cli.compare import compare_outputs
+from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Budget
 from onnxopt_cli.report.accuracy import accuracy
 

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 
-from onnxopt_cli.operators.rewrite import rewrite
+from onnxopt_cli.formula.rewrite import rewrite
 
 
 def hypotenuse(a, b, *, scale=1.0):

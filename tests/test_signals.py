@@ -28,7 +28,7 @@ def test_signals_at_random_moments_leave_nothing_and_logs_resume():
 
 COLLECTED = """\
 import os, signal, time, weakref
-from onnxopt_cli.run.interruption import Stop, stop_by_raising
+from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
 
 class Thing:
     pass

@@ -7,8 +7,9 @@ import os
 import pytest
 from demo import records, run_arguments, write_demo
 
+from onnxopt_cli.log import reader as log_reader
+from onnxopt_cli.log import writer as log_writer
 from onnxopt_cli.report import saved
-from onnxopt_cli.run import log_reader, log_writer
 
 LARGE = 1 << 30
 PRUNE = """\

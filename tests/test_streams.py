@@ -12,7 +12,7 @@ import time
 import pytest
 from conftest import REPOSITORY
 
-from onnxopt_cli.run.log_reader import read_log
+from onnxopt_cli.log.reader import read_log
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and bash")
 

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxopt_cli.cases.declared import MAX_ELEMENTS
-from onnxopt_cli.cases.tensor_text import declare_value
-from onnxopt_cli.cases.yaml_syntax import FormatError, parse_yaml
+from onnxopt_cli.cases.values.declared import MAX_ELEMENTS
+from onnxopt_cli.cases.values.tensor_text import declare_value
+from onnxopt_cli.cases.yaml.syntax import FormatError, parse_yaml
 from onnxopt_cli.core.values import DTYPES
 
 COMPLEX = np.array([1 + 2j, 3, complex("-infj")], "c8")

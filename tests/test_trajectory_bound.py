@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from trajectory_files import GRADIENTS, START, contents, trajectory_text
 
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.single_node import sole_call
-from onnxopt_cli.readings.bounded import Level
-from onnxopt_cli.readings.bounded import given as exactly
-from onnxopt_cli.readings.carry import carried_bound, derived_array
-from onnxopt_cli.readings.precision import precision_of
+from onnxopt_cli.readings.bound.bounded import Level
+from onnxopt_cli.readings.bound.bounded import given as exactly
+from onnxopt_cli.readings.bound.carry import carried_bound, derived_array
+from onnxopt_cli.readings.bound.precision import precision_of
+from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.readings.variants import variants
 
 FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")

@@ -7,7 +7,7 @@ import pytest
 from trajectory_files import ATTRIBUTES, GRADIENTS, contents, trajectory_text
 from yaml_files import read_text
 
-from onnxopt_cli.readings.carry import carried_bound, first_inputs
+from onnxopt_cli.readings.bound.carry import carried_bound, first_inputs
 
 WIDE = np.longdouble
 COUNT = 40

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from training_calls import each_training_operator
 
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.readings.arithmetic import (
+from onnxopt_cli.readings.bound.arithmetic import (
     Arithmetic,
     computed,
     flushed,
@@ -17,7 +17,7 @@ from onnxopt_cli.readings.arithmetic import (
     root_by_newton,
     root_by_reciprocal,
 )
-from onnxopt_cli.readings.bound import bound
+from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.foreign_arithmetic import computed_by_torch
 from onnxopt_cli.readings.variants import variants

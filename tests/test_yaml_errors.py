@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from test_yaml_file import ADAM, save_model
 from yaml_files import ADAM_INPUTS, problems_of, read_text
 
-from onnxopt_cli.cases import yaml_text
-from onnxopt_cli.cases.yaml_file import read_yaml_file
+from onnxopt_cli.cases.yaml import text as yaml_text
+from onnxopt_cli.cases.yaml.file import read_yaml_file
 
 HEAD = "onnxopt: 1\nsuite: s\noperator: Adam\n"
 ATTRIBUTES = "alpha, beta, epsilon, norm_coefficient, norm_coefficient_post"

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from yaml_files import ADAM_INPUTS, identity, only_case, read_text
 
-from onnxopt_cli.cases.case_schema import case_schema
-from onnxopt_cli.cases.yaml_file import read_yaml_file
+from onnxopt_cli.cases.yaml.file import read_yaml_file
+from onnxopt_cli.cases.yaml.schema import case_schema
 from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
 from onnxopt_cli.errors import InvalidCase
 

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxopt_cli.cases import yaml_syntax
-from onnxopt_cli.cases.yaml_scalars import plain_scalar
-from onnxopt_cli.cases.yaml_syntax import MAX_DEPTH, parse_yaml
+from onnxopt_cli.cases.yaml import syntax as yaml_syntax
+from onnxopt_cli.cases.yaml.scalars import plain_scalar
+from onnxopt_cli.cases.yaml.syntax import MAX_DEPTH, parse_yaml
 
 
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
@@ -73,7 +73,7 @@ def test_the_bomb_of_aliases_is_refused_without_being_expanded():
 def test_nesting_is_refused_at_its_depth_and_not_at_its_end(unit):
     # In a process of its own: a parser that reads on to the end crashes.
     program = (
-        "from onnxopt_cli.cases.yaml_syntax import parse_yaml;"
+        "from onnxopt_cli.cases.yaml.syntax import parse_yaml;"
         f"root, errors = parse_yaml({unit!r} * 1_000_000);"
         "print(root, errors[0].line, errors[0].what)"
     )

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.operator import FLOATS
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.operator import FLOATS
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
 
 #: The operators of ai.onnx.preview.training, which take R and T.

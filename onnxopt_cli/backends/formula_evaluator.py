@@ -11,11 +11,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.attributes import node_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.nodes import all_nodes, subgraphs
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.operators.attributes import node_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.nodes import all_nodes, subgraphs
-from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.readings.evaluate import evaluate
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from onnxopt_cli.backends.outputs import normalise_outputs
 from onnxopt_cli.backends.protocol import Backend, Prepared
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import NodeError, NotApplicable, Unsupported
-from onnxopt_cli.operators.nodes import nodes_within
-from onnxopt_cli.operators.single_node import sole_call
+from onnxopt_cli.formula.nodes import nodes_within
+from onnxopt_cli.readings.single_node import sole_call
 
 #: Why a case does not apply to a backend that is given primitive operators.
 NOT_ASKED = "our own lowering refuses the node before the backend is asked"
@@ -114,7 +114,7 @@ def run_model(
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
     # Not worth importing for a backend that knows everything.
-    from onnxopt_cli.readings.lower_model import formula_operators
+    from onnxopt_cli.readings.lower.model import formula_operators
 
     return formula_operators(model)
 
@@ -173,7 +173,7 @@ def _run_lowered(
 
 
 def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -> onnx.ModelProto:
-    from onnxopt_cli.readings.lower_model import lower_model
+    from onnxopt_cli.readings.lower.model import lower_model
 
     try:
         return lower_model(model)

@@ -12,12 +12,12 @@ from onnxopt_cli.backends.formula_evaluator import formula_evaluator
 from onnxopt_cli.backends.protocol import Prepared
 from onnxopt_cli.backends.reference_backend import ReferenceModel, reporting_unsupported
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.operators.function_defaults import spell_out_defaults
-from onnxopt_cli.operators.single_node import sole_call, sole_operator
+from onnxopt_cli.formula.function_defaults import spell_out_defaults
 from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.single_node import sole_call, sole_operator
 
 if TYPE_CHECKING:
-    from onnxopt_cli.operators.call import Call
+    from onnxopt_cli.formula.call import Call
 
 
 class NumpyBackend:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from onnx import TypeProto, ValueInfoProto, helper
 
+from onnxopt_cli.core.distance import Kind, kind_of
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array, Value, is_string
-from onnxopt_cli.distance import Kind, kind_of
 from onnxopt_cli.errors import UnusableOutput
 
 _PYTHON = (bool, int, float, complex, str, bytes)

@@ -64,13 +64,13 @@ def resolve_backend(text: str) -> Backend:
     """
     specification = parse_specification(text)
     if specification.source:
-        from onnxopt_cli.backends.plugin_import import import_attribute
-        from onnxopt_cli.backends.plugins import wrap_plugin
+        from onnxopt_cli.backends.plugin.backend import wrap_plugin
+        from onnxopt_cli.backends.plugin.loading import import_attribute
 
         found, stated = import_attribute(text, specification.source, specification.attribute)
         return wrap_plugin(specification, found, stated)
     if specification.command:
-        from onnxopt_cli.backends.exec_backend import ExecBackend
+        from onnxopt_cli.backends.exec.backend import ExecBackend
 
         command = ExecBackend(specification)
         return _watched(specification, command, command.unsupported)
@@ -78,8 +78,8 @@ def resolve_backend(text: str) -> Backend:
         return _BUILT_IN[specification.name](specification)
     installed = entry_points_by_name()
     if specification.name in installed:
-        from onnxopt_cli.backends.plugin_import import load_entry_point
-        from onnxopt_cli.backends.plugins import wrap_plugin
+        from onnxopt_cli.backends.plugin.backend import wrap_plugin
+        from onnxopt_cli.backends.plugin.loading import load_entry_point
 
         found, stated = load_entry_point(text, installed[specification.name])
         return wrap_plugin(specification, found, stated)
@@ -112,7 +112,7 @@ def _numpy(specification: Specification) -> Backend:
 
 
 def _onnxruntime(specification: Specification) -> Backend:
-    from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
+    from onnxopt_cli.backends.onnxruntime.backend import OnnxRuntimeBackend
 
     return _watched(specification, OnnxRuntimeBackend(specification))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from onnxopt_cli.cases.onnx_directory import find_directories
-from onnxopt_cli.cases.yaml_file import read_yaml_file
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.yaml.file import read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import printable
@@ -108,7 +108,7 @@ def _find(target: str) -> tuple[list[Case], list[Problem]]:
 
 
 def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
-    from onnxopt_cli.cases.named import NAMES, named_suite
+    from onnxopt_cli.cases.suites.named import NAMES, named_suite
 
     suite, _, rest = target.partition("/")
     if suite not in NAMES:
@@ -125,7 +125,7 @@ def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
 
 
 def _own_suites() -> Sequence[str]:
-    from onnxopt_cli.cases.named import OWN
+    from onnxopt_cli.cases.suites.named import OWN
 
     return OWN
 

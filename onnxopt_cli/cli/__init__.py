@@ -17,7 +17,7 @@ from onnxopt_cli.cli.environment import fault_of_environment, require_memory
 from onnxopt_cli.cli.streams import guard_streams, lost_output
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import OnnxoptError
-from onnxopt_cli.run.interruption import Stop, stop_by_raising
+from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
 
 # The summaries stand here so that --help need not import what the commands import.
 _COMMANDS = {
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         # The command has this process for itself; a program that calls this function has not.
         stop_by_raising()
-        from onnxopt_cli.run.processes import claim_process
+        from onnxopt_cli.isolation.processes import claim_process
 
         claim_process()
     try:

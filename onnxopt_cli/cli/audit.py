@@ -14,7 +14,7 @@ from onnxopt_cli.cli.shared_options import jobs_option, operator_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onnxopt_cli.run.audit import Grade
+    from onnxopt_cli.grade.audit import Grade
 
 
 @click.command("audit")
@@ -67,8 +67,8 @@ def command(
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.grade.audit import audit, find_trials
     from onnxopt_cli.report.audit_report import audit_json, audit_page
-    from onnxopt_cli.run.audit import audit, find_trials
     from onnxopt_cli.run.expectation import Judging, Rule
     from onnxopt_cli.run.select import Selection
 

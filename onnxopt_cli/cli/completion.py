@@ -15,7 +15,7 @@ def complete_target(
     _context: click.Context, _parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
     """Offer suites and what is here; all other paths are for the shell to complete."""
-    from onnxopt_cli.cases.named import NAMES
+    from onnxopt_cli.cases.suites.named import NAMES
 
     suites = _beginning(typed, NAMES)
     if not suites:
@@ -36,7 +36,7 @@ def complete_suite(
     _context: click.Context, _parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
     """Offer the suites that can be written as files."""
-    from onnxopt_cli.cases.suites import SUITES
+    from onnxopt_cli.cases.suites.suites import SUITES
 
     return _items(_beginning(typed, (*SUITES, "onnx-node")))
 

@@ -34,8 +34,8 @@ class _Console(Console):
 
 def warn_of_weak_isolation(setting: Setting, backends: Sequence[str]) -> None:
     """Say once what isolation lacks on this machine, if workers are to be isolated."""
+    from onnxopt_cli.isolation.processes import weakness
     from onnxopt_cli.run.executors import Isolation
-    from onnxopt_cli.run.processes import weakness
 
     ours = setting.isolation is None and set(backends) == {"numpy"}
     if weakness() and not ours and setting.isolation is not Isolation.NONE:

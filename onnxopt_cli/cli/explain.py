@@ -34,10 +34,10 @@ def command(saved: Path, explain_time: float | None) -> int:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import find_again
     from onnxopt_cli.cli.console import stderr, stdout
+    from onnxopt_cli.grade.explain import explain, least_seconds
+    from onnxopt_cli.log.writer import MAX_BYTES
     from onnxopt_cli.report.saved import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
-    from onnxopt_cli.run.explain import explain, least_seconds
-    from onnxopt_cli.run.log_writer import MAX_BYTES
 
     if str(saved) == "-":
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:

@@ -17,7 +17,7 @@ from onnxopt_cli.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from onnxopt_cli.operators.operator import Operator
+    from onnxopt_cli.formula.operator import Operator
 
 #: Tried where neither a number nor a time is given.
 _EXAMPLES = 2000
@@ -95,12 +95,12 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.cli.console import warn_of_weak_isolation
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
     from onnxopt_cli.errors import BackendUnavailable
+    from onnxopt_cli.fuzz.keep import keep
+    from onnxopt_cli.fuzz.search import Search, Task
+    from onnxopt_cli.fuzz.trial import Interrupted
+    from onnxopt_cli.isolation.interruption import interruptible
     from onnxopt_cli.report.diff_text import headline
     from onnxopt_cli.run.executors import open_executors
-    from onnxopt_cli.run.fuzzing.keep import keep
-    from onnxopt_cli.run.fuzzing.search import Search, Task
-    from onnxopt_cli.run.fuzzing.trial import Interrupted
-    from onnxopt_cli.run.interruption import interruptible
 
     chosen = _chosen(operators, excluded)
     examples = options["examples"]

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.run.fuzzing.findings import Finding, Kind
-from onnxopt_cli.run.response import Aside
+from onnxopt_cli.fuzz.findings import Finding, Kind
+from onnxopt_cli.isolation.response import Aside
 
 
 class FuzzDisplay:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxopt_cli.errors import InvalidCase
-    from onnxopt_cli.readings.lower_model import Lowering
+    from onnxopt_cli.readings.lower.model import Lowering
 
 
 @click.command("lower")
@@ -36,11 +36,11 @@ def command(source: Path, target: Path) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnx import checker
 
-    from onnxopt_cli.cases.model_file import read_model
+    from onnxopt_cli.cases.onnx.model_file import read_model
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.errors import NodeError
-    from onnxopt_cli.readings.inline_formulas import refuse_endless_functions
-    from onnxopt_cli.readings.lower_model import lower
+    from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
+    from onnxopt_cli.readings.lower.model import lower
 
     target = _writable(source, target)
     model = read_model(source)

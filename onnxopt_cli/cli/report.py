@@ -62,8 +62,8 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     another run.
     """  # noqa: D301 - likewise
     from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.log.merge import merge_logs
     from onnxopt_cli.report import terminal
-    from onnxopt_cli.run.merge import merge_logs
 
     record = merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)

@@ -116,9 +116,9 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.cli.console import warn_of_weak_isolation
     from onnxopt_cli.cli.run_session import Request, conclude, run_session
     from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.isolation.interruption import interruptible
     from onnxopt_cli.run.evidence import Evidence
     from onnxopt_cli.run.executors import open_executors
-    from onnxopt_cli.run.interruption import interruptible
     from onnxopt_cli.run.runner import Plan
     from onnxopt_cli.run.select import Selection
 
@@ -160,7 +160,7 @@ def judging(options: Mapping[str, Any]) -> Judging:
         UsageError: if two of them contradict each other.
     """
     from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
-    from onnxopt_cli.readings.bound import FACTOR
+    from onnxopt_cli.readings.bound.bound import FACTOR
     from onnxopt_cli.run.expectation import Judging, Rule
 
     relative = options["rtol"] is not None or options["atol"] is not None

@@ -13,15 +13,15 @@ from onnxopt_cli.cli.run_display import Display
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.errors import OnnxoptError, UsageError
+from onnxopt_cli.expectations.expectations import Expectations
+from onnxopt_cli.log.shard import Shard
 from onnxopt_cli.report.files import Reports, append_step_summary, step_summary
 from onnxopt_cli.run.executors import Setting
-from onnxopt_cli.run.expectations import Expectations
 from onnxopt_cli.run.runner import Plan
 from onnxopt_cli.run.session import Session, Terms
-from onnxopt_cli.run.shard import Shard
 
 if TYPE_CHECKING:
-    from onnxopt_cli.run.contents import Witness
+    from onnxopt_cli.log.contents import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Request:
 
 def _witness(backends: Sequence[str]) -> Witness:
     # A run without a log has no use for it.
-    from onnxopt_cli.run.contents import Witness
+    from onnxopt_cli.log.contents import Witness
 
     witness = Witness()
     witness.see_backends(list(dict.fromkeys(backends)))
@@ -172,7 +172,7 @@ def _require_all(writes: Sequence[Callable[[], None]]) -> None:
 
 
 def _update_expectations(session: Session, display: Display, record: RunRecord) -> None:
-    from onnxopt_cli.run.expect_update import update_expectations
+    from onnxopt_cli.expectations.update import update_expectations
 
     path, terms = Path(session.terms.options["update_expect"]), session.terms
     display.note(update_expectations(path, terms.expectations, record, terms.ids))
@@ -197,7 +197,7 @@ def _explanations(session: Session, options: Mapping[str, Any], ran: float) -> l
     if not failing or interruption.signal or not options["explain"] or seconds == 0:
         return []
     from onnxopt_cli.cli.console import stderr
-    from onnxopt_cli.run.explain import explain, least_seconds
+    from onnxopt_cli.grade.explain import explain, least_seconds
 
     cases = {case.id: case for case in session.plan.cases}
     try:

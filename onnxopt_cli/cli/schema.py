@@ -18,9 +18,9 @@ def command(kind: str) -> None:
     onnxopt schema > onnxopt.schema.json
     onnxopt schema expect > onnxopt-expect.schema.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.case_schema import case_schema
-    from onnxopt_cli.run.expect_file import expect_schema
-    from onnxopt_cli.run.log_schema import log_schema
+    from onnxopt_cli.cases.yaml.schema import case_schema
+    from onnxopt_cli.expectations.file import expect_schema
+    from onnxopt_cli.log.schema import log_schema
 
     schemas: dict[str, Callable[[], dict[str, Any]]]
     schemas = {"case": case_schema, "expect": expect_schema, "log": log_schema}

@@ -28,7 +28,7 @@ class Jobs(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; see click."""
         if value == "auto":
-            from onnxopt_cli.run.parallel import available_jobs
+            from onnxopt_cli.grade.parallel import available_jobs
 
             return available_jobs()
         if isinstance(value, str) and not (value.isdecimal() and 0 < int(value) <= _MOST_JOBS):
@@ -192,8 +192,8 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
     from onnxopt_cli.backends.lowering import Lowering
+    from onnxopt_cli.isolation.limits import Limits, allowed_memory
     from onnxopt_cli.run.executors import Isolation, Setting
-    from onnxopt_cli.run.limits import Limits, allowed_memory
 
     return Setting(
         isolation=None if options["isolation"] is None else Isolation(options["isolation"]),

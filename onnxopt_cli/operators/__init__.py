@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.schemas import register_schemas
 from onnxopt_cli.operators.adagrad import ADAGRAD
 from onnxopt_cli.operators.adam import ADAM
 from onnxopt_cli.operators.admm_gradient import ADMM_GRADIENT
@@ -9,8 +11,6 @@ from onnxopt_cli.operators.admm_penalty import ADMM_PENALTY
 from onnxopt_cli.operators.admm_update import ADMM_UPDATE
 from onnxopt_cli.operators.magnitude_prune import MAGNITUDE_PRUNE
 from onnxopt_cli.operators.momentum import MOMENTUM
-from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.schemas import register_schemas
 
 OPERATORS: tuple[Operator, ...] = (
     ADAM,

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.operators.deviation import Deviation
-from onnxopt_cli.operators.forms import MOMENTUM_FORMS
-from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
-from onnxopt_cli.operators.regularized_gradient import REGULARIZED_GRADIENT
+from onnxopt_cli.formula.deviation import Deviation
+from onnxopt_cli.formula.forms import MOMENTUM_FORMS
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.formula.regularized_gradient import REGULARIZED_GRADIENT
 
 
 def momentum(  # noqa: D417 - the operands are described together

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.operators.operator import Attribute, Operator
+from onnxopt_cli.formula.operator import Attribute, Operator
 
 
 @cache

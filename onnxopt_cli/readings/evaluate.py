@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import Call
+from onnxopt_cli.formula.call import Call
 
 #: The widest float that NumPy computes in here: 80 bits on x86, double on some other machines.
 WIDE = np.dtype(np.longdouble)

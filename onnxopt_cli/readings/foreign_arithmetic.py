@@ -16,13 +16,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import Call
-from onnxopt_cli.operators.percentile import percentile
-from onnxopt_cli.readings.arithmetic import scalar_dtype
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.percentile import percentile
+from onnxopt_cli.readings.bound.arithmetic import scalar_dtype
 from onnxopt_cli.readings.evaluate import rounded
-from onnxopt_cli.readings.graph_tensors import GraphTensor
-from onnxopt_cli.readings.lower_call import lower_call
-from onnxopt_cli.readings.lower_model import OLDEST_OPSET
+from onnxopt_cli.readings.lower.call import lower_call
+from onnxopt_cli.readings.lower.graph_tensors import GraphTensor
+from onnxopt_cli.readings.lower.model import OLDEST_OPSET
 
 #: The oldest that carries the oldest opset.
 _IR_VERSION = 7

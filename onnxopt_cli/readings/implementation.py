@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import Call
-from onnxopt_cli.operators.rewrite import Formula
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.rewrite import Formula
 from onnxopt_cli.readings.evaluate import evaluate
 
 #: What computes a node's outputs from its call, by the formula that the call carries.

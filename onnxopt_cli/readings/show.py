@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.formula.operator import Operator
 
 
 def formula_text(operator: Operator) -> str:

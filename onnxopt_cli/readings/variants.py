@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import Call
-from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.readings.arithmetic import (
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.readings.bound.arithmetic import (
     Arithmetic,
     added_by_size,
     added_in_double,

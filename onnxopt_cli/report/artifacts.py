@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxopt_cli.cases.onnx_writer import directory_files, model_and_inputs
-from onnxopt_cli.cases.tensor_data import tensor_of
+from onnxopt_cli.cases.onnx.writer import directory_files, model_and_inputs
+from onnxopt_cli.cases.values.tensor_data import tensor_of
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result

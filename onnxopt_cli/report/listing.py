@@ -18,7 +18,7 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value, describe
-from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.show import formula_description, formula_text
 
 _MOST_ELEMENTS = 12

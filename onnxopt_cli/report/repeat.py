@@ -54,7 +54,7 @@ def _target(result: Result) -> list[str]:
 
 def _comes_with_a_package(result: Result) -> bool:
     """Tell whether the case is one of onnx's or ours, which are asked for by their ids."""
-    from onnxopt_cli.cases.suites import SUITES
+    from onnxopt_cli.cases.suites.suites import SUITES
 
     path, suite = result.location.path, result.case.split("/", 1)[0]
     if suite in SUITES:

@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.malformed import Malformed
-from onnxopt_cli.cases.regular_file import read_regular_file
+from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.regular_file import read_regular_file
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.expectations.gate import contradiction
+from onnxopt_cli.log.reader import read_record
+from onnxopt_cli.log.rules import contradiction as result_contradiction
+from onnxopt_cli.log.writer import MAX_BYTES
 from onnxopt_cli.report.json_report import SCHEMA
-from onnxopt_cli.run.gate import contradiction
-from onnxopt_cli.run.log_reader import read_record
-from onnxopt_cli.run.log_rules import contradiction as result_contradiction
-from onnxopt_cli.run.log_writer import MAX_BYTES
 
 # How the lines of a log begin, and no report.
 _LOG_LINE = b'{"record":'

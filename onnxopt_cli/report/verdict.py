@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.run.interruption import INTERRUPTED
+from onnxopt_cli.isolation.interruption import INTERRUPTED
 
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxopt_cli.compare import element_shares
+from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.values import Value
 

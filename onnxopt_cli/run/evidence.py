@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx
 
-from onnxopt_cli.cases.plain_node import (
+from onnxopt_cli.cases.suites.plain_node import (
     PlainNode,
     computes,
     is_an_input,
@@ -25,11 +25,11 @@ from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
 from onnxopt_cli.errors import InvalidCase
+from onnxopt_cli.formula.nodes import operator_names
+from onnxopt_cli.isolation.response import Response
 from onnxopt_cli.operators import find_operator
-from onnxopt_cli.operators.nodes import operator_names
-from onnxopt_cli.operators.single_node import sole_operator
+from onnxopt_cli.readings.single_node import sole_operator
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.run.response import Response
 
 # As many cases of an operator without a formula are run to see it computed.
 _TRIES = 20
@@ -206,7 +206,7 @@ def _likelihood(case: Case, name: str) -> int:
 
 def _corpus() -> Sequence[Case]:
     """Return onnx's own cases; they are made only where they are needed."""
-    from onnxopt_cli.cases.corpora import corpus
+    from onnxopt_cli.cases.onnx.corpora import corpus
 
     return corpus("onnx-node")[0]
 

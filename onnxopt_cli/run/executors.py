@@ -16,14 +16,14 @@ from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.limits import Limits
+from onnxopt_cli.isolation.response import Aside, Response
 from onnxopt_cli.run.in_process import InProcess
-from onnxopt_cli.run.interruption import Interruption
-from onnxopt_cli.run.limits import Limits
 from onnxopt_cli.run.own_reference import OwnReference
-from onnxopt_cli.run.response import Aside, Response
 
 if TYPE_CHECKING:
-    from onnxopt_cli.run.pool import Pool, Switchboard
+    from onnxopt_cli.isolation.pool import Pool, Switchboard
 
 
 class Isolation(StrEnum):
@@ -125,12 +125,12 @@ def open_executors(
         @cache
         def switchboard() -> Switchboard:
             # Not worth importing for our own reference on its own formulas.
-            from onnxopt_cli.run.pool import Switchboard
+            from onnxopt_cli.isolation.pool import Switchboard
 
             return stack.enter_context(closing(Switchboard()))
 
         def pool(text: str) -> Pool:
-            from onnxopt_cli.run.pool import Pool
+            from onnxopt_cli.isolation.pool import Pool
 
             return Pool(
                 text, setting.lowering, setting.limits, setting.jobs, switchboard(), interruption

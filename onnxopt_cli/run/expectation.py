@@ -8,14 +8,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Tolerance
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
-from onnxopt_cli.operators.single_node import sole_call
-from onnxopt_cli.readings.bound import FACTOR, Judgement, bound
+from onnxopt_cli.readings.bound.bound import FACTOR, Judgement, bound
+from onnxopt_cli.readings.single_node import sole_call
 
 
 class Rule(StrEnum):
@@ -107,7 +107,7 @@ def _judgements(content: Content, names: list[str], factor: float) -> Mapping[st
     """Return what the formula says of each output; nothing where no formula of ours applies."""
     if content.trajectory is not None:
         # Not worth importing for cases of one step.
-        from onnxopt_cli.readings.carry import carried_bound
+        from onnxopt_cli.readings.bound.carry import carried_bound
 
         return carried_bound(content.trajectory, factor)
     call = sole_call(content.model, content.inputs)

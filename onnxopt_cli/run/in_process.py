@@ -11,8 +11,8 @@ import onnx
 from onnxopt_cli.backends.lowering import Kept, Lowering
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.run.interruption import Interruption
-from onnxopt_cli.run.response import Aside, Response, keeping, respond, tear_down
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.response import Aside, Response, keeping, respond, tear_down
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.executors import Pending

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxopt_cli.backends.lowering import breaks_signature
-from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff, wrong_outputs
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
-from onnxopt_cli.operators.nodes import operator_names
+from onnxopt_cli.formula.nodes import operator_names
+from onnxopt_cli.isolation.response import Response
 from onnxopt_cli.run.expectation import Expectation, Judging, expect
-from onnxopt_cli.run.response import Response
 
 #: Outputs of failing cases that are larger, or more, are not kept.
 KEPT_BYTES = 1 << 20

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import onnx
 
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.operators.single_node import sole_operator
+from onnxopt_cli.isolation.response import Aside
+from onnxopt_cli.readings.single_node import sole_operator
 from onnxopt_cli.run.in_process import InProcess
-from onnxopt_cli.run.response import Aside
 
 if TYPE_CHECKING:
+    from onnxopt_cli.isolation.pool import Pool
     from onnxopt_cli.run.executors import Pending
-    from onnxopt_cli.run.pool import Pool
 
 
 class OwnReference:

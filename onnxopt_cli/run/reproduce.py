@@ -10,21 +10,21 @@ from itertools import combinations
 import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.compare import compare_outputs
 from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.distance import Kind, kind_of
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.distance import Kind, kind_of
 from onnxopt_cli.errors import InvalidCase, NodeError
-from onnxopt_cli.operators.call import Call
-from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.single_node import sole_call
-from onnxopt_cli.readings.bound import FACTOR, Judgement, bound
-from onnxopt_cli.readings.deviate import all_deviations
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.readings.bound.bound import FACTOR, Judgement, bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
+from onnxopt_cli.readings.mistakes.deviate import all_deviations
+from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.run.expectation import Expectation, Judging, expect
 from onnxopt_cli.run.judge import KEPT_BYTES
 

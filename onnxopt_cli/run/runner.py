@@ -11,10 +11,10 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.errors import Problem
+from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.expectation import Judging
-from onnxopt_cli.run.interruption import Interruption
 from onnxopt_cli.run.judge import (
     Question,
     judge,

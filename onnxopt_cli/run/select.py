@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.errors import InvalidCase, UsageError
-from onnxopt_cli.operators.nodes import operator_names
+from onnxopt_cli.formula.nodes import operator_names
 
 
 @dataclass(frozen=True, slots=True)

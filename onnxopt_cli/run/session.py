@@ -19,20 +19,20 @@ from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+from onnxopt_cli.expectations.expectations import Expectations
+from onnxopt_cli.expectations.gate import exit_code
+from onnxopt_cli.log.identity import versions
+from onnxopt_cli.log.shard import Shard
 from onnxopt_cli.run.executors import Setting
-from onnxopt_cli.run.expectations import Expectations
-from onnxopt_cli.run.gate import exit_code
-from onnxopt_cli.run.identity import versions
 from onnxopt_cli.run.judge import not_run
 from onnxopt_cli.run.runner import Plan, run
-from onnxopt_cli.run.shard import Shard
 
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
-    from onnxopt_cli.run.contents import Witness
-    from onnxopt_cli.run.log_header import Header
-    from onnxopt_cli.run.log_reader import Log
-    from onnxopt_cli.run.log_writer import LogWriter
+    from onnxopt_cli.log.contents import Witness
+    from onnxopt_cli.log.header import Header
+    from onnxopt_cli.log.reader import Log
+    from onnxopt_cli.log.writer import LogWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Session:
             UsageError: if it cannot be written.
         """
         if self._log is not None:
-            from onnxopt_cli.run.log_writer import LogWriter
+            from onnxopt_cli.log.writer import LogWriter
 
             self._writer = LogWriter.create(self._log)
             self._writer.write(self._header().to_json())
@@ -105,8 +105,8 @@ class Session:
         Raises:
             UsageError: if it is no log, cannot be written, or is of another run.
         """
-        from onnxopt_cli.run.log_reader import read_log
-        from onnxopt_cli.run.log_writer import LogWriter
+        from onnxopt_cli.log.reader import read_log
+        from onnxopt_cli.log.writer import LogWriter
 
         assert self._log is not None  # noqa: S101 - what to resume is what to write
         log = read_log(self._log)
@@ -204,7 +204,7 @@ class Session:
             hostname=self.hostname,
         )
         if self._writer is not None:
-            from onnxopt_cli.run.log_writer import footer
+            from onnxopt_cli.log.writer import footer
 
             self._writer.write(footer(record))
             self._writer.close()
@@ -276,8 +276,8 @@ class Session:
             )
 
     def _header(self) -> Header:
-        from onnxopt_cli.run.case_list import CaseList
-        from onnxopt_cli.run.log_header import Header
+        from onnxopt_cli.log.case_list import CaseList
+        from onnxopt_cli.log.header import Header
 
         witness = self.terms.witness
         assert witness is not None  # noqa: S101 - there is one where there is a log

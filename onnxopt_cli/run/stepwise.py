@@ -9,9 +9,9 @@ import numpy as np
 
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Array, Value, describe
-from onnxopt_cli.readings.carry import derived_array
+from onnxopt_cli.isolation.response import Response
+from onnxopt_cli.readings.bound.carry import derived_array
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.run.response import Response
 
 
 class Stepwise:

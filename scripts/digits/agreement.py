@@ -15,8 +15,8 @@ from digits.prepared_model import Tensors
 from digits.settings import Settings
 from digits.training import BATCH, Snapshot, Trainer, updated
 from onnxopt_cli.backends.protocol import Backend
-from onnxopt_cli.readings.bound import FACTOR
-from onnxopt_cli.readings.bounded import Bounded
+from onnxopt_cli.readings.bound.bound import FACTOR
+from onnxopt_cli.readings.bound.bounded import Bounded
 
 #: Differences of a parameter between the backends whose first step is reported.
 THRESHOLDS = (1e-6, 1e-5, 1e-4, 1e-3)

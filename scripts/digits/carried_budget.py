@@ -15,11 +15,11 @@ import numpy as np
 from digits.data import Images
 from digits.network import LAYERS, SHAPES, Array
 from digits.optimizers import DOMAIN, Optimizer
+from onnxopt_cli.formula.attributes import complete_attributes
 from onnxopt_cli.operators import find_operator
-from onnxopt_cli.operators.attributes import complete_attributes
-from onnxopt_cli.readings.bounded import Bounded, Level, given, number, output
+from onnxopt_cli.readings.bound.bounded import Bounded, Level, given, number, output
+from onnxopt_cli.readings.bound.precision import precision_of
 from onnxopt_cli.readings.evaluate import WIDE
-from onnxopt_cli.readings.precision import precision_of
 
 _PRECISION = precision_of(np.dtype(np.float32))
 _U = _PRECISION.unit_roundoff

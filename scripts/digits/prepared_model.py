@@ -11,7 +11,7 @@ from digits.network import Array
 from onnxopt_cli.backends.outputs import normalise_outputs
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.readings.lower_model import lower_model
+from onnxopt_cli.readings.lower.model import lower_model
 
 Tensors = Mapping[str, Array]
 

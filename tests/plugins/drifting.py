@@ -6,8 +6,8 @@ import numpy as np
 
 from onnxopt_cli.backends.numpy_backend import NumpyBackend
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.operators.single_node import sole_call
-from onnxopt_cli.readings.deviate import deviations
+from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.readings.single_node import sole_call
 
 
 def computed(model, inputs):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from hostile import ASKED, BAD, Misbehaves, Well, answer, frame, one, speak
 
-from onnxopt_cli.run import messages
+from onnxopt_cli.isolation import messages
 
 MANY = 100_000
 

@@ -10,10 +10,10 @@ from fractions import Fraction
 import numpy as np
 from onnx.numpy_helper import to_array
 
+from onnxopt_cli.formula.attributes import node_attributes
+from onnxopt_cli.formula.call import bind
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.operators.attributes import node_attributes
-from onnxopt_cli.operators.call import bind
-from onnxopt_cli.operators.single_node import sole_call
+from onnxopt_cli.readings.single_node import sole_call
 
 _BETWEEN = {
     "Neg": np.negative,

@@ -23,7 +23,7 @@ import time
 import numpy as np
 
 from onnxopt_cli.backends.resolve import resolve_backend
-from onnxopt_cli.run import messages
+from onnxopt_cli.isolation import messages
 
 BAD = np.float32(0.5)
 NUMPY = resolve_backend("numpy")

@@ -11,7 +11,7 @@ from onnxopt_cli.backends.check.plugin_process import findings_in_process
 from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
 from onnxopt_cli.backends.check.rule import Finding, Verdict, apply_rule
 from onnxopt_cli.backends.check.subject import CommandSubject
-from onnxopt_cli.backends.exec_backend import OPTIONS
+from onnxopt_cli.backends.exec.backend import OPTIONS
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 

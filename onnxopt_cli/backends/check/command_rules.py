@@ -9,7 +9,7 @@ from onnxopt_cli.backends.check.common_rules import COMMON_RULES
 from onnxopt_cli.backends.check.questions import Question
 from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
 from onnxopt_cli.backends.check.subject import CommandSubject, Subject
-from onnxopt_cli.backends.exec_backend import require_stated
+from onnxopt_cli.backends.exec.backend import require_stated
 from onnxopt_cli.errors import BackendFailure, Unsupported
 
 # After this time, a command that has something more to say than an answer has said it.

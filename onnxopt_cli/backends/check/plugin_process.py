@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from onnxopt_cli.backends.check.rule import Finding, Rule, Verdict, apply_rule, broken
 from onnxopt_cli.backends.check.subject import BREAKDOWNS, PluginSubject
-from onnxopt_cli.backends.exec_process import CommandProcess
+from onnxopt_cli.backends.exec.process import CommandProcess
 from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
 # The process finds modules where this one does.

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnxopt_cli.cases.node_model import formula_model
+from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.operators.operator import Attribute, AttributeValue, Operator
 
 #: Operators of which most backends know one.
 LIKELY = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul")

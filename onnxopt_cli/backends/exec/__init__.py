@@ -1,0 +1,1 @@
+"""Backends that are commands: a conversation over pipes."""

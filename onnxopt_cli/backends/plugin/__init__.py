@@ -1,0 +1,1 @@
+"""Backends that others write in Python."""

@@ -1,0 +1,1 @@
+"""ONNX test directories, and the corpora of the installed onnx."""

@@ -1,0 +1,123 @@
+"""Reading a model file: every tensor checked, external data taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from onnxopt_cli.cases.values.external_data import ExternalData, external_path
+from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.regular_file import read_regular_file
+from onnxopt_cli.cases.values.tensor_data import check_tensor
+from onnxopt_cli.errors import InvalidCase, Problem
+
+
+def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
+    """Read a model whose external data, if any, lie inside its own folder.
+
+    With links off no part of its path may be a symbolic link.
+
+    The operators are not checked: that is the backend's part.
+
+    Returns:
+        The model, complete in itself.
+
+    Raises:
+        InvalidCase: if the file is no model, a tensor in it contradicts itself, or external data
+            are missing, too short, or outside the folder.
+    """
+    try:
+        model = _parse(read_regular_file(path, links=links))
+    except Malformed as error:
+        raise InvalidCase([Problem(str(path), str(error))]) from None
+    problems = []
+    external = ExternalData(path.parent)
+    for place, tensor in _tensors(model):
+        try:
+            external.take_in(tensor)
+            check_tensor(tensor)
+        except Malformed as error:
+            problems.append(Problem(str(path), f"{place} {tensor.name!r} {error}"))
+    if problems:
+        raise InvalidCase(problems)
+    return model
+
+
+def external_files(path: Path) -> list[Path]:
+    """Return the files of external data that a model names; those that cannot be read are none."""
+    try:
+        data = read_regular_file(path)
+        # The key of every location, and cheap to look for: hardly any model has external data.
+        tensors = _tensors(_parse(data)) if b"location" in data else ()
+    except Malformed:
+        return []
+    named = (external_path(path.parent, tensor) for _, tensor in tensors)
+    return list(dict.fromkeys(found for found in named if found is not None))
+
+
+def _parse(data: bytes) -> onnx.ModelProto:
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise Malformed("is not a model: the data is damaged or cut off") from None
+    graph = model.graph
+    if not graph.output:
+        raise Malformed("is not a model: it has no graph, or one without outputs")
+    for names, what in ((graph.input, "inputs"), (graph.output, "outputs")):
+        if len({value.name for value in names}) != len(names):
+            raise Malformed(f"has several {what} of one name")
+    names = [value.name for value in (*graph.input, *graph.output)]
+    names += [name for node in graph.node for name in (node.domain, node.op_type)]
+    # Protobuf yields bytes where a string field is not UTF-8.
+    for name in names:
+        if not isinstance(name, str):
+            raise Malformed(f"has a name that is not UTF-8: {name[:40]!r}")
+    return model
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+        yield from _attribute_tensors(function.attribute_proto)
+    for training in model.training_info:
+        yield from _graph_tensors(training.initialization)
+        yield from _graph_tensors(training.algorithm)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for tensor in graph.initializer:
+        yield "the initializer", tensor
+    for sparse in graph.sparse_initializer:
+        yield "the values of the sparse initializer", sparse.values
+        yield "the indices of the sparse initializer", sparse.indices
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for node in nodes:
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(
+    attributes: Iterable[onnx.AttributeProto],
+) -> Iterator[tuple[str, onnx.TensorProto]]:
+    # An attribute's own type tag may lie: whatever is there counts.
+    for attribute in attributes:
+        for field, content in attribute.ListFields():
+            if field.name == "t":
+                yield f"the tensor of the attribute {attribute.name!r},", content
+            elif field.name == "tensors":
+                yield from ((f"a tensor of the attribute {attribute.name!r},", t) for t in content)
+            elif field.name in ("sparse_tensor", "sparse_tensors"):
+                for sparse in content if field.name == "sparse_tensors" else [content]:
+                    yield f"the values of the attribute {attribute.name!r},", sparse.values
+                    yield f"the indices of the attribute {attribute.name!r},", sparse.indices
+            elif field.name == "g":
+                yield from _graph_tensors(content)
+            elif field.name == "graphs":
+                for graph in content:
+                    yield from _graph_tensors(graph)

@@ -1,0 +1,204 @@
+"""onnx's node cases as directories in the user's cache, written when they are first asked for.
+
+A cache is used only if it is what this machine's onnxopt wrote there for this user. Its folder
+belongs to the user and nobody else may enter it. A manifest has the size, times and SHA-256 of
+every file; a file whose size or times have changed must have its digest. The times of its folders
+cannot be set by unpacking or copying, so a copy is made anew. And every test that onnx's own
+sources name must be there. Whoever can run programs as the same user can forge all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import re
+import stat
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import platformdirs
+
+from onnxopt_cli import __version__
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.onnx.node_corpus import node_contents, write_node_corpus
+from onnxopt_cli.cases.onnx.temporary_folder import temporary_folder
+from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.regular_file import read_regular_file
+from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import Problem, UsageError
+
+#: Overrides the folder of the cache.
+CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
+
+# Counts up when directories are written in another way than before.
+_FORMAT = 2
+_MANIFEST = "manifest.json"
+_MANIFEST_LIMIT = 16 << 20
+_CASES = "node"
+_SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
+# A test whose whole name stands in the source; many others are put together there.
+_NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
+# Caches that have turned out to be of no use; each is tried and complained of once.
+_unusable: set[Path] = set()
+
+
+def node_cases() -> tuple[list[Case], list[Problem]]:
+    """Find onnx's node cases, from the cache if they are there, else making them.
+
+    Runs may share the cache: it is renamed into place when it is whole. Where it cannot be used,
+    the cases are held in memory, and a warning is logged.
+    """
+    folder = cache_folder() / f"onnx-node-{onnx.__version__}-{_origin()[0][:16]}"
+    if folder in _unusable:
+        return _in_memory(), []
+    found = _cached(folder)
+    if found is None:
+        reason = "it does not stay as it is written"
+        try:
+            _write(folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except UsageError as error:
+            reason = error.message
+        found = _cached(folder)
+    if found is None:
+        _unusable.add(folder)
+        logging.getLogger(__name__).warning(
+            "onnx's node cases are made without a cache, which takes longer: cannot use %s: %s\n"
+            "  %s=DIR names another place",
+            printable(str(folder)),
+            printable(reason),
+            CACHE_VARIABLE,
+        )
+        found = _in_memory()
+    return found, []
+
+
+def cache_folder() -> Path:
+    """Return the folder of onnxopt's cache, which need not exist."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    return Path(folder) if folder else platformdirs.user_cache_path("onnxopt")
+
+
+def _cached(folder: Path) -> list[Case] | None:
+    """Return the cases of a cache, or None if there is none that can be trusted."""
+    try:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or not _is_private(status):
+            return None
+        manifest = json.loads(read_regular_file(folder / _MANIFEST, _MANIFEST_LIMIT))
+        if manifest["origin"] != _origin()[0] or not _is_as_written(folder, manifest["entries"]):
+            return None
+        cases, problems = find_directories(folder / _CASES)
+    except (OSError, Malformed, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    names = {case.id.split("/")[1] for case in cases}
+    whole = len(cases) == manifest["count"] and not problems and _origin()[1] <= names
+    return cases if whole else None
+
+
+def _write(folder: Path) -> None:
+    _make_private(folder.parent)
+    with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
+        new = temporary / "new"
+        new.mkdir(0o700)
+        digests = write_node_corpus(new)
+        paths = {str(parent): "" for file in digests for parent in Path(file).parents[:-1]}
+        entries = {
+            path: [*_signature((new / path).lstat()), digest]
+            for path, digest in {**paths, **digests}.items()
+        }
+        count = sum(path.endswith("/model.onnx") for path in digests)
+        manifest = {"origin": _origin()[0], "count": count, "entries": entries}
+        (new / _MANIFEST).write_text(json.dumps(manifest))
+        if os.path.lexists(folder) and _cached(folder) is None:
+            # Out of the way first, so that no run ever finds half of each.
+            folder.rename(temporary / "damaged")
+        with contextlib.suppress(FileExistsError):
+            # Another run may have just put its own there, which is as good.
+            _rename(new, folder)
+
+
+def _rename(new: Path, folder: Path) -> None:
+    """Rename a folder.
+
+    Raises:
+        FileExistsError: if there is something in its place.
+    """
+    try:
+        new.rename(folder)
+    except OSError as error:
+        if os.path.lexists(folder):
+            raise FileExistsError from error
+        raise
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder with what is missing above it, for this user alone."""
+    for missing in reversed([it for it in (folder, *folder.parents) if not it.exists()]):
+        missing.mkdir(0o700, exist_ok=True)
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return _is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+
+
+def _signature(status: os.stat_result) -> list[int]:
+    """Return what changes when something is done to a file; no program can set the last one."""
+    # The size of a folder is the file system's own affair.
+    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return [size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _is_as_written(folder: Path, entries: dict[str, Any]) -> bool:
+    """Tell whether a cache holds what its manifest says, links and pipes not being files."""
+    if entries[_CASES][-1]:
+        return False
+    for path, (*signature, digest) in entries.items():
+        name = f"{folder}/{path}"
+        status = os.lstat(name)
+        regular = stat.S_ISREG(status.st_mode)
+        if not _is_ours(status) or (regular and status.st_nlink > 1):
+            return False
+        if signature != _signature(status):
+            # A folder's digest is empty.
+            if not regular or not digest or status.st_size != signature[0]:
+                return False
+            if sha256(read_regular_file(name, status.st_size)).hexdigest() != digest:
+                return False
+    return True
+
+
+@cache
+def _origin() -> tuple[str, frozenset[str]]:
+    """Return a digest of all that the cases are made by, and tests that onnx's sources name."""
+    versions = (_FORMAT, __version__, onnx.__version__, np.__version__, sys.version)
+    digest = sha256(repr((*versions, platform.machine())).encode())
+    names: set[str] = set()
+    for path in sorted(_SOURCES.rglob("*.py")):
+        source = path.read_bytes()
+        digest.update(sha256(source).digest())
+        names |= {name.decode() for name in _NAMED.findall(source)}
+    return digest.hexdigest(), frozenset(names)
+
+
+def _in_memory() -> list[Case]:
+    place = Location(_SOURCES)
+
+    def case(name: str, content: Content) -> Case:
+        return Case(f"onnx-node/{name}/0", place, lambda: content)
+
+    return [case(*found) for found in node_contents()]

@@ -1,0 +1,165 @@
+"""Models of one node, such as a case describes: as ONNX's own test generator builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxopt_cli.cases.values.declared import (
+    Declared,
+    DeclaredOptional,
+    DeclaredSequence,
+    DeclaredTensor,
+)
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.attributes import attribute_value
+from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.operators import OPERATORS
+
+PRODUCER = "onnxopt"
+#: Of domains that onnx knows no IR version of: that of ai.onnx.preview.training.
+_IR_VERSION = 7
+
+Shape = Sequence[int | None]
+
+
+def node_model(
+    op_type: str,
+    *,
+    domain: str,
+    version: int,
+    inputs: Sequence[onnx.ValueInfoProto | None],
+    outputs: Sequence[onnx.ValueInfoProto | None],
+    attributes: Iterable[onnx.AttributeProto] = (),
+    graph_name: str,
+    producer_name: str = PRODUCER,
+) -> onnx.ModelProto:
+    """Build a model whose graph is one node.
+
+    Args:
+        op_type: the node's operator.
+        domain: its domain.
+        version: the domain's version that the model imports.
+        inputs: the node's and so the graph's inputs in order, None for one that is left out.
+        outputs: likewise.
+        attributes: exactly those that the node has.
+        graph_name: the graph's name.
+        producer_name: who the model says made it.
+
+    Raises:
+        ValueError: if the installed onnx does not know the version.
+    """
+    node = helper.make_node(
+        op_type,
+        [value.name if value else "" for value in inputs],
+        [value.name if value else "" for value in outputs],
+        domain=domain,
+    )
+    node.attribute.extend(sorted(attributes, key=lambda attribute: attribute.name))
+    graph = helper.make_graph(
+        [node],
+        graph_name,
+        [value for value in inputs if value],
+        [value for value in outputs if value],
+    )
+    imports = [helper.make_operatorsetid(domain, version)]
+    return helper.make_model(
+        graph,
+        ir_version=ir_version(imports),
+        opset_imports=imports,
+        producer_name=producer_name,
+    )
+
+
+def ir_version(imports: Sequence[onnx.OperatorSetIdProto]) -> int:
+    """Return the oldest IR version that carries some opsets.
+
+    Raises:
+        ValueError: if the installed onnx does not know the version of a domain.
+    """
+    known = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
+    ours = {operator.domain for operator in OPERATORS} - known
+    return max(
+        _IR_VERSION if each.domain in ours else helper.find_min_ir_version_for([each])
+        for each in imports
+    )
+
+
+def formula_model(
+    operator: Operator,
+    attributes: Mapping[str, AttributeValue],
+    inputs: Sequence[Array | DeclaredTensor],
+    *,
+    graph_name: str,
+    producer_name: str = PRODUCER,
+    input_names: Sequence[str] | None = None,
+) -> onnx.ModelProto:
+    """Build the model of one node of an operator with a formula.
+
+    Args:
+        operator: the node's operator.
+        attributes: those that the node has; it leaves out the others.
+        inputs: tensors in the operator's order that satisfy its signature.
+        graph_name: the graph's name.
+        producer_name: who the model says made it.
+        input_names: of the graph; those of the operator if left out.
+    """
+    size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
+    pairs = [(inputs[like], inputs[base]) for like, base in operator.places(size)]
+    return node_model(
+        operator.name,
+        domain=operator.domain,
+        version=operator.version,
+        inputs=[
+            tensor_info(name, tensor.dtype, tensor.shape)
+            for name, tensor in zip(input_names or operator.input_names(size), inputs, strict=True)
+        ],
+        outputs=[
+            tensor_info(name, like.dtype, _output_shape(like.shape, base.shape))
+            for name, (like, base) in zip(operator.output_names(size), pairs, strict=True)
+        ],
+        attributes=[
+            helper.make_attribute(item.name, attribute_value(operator, item, attributes[item.name]))
+            for item in operator.attributes
+            if item.name in attributes
+        ],
+        graph_name=graph_name,
+        producer_name=producer_name,
+    )
+
+
+def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.ValueInfoProto:
+    """Declare a tensor; None stands for an unknown dimension or an unknown shape."""
+    return helper.make_value_info(name, _tensor_type(dtype, shape))
+
+
+def value_info(name: str, value: Declared | Array) -> onnx.ValueInfoProto:
+    """Declare a value as what it is; the shapes of a sequence's elements are left open."""
+    return helper.make_value_info(name, _type_of(value))
+
+
+def _type_of(value: Declared | Array) -> onnx.TypeProto:
+    if isinstance(value, DeclaredSequence):
+        element = _type_of(value.items[0]) if value.items else _tensor_type(value.dtype, None)
+        if element.HasField("tensor_type"):
+            element.tensor_type.ClearField("shape")
+        return helper.make_sequence_type_proto(element)
+    if isinstance(value, DeclaredOptional):
+        inner = _tensor_type(value.dtype, None) if value.item is None else _type_of(value.item)
+        return helper.make_optional_type_proto(inner)
+    return _tensor_type(value.dtype, value.shape)
+
+
+def _tensor_type(dtype: np.dtype[Any], shape: Shape | None) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), shape)
+
+
+def _output_shape(like: tuple[int, ...], base: tuple[int, ...]) -> Shape:
+    """Declare the base's shape as far as onnx's shape inference, which takes like's, lets us."""
+    if len(like) != len(base):
+        return base
+    return [size if size == other else None for size, other in zip(base, like, strict=True)]

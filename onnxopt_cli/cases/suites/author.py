@@ -1,0 +1,164 @@
+"""Questions about an operator of which only what matters is said, the rest being ordinary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle, product
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.cases.suites.question import Given, Question
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.readings.bound.bound import Judgement, bound
+from onnxopt_cli.readings.domain import is_elementwise, nonnegative_tensors
+
+Attributes = Mapping[str, AttributeValue]
+Shapes = Sequence[tuple[int, ...]]
+
+#: T of a question that says none, and the type that is wider than the usual one.
+COUNT = 3
+WIDE = "float64"
+
+# Short decimals without a special value among them, one row a tensor of a group.
+_ROWS = (
+    (1.5, -0.7, 0.3, 2.25, -1.1),
+    (-0.9, 0.4, 1.1, -0.35, 0.6),
+    (0.2, -0.6, 0.5, 1.3, -0.15),
+    (0.8, 1.7, 0.25, 0.06, 0.45),
+)
+# Values of the numeric attributes, in their order: below one, unlike each other and any default.
+_ORDINARY = (0.8, 0.7, 0.05, 0.3, 0.2)
+_RATE = 0.4
+
+
+class Author:
+    """Writes questions about one operator."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.numeric = [item.name for item in operator.attributes if not item.choices]
+        self.limits = {item.name: item.limits for item in operator.attributes if item.limits}
+        self.unlimited = [name for name in self.numeric if name not in self.limits]
+        self.each = [item.name for item in operator.attributes if item.each]
+        self.ordinary: dict[str, AttributeValue] = {
+            name: self.within(name, fraction)
+            for name, fraction in zip(self.numeric, cycle(_ORDINARY), strict=False)
+        }
+        self.choices = {item.name: item.choices for item in operator.attributes if item.choices}
+        self.settings = [
+            dict(zip(self.choices, chosen, strict=True))
+            for chosen in product(*self.choices.values())
+        ]
+        self.turn = cycle(self.settings)
+        self.double = dict.fromkeys(operator.tensors, WIDE)
+        floats = [item.name for item in operator.scalars if "int64" not in item.dtypes]
+        self.rate = next(iter(floats), "")
+        self.elementwise = is_elementwise(operator)
+        self.nonnegative = nonnegative_tensors(operator)
+        self.first = operator.tensors[0]
+        self.stepped = [item for item in operator.tensors if item != self.first]
+
+    def within(self, name: str, fraction: float) -> float:
+        """Return a value of an attribute that lies so far between its limits."""
+        least, largest = self.limits.get(name, (0.0, 1.0))
+        return least + (largest - least) * fraction
+
+    def required(self) -> dict[str, AttributeValue]:
+        """Return the ordinary values of the attributes that cannot be left out."""
+        required = {item.name for item in self.operator.attributes if item.required}
+        return {name: value for name, value in self.ordinary.items() if name in required}
+
+    def tensor(self, name: str, group: int, shape: tuple[int, ...]) -> Array:
+        """Return ordinary doubles for a tensor, other ones in each group."""
+        row = np.array(_ROWS[self.operator.tensors.index(name) % len(_ROWS)])
+        values = np.resize(np.roll(row, -group), shape) * (1 + group)
+        return np.abs(values) if name in self.nonnegative else values
+
+    def combined(self, scales: Sequence[float]) -> dict[str, Array]:
+        """Return tensors in which each ordinary operand is scaled by each number, in all ways."""
+        names = self.operator.tensors
+        columns = np.array([*product(scales, repeat=len(names))]).T
+        return {
+            name: column * self.tensor(name, 0, column.shape)
+            for name, column in zip(names, columns, strict=True)
+        }
+
+    def judged(
+        self, tensors: Mapping[str, Array], types: Mapping[str, str] | None = None
+    ) -> dict[str, Array]:
+        """Leave out the elements that some output could not be judged at."""
+        rate = "float32" if types is None else WIDE
+        question = self.ask("", "", tensors=tensors, types=types, rate=rate)
+        weak = np.any([judgement.weak_elements for judgement in judgements(question)], axis=0)
+        if weak.ndim == 0:
+            # One result of all elements: without the largest ones it may be judged.
+            size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)
+            if weak and size.size > 1:
+                smaller = size < np.max(size)
+                return self.judged({name: item[smaller] for name, item in tensors.items()}, types)
+            return dict(tensors)
+        return {name: tensor[~weak] for name, tensor in tensors.items()}
+
+    def judgeable(self, questions: Iterable[Question]) -> Question:
+        """Return the first question that judges at least one element of every output."""
+        for question in questions:
+            if all(each.weak < each.value.size for each in judgements(question)):
+                break
+        return question
+
+    def ask(
+        self,
+        name: str,
+        about: str,
+        *,
+        count: int = COUNT,
+        given: Attributes | None = None,
+        setting: Attributes | None = None,
+        shapes: Shapes = ((4,),),
+        narrow: Mapping[tuple[str, int], tuple[int, ...]] | None = None,
+        types: Mapping[Any, str] | None = None,
+        tensors: Mapping[str, Array] | None = None,
+        drawn: Mapping[str, Given] | None = None,
+        rate: str = "float32",
+        rate_value: float = _RATE,
+        rank: int = 0,
+    ) -> Question:
+        """Write a question down; what is not said is ordinary."""
+        inputs: list[Given] = []
+        for scalar in self.operator.scalars:
+            value, dtype = (count, "int64") if "int64" in scalar.dtypes else (rate_value, rate)
+            inputs.append(np.full((1,) * rank, value, dtype))
+        for tensor in self.operator.tensors:
+            for group, shape in enumerate(shapes):
+                own_types = types or {}
+                dtype = own_types.get((tensor, group), own_types.get(tensor, "float32"))
+                if drawn is not None:
+                    inputs.append(drawn[tensor])
+                elif tensors is not None and tensor in tensors:
+                    inputs.append(tensors[tensor].astype(dtype))
+                else:
+                    own = (narrow or {}).get((tensor, group), shape)
+                    inputs.append(np.asarray(self.tensor(tensor, group, own), dtype))
+        attributes = {
+            **(self.ordinary if given is None else given),
+            **(setting or next(self.turn)),
+        }
+        return Question(
+            name=name,
+            about=about,
+            operator=self.operator,
+            inputs=dict(zip(self.operator.input_names(len(shapes)), inputs, strict=True)),
+            attributes=attributes,
+            tags=("conformance",),
+        )
+
+
+def judgements(question: Question) -> list[Judgement]:
+    """Return the answers to a question without random inputs, and how far off they may be."""
+    attributes = complete_attributes(question.operator, question.attributes)
+    inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
+    return bound(bind(question.operator, inputs, attributes))

@@ -1,0 +1,302 @@
+"""The suite ``conformance``: for any operator, the questions that a wrong implementation fails.
+
+The questions follow from an operator's signature and formula alone: what it takes, in which types
+and shapes, which attributes it has, and where its formula's values are delicate. They are chosen
+to cover the space of inputs, not to match the list of known wrong implementations, which
+``onnxopt audit`` then puts to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes, judgements
+from onnxopt_cli.cases.suites.question import Given, Question
+from onnxopt_cli.cases.suites.ranks import ranks
+from onnxopt_cli.cases.suites.refusals import refusals
+from onnxopt_cli.cases.values.tensor_random import RandomTensor
+from onnxopt_cli.formula.operator import Operator
+
+_COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
+_LARGE = 100_003
+
+
+def conformance(operator: Operator) -> list[Question]:
+    """Return the questions for an operator; their names are unique."""
+    author = _Questions(operator)
+    sections = (
+        author.counts,
+        author.attributes,
+        author.types,
+        author.structures,
+        author.zeros,
+        partial(ranks, author),
+        author.magnitudes,
+        author.cancellation,
+        author.not_finite,
+        author.wide_doubles,
+        author.large,
+        partial(refusals, author),
+    )
+    return [question for section in sections for question in section()]
+
+
+class _Questions(Author):
+    """The questions about one operator, section by section."""
+
+    def counts(self) -> Iterator[Question]:
+        """Ask for every regime of T; for the two sides of its comparison in every mode."""
+        if not self.operator.counts:
+            return
+        for count in _COUNTS:
+            settings = self.settings if count in (0, 1) else [next(self.turn)]
+            for setting in settings:
+                words = "".join(f"_{word}" for word in setting.values())
+                name = f"T_{count}".replace("-", "minus_") + words
+                about = f"T = {count}: catches a wrong comparison, shift or power of T."
+                yield self.ask(name, about, count=count, setting=setting)
+        near_one = dict.fromkeys(self.numeric, float(np.nextafter(np.float32(1), np.float32(0))))
+        for count in (2**24 + 1, 2**32 + 1):
+            about = (
+                f"T = {count} with attributes just below 1, in double: catches a T that passes "
+                "through float32 or int32, and powers that lose digits."
+            )
+            name = f"T_{count}_near_one"
+            yield self.ask(name, about, count=count, given=near_one, types=self.double, rate=WIDE)
+
+        ones = dict.fromkeys(self.numeric, 1.0)
+        for count in (0, -1):
+            about = f"T = {count} with every attribute 1: catches a correction where none is due."
+            name = f"T_{count}_all_one".replace("-", "minus_")
+            yield self.ask(name, about, count=count, given=ones)
+        about = "T = 0 with two tensors: catches a count that changes between tensors."
+        yield self.ask("T_0_two_tensors", about, count=0, shapes=[(3,), (2,)])
+
+    def attributes(self) -> Iterator[Question]:
+        """Ask for every attribute: left out, alone, zero, and beyond its usual range."""
+        optional = [item.name for item in self.operator.attributes if not item.required]
+        if len(optional) == len(self.operator.attributes):
+            about = "Every attribute left out: catches wrong defaults together."
+            yield self.ask("defaults", about, given={})
+        for name in optional:
+            others = {key: value for key, value in self.ordinary.items() if key != name}
+            about = f"{name} left out: catches another default of it."
+            yield self.ask(f"{name}_left_out", about, given=others)
+            alone = self.required() | {name: self.ordinary[name]}
+            about = f"Only {name} given: catches one that takes effect only beside others."
+            yield self.ask(f"{name}_alone", about, given=alone)
+        for name, (least, largest) in self.limits.items():
+            for word, value in (("least", least), ("largest", largest)):
+                about = f"{name} = {value:g}: catches a limit that is left out."
+                yield self.ask(f"{name}_{word}", about, given=self.ordinary | {name: value})
+        for name in self.each:
+            apart = tuple(self.within(name, fraction) for fraction in (0.25, 0.75, 0.5))
+            about = f"{name} for each tensor: catches one for all, and another order."
+            given = self.ordinary | {name: apart}
+            yield self.ask(f"{name}_each", about, given=given, shapes=[(4,), (2, 3), (5,)])
+        for name, (word, value) in product(self.unlimited, (("zero", 0.0), ("large", 25.0))):
+            about = f"{name} = {value:g}: catches one that is clipped, replaced or ignored."
+            given = self.ordinary | {name: value}
+            yield self.judgeable(
+                self.ask(f"{name}_{word}", about, count=count, given=given) for count in (COUNT, 0)
+            )
+        if self.unlimited:
+            about = "Every attribute negative: catches values that are clipped or made positive."
+            given = self.ordinary | dict.fromkeys(self.unlimited, -0.5)
+            yield self.ask("all_negative", about, given=given)
+
+    def types(self) -> Iterator[Question]:
+        """Ask for every mixture of element types."""
+        about = "Everything in double: catches arithmetic or results in float32."
+        yield self.ask("double", about, types=self.double, rate=WIDE)
+        if self.rate:
+            about = "in double, the tensors in float: catches outputs of another's type."
+            yield self.ask(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE)
+            about = "in float, the tensors in double: catches a step rounded to its type."
+            yield self.ask(f"{self.rate}_float", f"{self.rate} {about}", types=self.double)
+        about = "Another tensor in double in each group: catches outputs of another's type."
+        names = self.operator.tensors
+        apart = {(name, group): WIDE for group, name in enumerate(names)}
+        yield self.ask("one_double_each", about, shapes=[(3,)] * len(names), types=apart)
+        still = {name: np.zeros(4) for name in names[:2]}
+        state = dict.fromkeys(names[2:], WIDE)
+        if state:
+            about = f"Zero {' and '.join(still)}, the rest in double: catches results of one type."
+            yield self.ask("double_state", about, types=state, tensors=still)
+        if self.stepped:
+            about = f"All but {self.first} in double: catches arithmetic in {self.first}'s type."
+            yield self.ask(f"float_{self.first}", about, types=dict.fromkeys(self.stepped, WIDE))
+        about = "A double tensor between two floats: catches one type for the whole node."
+        middle = {(name, 1): WIDE for name in names}
+        yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
+
+    def structures(self) -> Iterator[Question]:
+        """Ask for every number and shape of tensors."""
+        layouts: tuple[tuple[str, str, Shapes], ...] = (
+            ("empty", "Tensors without elements: catches outputs left out.", [(0,)]),
+            ("rank_5", "Rank 5: catches a limit on ranks.", [(2, 1, 3, 1, 2)]),
+            ("two_tensors", "Two tensors of one shape: catches a wrong grouping.", [(3,), (3,)]),
+            (
+                "three_tensors",
+                "Three tensors of unlike shapes, one empty: catches a wrong grouping.",
+                [(2, 2), (0, 3), ()],
+            ),
+            (
+                "eight_tensors",
+                (
+                    "Eight tensors, a scalar and one element among them: catches a limit on their "
+                    "number, a wrong order, and dimensions lost or gained."
+                ),
+                [(2,), (), (1, 3), (4,), (2, 2), (1,), (3, 1), (5,)],
+            ),
+        )
+        for name, about, shapes in layouts:
+            yield self.ask(name, about, shapes=shapes)
+        if self.operator.scalars:
+            names = " and ".join(scalar.name for scalar in self.operator.scalars)
+            about = f"{names} of rank 1: catches outputs that gain or lose a dimension."
+            yield self.ask("scalars_of_rank_1", about, rank=1, shapes=[(2, 2), ()])
+        if any(map(self.operator.carries, self.operator.outputs)):
+            about = "One double result of rank 2 for two tensors: catches another type and shape."
+            yield self.ask(
+                "carried_rank_2", about, rank=2, rate=WIDE, types=self.double, shapes=[(3,), (2,)]
+            )
+        if not self.stepped:
+            return
+        about = "Another tensor broadcast in each group, all in the last: catches outputs of its "
+        narrow = {(name, group): (2, 1) for group, name in enumerate(self.stepped)}
+        narrow |= {(name, len(self.stepped)): (1, 1) for name in self.stepped}
+        shapes = [(2, 3)] * (len(self.stepped) + 1)
+        yield self.ask(
+            "broadcast", f"{about}shape, not of {self.first}'s.", shapes=shapes, narrow=narrow
+        )
+
+    def zeros(self) -> Iterator[Question]:
+        """Ask for what happens where operands vanish."""
+        about = "Each operand zero or not, in every combination: catches divisions by zero and "
+        yield self.ask("zeros", f"{about}steps that need one.", tensors=self.combined((0, 1)))
+        zero = np.zeros(4)
+        small = np.array([1e-3, -1e-3, 1e-6, -1e-9])
+        small_names = self.stepped[:1] or [self.first]
+        about = f"All zero but a small {small_names[0]}: catches what a step of order 1 hides."
+        tensors = dict.fromkeys(self.operator.tensors, zero) | dict.fromkeys(small_names, small)
+        if not self.operator.counts:
+            yield self.ask(f"small_{small_names[0]}", about, tensors=tensors)
+        for count, setting in product((0, 1) if self.operator.counts else (), self.settings):
+            words = "_".join(("small_step", f"T_{count}", *map(str, setting.values())))
+            yield self.ask(words, about, count=count, setting=setting, tensors=tensors)
+            yield self.ask(
+                f"{words}_defaults", about, count=count, setting=setting,
+                given=self.required(), tensors=tensors,
+            )  # fmt: skip
+        if self.rate:
+            about = f"{self.rate} = 0: what it multiplies vanishes, the rest must not."
+            yield self.ask(f"zero_{self.rate}", about, rate_value=0.0)
+            about = f"{self.rate} < 0: catches one that is clipped."
+            yield self.ask(f"negative_{self.rate}", about, rate_value=-0.4)
+        if self.rate and self.operator.counts:
+            about = "R above T: catches an R that takes T's place."
+            yield self.ask("large_R", about, count=1, rate_value=2.5)
+
+    def magnitudes(self) -> Iterator[Question]:
+        """Ask for values from subnormal to near overflow, together and apart."""
+        scales = 10.0 ** np.array([-44, -40, -30, -20, -12, -8, -4, 4, 8, 12, 15, 18])
+        tensors = {
+            name: np.concatenate([self.tensor(name, 0, (3,)) * scale for scale in scales])
+            for name in self.operator.tensors
+        }
+        about = "Tensors from subnormal to near overflow: catches a narrower range of the type."
+        yield self.ask("orders", about, tensors=self.judged(tensors))
+        about = "Each operand small, ordinary or large beside the others: catches absorption."
+        tensors = self.combined((1e-10, 1, 1e10))
+        yield self.ask("orders_apart", about, tensors=self.judged(tensors))
+
+    def cancellation(self) -> Iterator[Question]:
+        """Ask for a new X that is nearly zero, the difference of equal numbers."""
+        if not self.elementwise:
+            return
+        about = (
+            f"{self.first} nearly equals its change: catches what the usual relative tolerance "
+            "cannot see."
+        )
+        for dtype in self.operator.dtypes:
+            ask = partial(
+                self.ask,
+                f"cancellation_{dtype}",
+                about,
+                types=dict.fromkeys(self.operator.tensors, dtype),
+                rate=dtype,
+                setting=self.settings[0],
+            )
+            x = np.zeros(4)
+            for _ in range(60):
+                new = judgements(ask(tensors={self.first: x}))[0].value
+                x = x - new.astype(float) / 2
+            # At exact cancellation nothing but rounding would be left to judge.
+            yield ask(tensors={self.first: x * (1 + 1e-3)})
+
+    def not_finite(self) -> Iterator[Question]:
+        """Ask for NaN and infinity in every input."""
+        if self.rate:
+            about = f"{self.rate} = NaN: catches one that is replaced."
+            yield self.ask(f"nan_{self.rate}", about, rate_value=np.nan)
+            # With weights between 0 and 1, right forms subtract infinity from itself.
+            given = self.ordinary | dict.fromkeys(self.unlimited, -0.5)
+            about = f"{self.rate} infinite: catches NaN where every right form is infinite."
+            yield self.ask(
+                f"infinite_{self.rate}", about,
+                rate_value=np.inf, given=given, setting=self.settings[-1],
+            )  # fmt: skip
+        if not self.elementwise:
+            yield from self._not_finite_alone()
+            return
+        columns: dict[str, list[float]] = {name: [] for name in self.operator.tensors}
+        for special in self.operator.tensors:
+            for value in (np.nan, np.inf, -np.inf):
+                if value > 0 or np.isnan(value) or special not in self.nonnegative:
+                    for name, column in columns.items():
+                        column.append(value if name == special else self.tensor(name, 0, (1,))[0])
+        for name, column in columns.items():
+            # One element without, to which nothing may spread.
+            column.append(self.tensor(name, 0, (1,))[0])
+        about = "NaN and infinity in each tensor: catches results that hide or spread them."
+        tensors = {name: np.array(column) for name, column in columns.items()}
+        yield self.ask("not_finite", about, tensors=tensors)
+
+    def _not_finite_alone(self) -> Iterator[Question]:
+        for special, value in product(self.operator.tensors, (np.nan, np.inf, -np.inf)):
+            tensors = {name: self.tensor(name, 0, (5,)) for name in self.operator.tensors}
+            tensors[special][2] = value
+            about = f"{value} in {special}: catches results that hide it, or spread it too far."
+            words = f"{value}".replace("-", "minus_")
+            yield self.ask(f"{words}_in_{special}", about, tensors=tensors)
+
+    def wide_doubles(self) -> Iterator[Question]:
+        """Ask for doubles that float32 cannot hold."""
+        about = "Doubles that float32 cannot hold, R among them: catches a detour through it."
+        tensors = self.combined((16777217.0, 1 + 2**-40, 1e-60))
+        tensors = self.judged(tensors, types=self.double)
+        yield self.ask(
+            "wide_doubles", about,
+            types=self.double, rate=WIDE, rate_value=1 / 3, tensors=tensors,
+        )  # fmt: skip
+
+    def large(self) -> Iterator[Question]:
+        """Ask for tensors that are computed in blocks and vectors, with a rest."""
+        for dtype, size in (("float32", _LARGE), ("float64", 1009)):
+            drawn: dict[str, Given] = {}
+            for seed, name in enumerate(self.operator.tensors, start=1):
+                uniform = name in self.nonnegative
+                drawn[name] = RandomTensor(
+                    "uniform" if uniform else "normal",
+                    seed,
+                    (size,),
+                    np.dtype(dtype),
+                    {"low": 0.01, "high": 4.0} if uniform else {},
+                )
+            about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
+            yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)

@@ -1,0 +1,173 @@
+"""The suites that come with onnxopt: generated from declarations, in memory or as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.onnx.writer import directory_files
+from onnxopt_cli.cases.suites.conformance import conformance
+from onnxopt_cli.cases.suites.published import published
+from onnxopt_cli.cases.suites.question import Question
+from onnxopt_cli.cases.suites.trajectories import trajectories
+from onnxopt_cli.cases.values.tensor_random import RandomTensor
+from onnxopt_cli.cases.yaml.file import read_yaml_text
+from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
+from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.readings.bound.carry import carried_bound
+from onnxopt_cli.readings.evaluate import evaluate
+
+#: Expected outputs with more elements are left to the formula, to keep the files small.
+_WRITTEN_ELEMENTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite of ours: what it is, and what it asks."""
+
+    about: str
+    questions: Callable[[], list[Question]]
+
+
+def _conformance(domain: str) -> list[Question]:
+    return [
+        question
+        for operator in OPERATORS
+        if operator.domain == domain
+        for question in conformance(operator)
+    ]
+
+
+SUITES: Mapping[str, Suite] = {
+    "spec": Suite("the cases that the operators' documentation publishes", published),
+    "conformance": Suite(
+        "what a wrong implementation fails, over the whole space of inputs",
+        lambda: _conformance("ai.onnx.preview.training"),
+    ),
+    "pruning": Suite(
+        "what a wrong implementation of ADMM pruning fails",
+        lambda: _conformance("onnxopt.pruning"),
+    ),
+    "trajectories": Suite("what a wrong implementation drifts from in many steps", trajectories),
+}
+
+
+def suite_cases(name: str) -> list[Case]:
+    """Return the cases of a suite, the same as from its files."""
+    cases: list[Case] = []
+    for path, text in yaml_files(name):
+        found, problems = read_yaml_text(text, Path(path))
+        assert not problems, problems  # noqa: S101 - what we write, we read
+        cases += found
+    return cases
+
+
+def yaml_files(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its text."""
+    suite = SUITES[name]
+    for operator, questions in _by_operator(suite.questions()):
+        text = yaml_text(
+            [_written(question) for question in questions],
+            suite=name,
+            operator=operator,
+            about=f"{operator.name}: {suite.about}.",
+            notes=f"Written by `onnxopt generate {name}`.",
+        )
+        yield f"{name}/{operator.name.lower()}.yaml", text
+
+
+def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a suite as ONNX test directories: path and content.
+
+    Questions whose answer is a refusal are left out: the layout cannot say so. Trajectories are
+    models with a Loop.
+    """
+    questions = SUITES[name].questions()
+    for question in questions:
+        if not question.rejects and question.steps is None:
+            for path, data in directory_files(_content(question)).items():
+                yield f"{name}/test_{question.name}/{path}", data
+    if any(question.steps for question in questions):
+        for case, content in _looped(name):
+            for path, data in directory_files(content).items():
+                yield f"{name}/test_{case}/{path}", data
+
+
+def _looped(name: str) -> Iterator[tuple[str, Content]]:
+    """Yield the trajectories of a suite as models with a Loop, and what these must return."""
+    for case in suite_cases(name):
+        content = case.read()
+        if content.trajectory is not None and not content.stepwise:
+            judgements = carried_bound(content.trajectory)
+            outputs = {output: it.expected for output, it in judgements.items()}
+            _, operator, question, _ = case.id.split("/")
+            yield f"{operator}_{question}", replace(content, expected=outputs)
+
+
+def _by_operator(questions: list[Question]) -> Iterator[tuple[Operator, Iterator[Question]]]:
+    for _, group in groupby(questions, key=lambda question: question.operator.name):
+        first, *rest = group
+        yield first.operator, iter([first, *rest])
+
+
+def _written(question: Question) -> WrittenCase:
+    return WrittenCase(
+        name=question.name,
+        inputs=question.inputs,
+        attributes=question.attributes,
+        outputs=_answer(question),
+        about=question.about,
+        source=question.source,
+        tags=tuple(question.tags),
+        rejects=question.rejects,
+        notes=question.notes,
+        steps=question.steps,
+    )
+
+
+def _answer(question: Question) -> dict[str, Array] | None:
+    """Return the outputs to be written; None if there are none or they are too large."""
+    inputs = list(question.inputs.values())
+    arrays = [value for value in inputs if not isinstance(value, RandomTensor)]
+    elements = sum(array.size for array in arrays)
+    if (
+        question.rejects
+        or question.steps
+        or len(arrays) < len(inputs)
+        or elements > _WRITTEN_ELEMENTS
+    ):
+        return None
+    return _outputs(question, arrays)
+
+
+def _outputs(question: Question, inputs: list[Array]) -> dict[str, Array]:
+    operator = question.operator
+    call = bind(operator, inputs, complete_attributes(operator, question.attributes))
+    names = operator.output_names(len(call.groups))
+    return dict(zip(names, evaluate(call), strict=True))
+
+
+def _content(question: Question) -> Content:
+    inputs = [
+        value.make() if isinstance(value, RandomTensor) else value
+        for value in question.inputs.values()
+    ]
+    names = list(question.onnx_names or question.inputs)
+    model = formula_model(
+        question.operator,
+        question.attributes,
+        inputs,
+        graph_name=f"test_{question.name}",
+        producer_name="backend-test",
+        input_names=names,
+    )
+    outputs = _outputs(question, inputs)
+    return Content(model, dict(zip(names, inputs, strict=True)), outputs)

@@ -1,0 +1,1 @@
+"""Values of cases, as files and messages hold them."""

@@ -1,0 +1,134 @@
+"""Reading files that may be anything: only regular ones, and only up to a size."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.core.case import Signature
+
+#: Protobuf's own limit on a message, and so on a model and on a tensor in a file.
+PROTOBUF_LIMIT = 2**31 - 1
+
+# A named pipe must not block the open; Windows has neither flag, but needs to be told of bytes.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+_records: list[dict[str, Signature]] = []
+
+
+@contextmanager
+def recorded() -> Iterator[Mapping[str, Signature]]:
+    """Note which files are opened here meanwhile, by the path that was used, and what they were."""
+    record: dict[str, Signature] = {}
+    _records.append(record)
+    try:
+        yield record
+    finally:
+        # By identity: two records may be equal.
+        _records[:] = [other for other in _records if other is not record]
+
+
+def signature(status: os.stat_result) -> Signature:
+    """Return the signature of a file."""
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (status.st_dev, status.st_ino, status.st_size, *times)
+
+
+def read_regular_file(
+    path: Path | str, limit: int = PROTOBUF_LIMIT, *, links: bool = True
+) -> bytes:
+    """Read a whole file; with links off none of its path may be a symbolic link.
+
+    Raises:
+        Malformed: if it is missing, unreadable, no regular file, or larger than ``limit`` bytes.
+    """
+    with open_regular_file(path, links=links) as (descriptor, status):
+        if status.st_size > limit:
+            raise Malformed(f"has {status.st_size} bytes, more than the {limit} that are read")
+        return read_exactly(descriptor, status.st_size)
+
+
+@contextmanager
+def open_regular_file(
+    path: Path | str, flags: int = 0, *, links: bool = True
+) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file for reading and yield its descriptor and status.
+
+    Args:
+        path: the file.
+        flags: of ``os.open``, beside those for reading.
+        links: whether symbolic links are followed. A path that was found to lead nowhere else is
+            opened without, as a link may have taken the place of a part of it since.
+
+    Raises:
+        Malformed: if it is missing, unreadable or no regular file.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS | flags) if links else _open_without_links(Path(path))
+    except FileNotFoundError:
+        raise Malformed("is missing") from None
+    except OSError as error:
+        raise Malformed(f"cannot be read: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Malformed("is not a regular file")
+        yield descriptor, status
+        if _records:
+            _record(str(path), signature(status), signature(os.fstat(descriptor)))
+    except OSError as error:
+        raise Malformed(f"cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _open_without_links(path: Path) -> int:
+    """Open a file, folder by folder from the root, where the system can."""
+    if os.open not in os.supports_dir_fd or not path.is_absolute():
+        return os.open(path, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
+    # macOS has no O_PATH; there the folders must be readable.
+    folder = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+    inner = os.open(path.anchor, folder)
+    try:
+        for part in path.parts[1:-1]:
+            outer, inner = inner, os.open(part, folder, dir_fd=inner)
+            os.close(outer)
+        return os.open(path.name, _FLAGS | os.O_NOFOLLOW, dir_fd=inner)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise Malformed("leads through a symbolic link since it was looked at") from None
+        raise
+    finally:
+        os.close(inner)
+
+
+def read_exactly(descriptor: int, size: int) -> bytes:
+    """Read the next ``size`` bytes of an open file.
+
+    Raises:
+        Malformed: if the file ends before.
+    """
+    data = os.read(descriptor, size)
+    if len(data) == size:
+        return data
+    # One system call yields less than 2 GiB, and less still on some file systems.
+    parts = [data]
+    missing = size - len(data)
+    while missing:
+        data = os.read(descriptor, missing)
+        if not data:
+            raise Malformed(f"ends {missing} bytes early")
+        parts.append(data)
+        missing -= len(data)
+    return b"".join(parts)
+
+
+def _record(path: str, before: Signature, after: Signature) -> None:
+    for record in _records:
+        same = before == after == record.setdefault(path, before)
+        record[path] = before if same else None

@@ -1,0 +1,287 @@
+"""YAML text to a tree of nodes that know their lines, safe on hostile text.
+
+Works on the parser's event stream: aliases, anchors, tags and deep nesting are refused before
+anything is built from them. Problems that leave the rest readable are collected, not raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import yaml
+
+from onnxopt_cli.cases.yaml.scalars import Scalar, plain_scalar
+from onnxopt_cli.core.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Deeper nesting is refused; libyaml's own recursion ends in a crash at some 10^5.
+MAX_DEPTH = 20
+#: More values are refused: reading them would take seconds. Large tensors belong into files.
+MAX_NODES = 200_000
+
+# libyaml's parser where PyYAML was built with it; it is ten times faster.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+Path: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A value of the file and where it stands.
+
+    Attributes:
+        line: line of the value, or of its key where it has one; counted from 1.
+        parent: the mapping or list that it stands in.
+        key: its key or index there.
+        scalar: the value, if it is neither mapping nor list.
+        fields: the values by key, if it is a mapping.
+        items: the values in order, if it is a list.
+    """
+
+    line: int
+    parent: Node | None = None
+    key: str | int = ""
+    scalar: Scalar = None
+    fields: dict[str, Node] | None = None
+    items: list[Node] | None = None
+
+    @property
+    def path(self) -> Path:
+        """Keys and indices that lead here from the top of the file."""
+        return tuple(node.key for node in self.lineage() if node.parent is not None)[::-1]
+
+    def lineage(self) -> Iterator[Node]:
+        """Yield this node, its parent and so on to the top."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def field(self, name: str) -> Node | None:
+        """Return the value of a key, None if this is no mapping or does not have it."""
+        return self.fields.get(name) if self.fields else None
+
+    def __str__(self) -> str:
+        """What stands here, for messages: ``2.5``, ``"text"``, ``a list of 3``."""
+        if self.fields is not None:
+            return f"a mapping with {', '.join(self.fields)}" if self.fields else "an empty mapping"
+        if self.items is not None:
+            return f"a list of {len(self.items)}" if self.items else "an empty list"
+        return _scalar_text(self.scalar)
+
+
+class FormatError(Exception):
+    """One value of a file is not as it has to be.
+
+    Args:
+        node: the value.
+        what: ``found ..., expected ...``.
+        line: where to point, if not at the value.
+    """
+
+    def __init__(self, node: Node, what: str, *, line: int | None = None) -> None:
+        super().__init__(what)
+        self.node = node
+        self.what = what
+        self.line = line or node.line
+
+
+def unexpected(node: Node, expected: str) -> FormatError:
+    """Return the error that says what a node is and what it should be."""
+    return FormatError(node, f"found {abbreviated(str(node))}, expected {expected}")
+
+
+def number(node: Node) -> float:
+    """Return the number at a node, an integer as an exact int.
+
+    Raises:
+        FormatError: if something else stands there.
+    """
+    if isinstance(node.scalar, (int, float)):
+        return node.scalar
+    raise unexpected(node, "a number")
+
+
+def abbreviated(text: str, longest: int = 80) -> str:
+    """Return text from a file as it can be quoted in a message: printable and short."""
+    return printable(text if len(text) <= longest else f"{text[:longest]}...")
+
+
+def field_text(path: Path) -> str:
+    """Return keys and indices as a message names a field: ``inputs.X[1]``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{abbreviated(part)}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
+    """Parse a file of one YAML document.
+
+    Returns:
+        The document, None if it could not be read to its end; and everything that is refused:
+        syntax errors, anchors, aliases, tags, repeated keys, numbers out of range, too much depth.
+    """
+    tree = _Tree()
+    loader = None
+    try:
+        loader = _Loader(text)
+        root = tree.document(loader)
+    except FormatError as error:
+        return None, [*tree.errors, error]
+    except yaml.YAMLError as error:
+        return None, [*tree.errors, _syntax_error(error, text)]
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return root, tree.errors
+
+
+class _Tree:
+    """Builds nodes from events."""
+
+    def __init__(self) -> None:
+        self.errors: list[FormatError] = []
+        self.count = 0
+
+    def document(self, loader: Any) -> Node:
+        events = self._events(loader)
+        root = Node(line=1)
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                root = self._node(next(events), events, Node(line=1), 0)
+                next(events)
+                break
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                raise FormatError(
+                    Node(_line(event)), "found a second YAML document, expected one a file"
+                )
+        return root
+
+    @staticmethod
+    def _events(loader: Any) -> Iterator[Any]:
+        while loader.check_event():
+            yield loader.get_event()
+
+    def _node(self, event: Any, events: Iterator[Any], node: Node, depth: int) -> Node:
+        """Fill a node from an event and, for a collection, those that follow it."""
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise FormatError(
+                Node(_line(event)),
+                f"found over {MAX_NODES} values, expected large tensors as {{random: ...}} or "
+                "{file: ...}",
+            )
+        self._refuse_indirection(event, node)
+        if isinstance(event, yaml.ScalarEvent):
+            node.scalar = event.value
+            if event.implicit[0] and event.tag is None:
+                self._resolve(node, event.value)
+        elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
+            if depth == MAX_DEPTH:
+                raise FormatError(
+                    Node(_line(event)), f"found nesting deeper than {MAX_DEPTH}, expected less"
+                )
+            if isinstance(event, yaml.SequenceStartEvent):
+                self._sequence(events, node, depth + 1)
+            else:
+                self._mapping(events, node, depth + 1)
+        return node
+
+    def _sequence(self, events: Iterator[Any], node: Node, depth: int) -> None:
+        items = node.items = []
+        for event in events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                return
+            item = Node(_line(event), node, len(items))
+            items.append(self._node(event, events, item, depth))
+
+    def _mapping(self, events: Iterator[Any], node: Node, depth: int) -> None:
+        fields = node.fields = {}
+        for event in events:
+            if isinstance(event, yaml.MappingEndEvent):
+                return
+            line = _line(event)
+            key = self._key(event, events, Node(line, node, "(key)"), depth)
+            value = Node(line, node, key)
+            self._node(next(events), events, value, depth)
+            if key in fields:
+                self.errors.append(
+                    FormatError(
+                        value,
+                        f"found this key again, expected it once (line {fields[key].line})",
+                    )
+                )
+            else:
+                fields[key] = value
+
+    def _key(self, event: Any, events: Iterator[Any], node: Node, depth: int) -> str:
+        self._node(event, events, node, depth)
+        if isinstance(event, yaml.ScalarEvent):
+            return event.value
+        if not isinstance(event, yaml.AliasEvent):
+            self.errors.append(FormatError(node, f"found {node} as a key, expected a name"))
+        return "(key)"
+
+    def _refuse_indirection(self, event: Any, node: Node) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            found = f"the alias *{event.anchor}"
+        elif event.anchor is not None:
+            found = f"the anchor &{event.anchor}"
+        elif event.tag is not None:
+            found = f"the tag {event.tag}"
+        else:
+            return
+        self.errors.append(
+            FormatError(
+                node,
+                f"found {abbreviated(found)}, expected plain values (anchors, aliases and tags "
+                "are not allowed)",
+                line=_line(event),
+            )
+        )
+
+    def _resolve(self, node: Node, text: str) -> None:
+        try:
+            node.scalar = plain_scalar(text)
+        except ValueError as error:
+            self.errors.append(FormatError(node, f"found {error}"))
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
+def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        line = min(mark.line, text.count("\n")) + 1 if mark else 1
+        words = " ".join(part for part in (error.problem, error.context) if part)
+    elif isinstance(error, yaml.reader.ReaderError):
+        # libyaml gives the position in bytes of UTF-8, PyYAML in characters.
+        in_characters = error.encoding == "unicode"
+        before = (
+            text[: error.position] if in_characters else text.encode()[: error.position].decode()
+        )
+        line = before.count("\n") + 1
+        words = error.reason
+    else:
+        line, words = 1, str(error)
+    content = text.split("\n")[line - 1] if text else ""
+    if content.lstrip(" ").startswith("\t"):
+        return FormatError(Node(line), "found a line indented with a tab, expected spaces")
+    return FormatError(Node(line), f"found no valid YAML: {printable(words)}")
+
+
+def _scalar_text(scalar: Scalar) -> str:
+    if scalar is None:
+        return "nothing"
+    if isinstance(scalar, bool):
+        return "true" if scalar else "false"
+    if isinstance(scalar, str):
+        return f'"{scalar}"'
+    if isinstance(scalar, float):
+        return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}.get(repr(scalar), repr(scalar))
+    return repr(scalar)

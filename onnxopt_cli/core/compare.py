@@ -1,0 +1,323 @@
+"""Arrays and a tolerance in, a Diff out. Structure is judged before values; nothing is printed.
+
+Tensors are compared in blocks, so that a large one needs no full-size temporaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxopt_cli.core.diff import Diff, Element
+from onnxopt_cli.core.distance import (
+    Kind,
+    absolute_distance,
+    allowed_distance,
+    as_strings,
+    differs_in_sign_of_zero,
+    kind_of,
+    magnitude,
+    nearest_branch,
+    share_of_limit,
+    ulp_distance,
+)
+from onnxopt_cli.core.text import clipped
+from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance
+from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
+
+_BLOCK = 1 << 15
+# Of outputs too many, and of keys that differ, no more are shown.
+_MOST_SURPLUS = _MOST_KEYS = 5
+_LONGEST_KEY = 200
+# A distance in ulp has at most 64 bits; one more, because float64 may round it up.
+_ULP_BITS = 66
+
+
+def compare_outputs(
+    expected: Mapping[str, Value],
+    actual: Sequence[Value],
+    tolerance_of: Callable[[str], Tolerance],
+    *,
+    signed_zeros: bool = False,
+    worst: int = 5,
+) -> tuple[Diff, ...]:
+    """Judge what a backend returned against the expected outputs.
+
+    Args:
+        expected: the expected outputs by name, in the graph's order.
+        actual: what the backend returned, in the graph's order.
+        tolerance_of: the tolerance of an output by its name.
+        signed_zeros: whether 0.0 and -0.0 differ.
+        worst: how many of the worst elements of a tensor are described.
+
+    Returns:
+        One Diff for each tensor, and one for each place where the structures part; of outputs that
+        are too many the first few have one each, the others one together.
+    """
+    diffs: list[Diff] = []
+    for position, (name, value) in enumerate(expected.items()):
+        if position < len(actual):
+            options = _Options(tolerance_of(name), worst, signed_zeros=signed_zeros)
+            diffs += _compare(name, value, actual[position], options)
+        else:
+            diffs.append(Diff(name, describe(value), structure="is missing"))
+    end = len(expected) + _MOST_SURPLUS
+    for position, value in enumerate(actual[len(expected) : end], len(expected)):
+        found = f"is {describe(value)} too many"
+        diffs.append(Diff(f"output {position}", "nothing", structure=found))
+    if len(actual) > end:
+        found = f"are {len(actual) - end} more too many"
+        diffs.append(Diff(f"outputs {end} to {len(actual) - 1}", "nothing", structure=found))
+    return tuple(diffs)
+
+
+def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Array:
+    """Return the share of its limit that each element uses; more than 1 is wrong.
+
+    Args:
+        expected: what was expected; of one dtype and shape with what came.
+        actual: what came.
+        tolerance: what an output of this dtype is judged by.
+    """
+    applied = _applicable(tolerance, expected)
+    if isinstance(applied, Budget):
+        expected, applied = nearest_branch(expected, actual, applied)
+    mine, theirs = expected.reshape(-1), actual.reshape(-1)
+    statistics = _Statistics(applied, _Options(tolerance, 0))
+    distance = absolute_distance(mine, theirs)
+    steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is Kind.FLOAT else None
+    limit = statistics.limits(0, magnitude(mine), steps, distance)
+    return share_of_limit(distance, limit).reshape(expected.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How the tensors of an output are compared."""
+
+    tolerance: Tolerance
+    worst: int
+    signed_zeros: bool = False
+
+
+def _compare(name: str, expected: Value, actual: Value, options: _Options) -> Iterator[Diff]:
+    kind, found = describe(expected), describe(actual)
+    if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray):
+        yield _compare_tensors(name, expected, actual, options)
+    elif isinstance(expected, list) and isinstance(actual, list):
+        if len(expected) != len(actual):
+            yield Diff(name, kind, structure=f"is {found}")
+            return
+        yield Diff(name, kind)
+        for index, (mine, theirs) in enumerate(zip(expected, actual, strict=True)):
+            place = f"{name}[{index}]"
+            yield from _compare(place, mine, theirs, options)
+    elif isinstance(expected, dict) and isinstance(actual, dict):
+        if expected.keys() != actual.keys():
+            unlike = expected.keys() ^ actual.keys()
+            some = sorted(clipped(repr(key), _LONGEST_KEY) for key in unlike)[:_MOST_KEYS]
+            found = f"has {len(unlike)} other keys; on one side only: {', '.join(some)}"
+            yield Diff(name, kind, structure=found)
+            return
+        yield Diff(name, kind)
+        for key, mine in expected.items():
+            place = f"{name}[{key!r}]"
+            yield from _compare(place, mine, actual[key], options)
+    elif expected is None and actual is None:
+        yield Diff(name, kind)
+    else:
+        yield Diff(name, kind, structure=f"is {found}")
+
+
+def _compare_tensors(name: str, expected: Array, actual: Array, options: _Options) -> Diff:
+    kind = describe(expected)
+    same_dtype = expected.dtype == actual.dtype or (
+        is_string(expected.dtype) and is_string(actual.dtype)
+    )
+    if not same_dtype or expected.shape != actual.shape:
+        return Diff(name, kind, structure=f"is {describe(actual)}")
+    if is_string(expected.dtype):
+        expected, actual = as_strings(expected), as_strings(actual)
+    applied = _applicable(options.tolerance, expected)
+    if isinstance(applied, Budget):
+        expected, applied = nearest_branch(expected, actual, applied)
+    statistics = _Statistics(applied, options)
+    mine, theirs = expected.reshape(-1), actual.reshape(-1)
+    for start in range(0, mine.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        statistics.add(start, mine[block], theirs[block])
+    return Diff(
+        name,
+        kind,
+        tolerance=applied,
+        elements=expected.size,
+        mismatches=statistics.mismatches,
+        max_absolute=statistics.max_absolute,
+        max_relative=statistics.max_relative,
+        max_ulp=statistics.max_ulp,
+        needed_rtol=statistics.needed(statistics.needed_rtol),
+        needed_atol=statistics.needed(statistics.needed_atol),
+        budget_used=statistics.budget_used,
+        budget_median=statistics.budget_median(expected.size),
+        ulp_counts=statistics.ulp_counts(),
+        worst=tuple(
+            statistics.element(index, mine, theirs, expected.shape)
+            for index in statistics.worst_indices()
+        ),
+    )
+
+
+def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
+    """Return the tolerance that such values are judged by; None if they must be equal.
+
+    Integers, booleans and strings are exact, unless a case gives this very output a tolerance.
+    """
+    kind = kind_of(expected.dtype)
+    if kind is Kind.FLOAT or (kind is Kind.COMPLEX and isinstance(tolerance, Relative)):
+        return tolerance
+    wanted = isinstance(tolerance, Relative) and tolerance.provenance is Provenance.OUTPUT
+    return tolerance if kind is Kind.INTEGER and wanted else None
+
+
+@dataclass(slots=True)
+class _Statistics:
+    """What is known after the blocks seen so far."""
+
+    tolerance: Tolerance | None
+    options: _Options
+    mismatches: int = 0
+    max_absolute: float = 0.0
+    max_relative: float = 0.0
+    max_ulp: int | None = None
+    needed_rtol: float = 0.0
+    needed_atol: float = 0.0
+    budget_used: float = 0.0
+    # The shares of the derived limits, without those of blocks that are equal to the bit: zero.
+    shares: list[Array] = field(default_factory=list)
+    # Elements by the number of bits of their distance in ulp, of floats.
+    ulp_bits: Array = field(default_factory=lambda: np.zeros(_ULP_BITS, dtype=np.int64))
+    # (share of the limit, absolute distance, index) of the worst elements.
+    worst: list[tuple[float, float, int]] = field(default_factory=list)
+
+    def add(self, start: int, expected: Array, actual: Array) -> None:
+        kind = kind_of(expected.dtype)
+        if kind is Kind.FLOAT and self.max_ulp is None:
+            self.max_ulp = 0
+        if kind is not Kind.STRING and expected.tobytes() == actual.tobytes():
+            self.ulp_bits[0] += expected.size
+            return
+        distance = absolute_distance(expected, actual)
+        size = magnitude(expected)
+        if kind is Kind.FLOAT:
+            finite = np.isfinite(distance) & np.isfinite(size)
+            steps = ulp_distance(expected, actual)
+            steps[~finite] = 0
+            self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
+            _, bits = np.frexp(steps[np.isfinite(distance)].astype(np.float64))
+            self.ulp_bits += np.bincount(bits, minlength=_ULP_BITS)
+            if self.options.signed_zeros:
+                distance[differs_in_sign_of_zero(expected, actual)] = np.inf
+        else:
+            steps = None
+        limit = self.limits(start, size, steps, distance)
+        share = share_of_limit(distance, limit)
+        with np.errstate(all="ignore"):
+            relative = np.where(distance <= 0, 0.0, distance / size)
+        relative[np.isnan(relative)] = np.inf
+        wrong = ~(distance <= limit)
+        self.mismatches += int(np.count_nonzero(wrong))
+        self.max_absolute = max(self.max_absolute, float(distance.max()))
+        self.max_relative = max(self.max_relative, float(relative.max()))
+        self.budget_used = max(self.budget_used, float(share.max()))
+        if isinstance(self.tolerance, Budget):
+            # Beyond the range of float32 one share is as good as another.
+            self.shares.append(np.minimum(share, 1e30).astype(np.float32))
+        if isinstance(self.tolerance, Relative):
+            self._find_needed(distance, size)
+        if self.options.worst and wrong.any():
+            indices = np.flatnonzero(wrong)
+            order = np.lexsort((indices, -distance[indices], -share[indices]))[: self.options.worst]
+            self.worst += [
+                (float(share[index]), float(distance[index]), start + int(index))
+                for index in indices[order]
+            ]
+            self.worst = sorted(self.worst, key=lambda item: (-item[0], -item[1], item[2]))[
+                : self.options.worst
+            ]
+
+    def limits(self, start: int, size: Array, steps: Array | None, distance: Array) -> Array:
+        tolerance = self.tolerance
+        if isinstance(tolerance, Budget):
+            return tolerance.limit.reshape(-1)[start : start + size.size].astype(np.float64)
+        return allowed_distance(tolerance, size, steps, distance)
+
+    def _find_needed(self, distance: Array, size: Array) -> None:
+        """Find the least rtol beside this atol, and the least atol beside this rtol."""
+        assert isinstance(self.tolerance, Relative)  # noqa: S101 - for the type checker
+        rtol, atol = self.tolerance.rtol, self.tolerance.atol
+        size = np.where(np.isfinite(size), size, 0.0)
+        with np.errstate(all="ignore"):
+            needed = np.where(distance <= atol, 0.0, (distance - atol) / size)
+            # The quotient may be rounded to the rejecting side; two steps up always accept.
+            short = atol + needed * size < distance
+        needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
+        self.needed_rtol = max(self.needed_rtol, float(needed.max()))
+        with np.errstate(all="ignore"):
+            needed = np.maximum(distance - rtol * size, 0.0)
+            short = needed + rtol * size < distance
+        needed[short] = np.nextafter(needed[short], np.inf)
+        self.needed_atol = max(self.needed_atol, float(needed.max()))
+
+    def budget_median(self, elements: int) -> float:
+        """Return the share of its limit that the median element uses."""
+        if not self.shares:
+            return 0.0
+        known = np.concatenate(self.shares)
+        return float(np.median(np.pad(known, (0, elements - known.size))))
+
+    def ulp_counts(self) -> tuple[int, ...]:
+        """Return the counts of elements by the bits of their ulp, none for what is no float."""
+        if self.max_ulp is None:
+            return ()
+        return tuple(np.trim_zeros(self.ulp_bits, "b").tolist())
+
+    def needed(self, number: float) -> float | None:
+        """Return a needed rtol or atol; None where no finite one is enough or none applies."""
+        applies = isinstance(self.tolerance, Relative) and np.isfinite(number)
+        return number if applies else None
+
+    def worst_indices(self) -> list[int]:
+        return [index for _, _, index in self.worst]
+
+    def element(
+        self, index: int, expected: Array, actual: Array, shape: tuple[int, ...]
+    ) -> Element:
+        mine, theirs = expected[index : index + 1], actual[index : index + 1]
+        distance, size = absolute_distance(mine, theirs), magnitude(mine)
+        steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is Kind.FLOAT else None
+        finite = bool(np.isfinite(distance[0]) and np.isfinite(size[0]))
+        with np.errstate(all="ignore"):
+            relative = float(distance[0] / size[0]) if distance[0] else 0.0
+        limit = None
+        if isinstance(self.tolerance, (Relative, Budget)):
+            limit = float(self.limits(index, size, steps, distance)[0])
+        return Element(
+            index=tuple(int(part) for part in np.unravel_index(index, shape)),
+            expected=_plain(mine),
+            actual=_plain(theirs),
+            absolute=float(distance[0]),
+            relative=np.inf if np.isnan(relative) else relative,
+            ulp=int(steps[0]) if steps is not None and finite else None,
+            limit=limit,
+            wrong=True,
+        )
+
+
+def _plain(element: Array) -> object:
+    """Return a one-element array as a Python number, bool or string."""
+    if dtype_name(element.dtype) == str(element.dtype) and element.dtype.kind == "V":
+        wide = np.int64 if kind_of(element.dtype) is Kind.INTEGER else np.float64
+        return element.astype(wide).item()
+    plain: object = element.item()
+    return clipped(plain) if isinstance(plain, str) else plain

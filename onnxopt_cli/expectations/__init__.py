@@ -1,0 +1,1 @@
+"""What a vendor expects of a run, and what its results amount to."""

@@ -1,0 +1,168 @@
+"""Changing the text of an expectation file entry by entry, and nothing else of it.
+
+Everything that is not changed keeps its place, its comments and its form, which a library that
+writes YAML anew does not promise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from onnxopt_cli.cases.yaml.scalars import plain_scalar
+from onnxopt_cli.cases.yaml.syntax import Node
+from onnxopt_cli.expectations.file import Layer
+
+_PLAIN = re.compile(r"[A-Za-z_][\w./+-]*", re.ASCII)
+_COMMENT = re.compile(r"\s+#.*$")
+_LIST = "expect"
+
+
+class FlowStyle(Exception):
+    """Entries do not stand on lines of their own."""
+
+
+class Edit:
+    """Changes of one file, gathered and then made at once."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._lines = layer.text.splitlines()
+        self._changes: list[tuple[int, int, list[str]]] = []
+
+    @property
+    def count(self) -> int:
+        """Number of changes so far."""
+        return len(self._changes)
+
+    def remove(self, index: int) -> None:
+        """Remove an entry, and the comment right above it unless that is also about the next one.
+
+        Raises:
+            FlowStyle: if the entry does not stand on lines of its own.
+        """
+        start, end = self._span(index)
+        if end == len(self._lines) or not self._lines[end].strip() or self._is_comment(end):
+            while start and self._is_comment(start - 1):
+                start -= 1
+            blank = start and not self._lines[start - 1].strip()
+            if blank and (end == len(self._lines) or not self._lines[end].strip()):
+                start -= 1
+        self._changes.append((start, end, []))
+
+    def set_field(self, index: int, name: str, words: Sequence[str]) -> None:
+        """Give an entry another value of a field that it has: a word, or a list of them.
+
+        Raises:
+            FlowStyle: if the field does not stand on a line of its own.
+        """
+        start, end = self._field_span(index, name)
+        head = re.match(rf"\s*(- +)?{name}\s*:", self._lines[start])
+        if head is None:
+            raise FlowStyle
+        value = _yaml(words[0]) if len(words) == 1 else f"[{', '.join(map(_yaml, words))}]"
+        comment = _COMMENT.search(self._lines[start][head.end() :])
+        tail = comment.group() if comment else ""
+        self._changes.append((start, end, [f"{head.group()} {value}{tail}"]))
+
+    def remove_field(self, index: int, name: str) -> None:
+        """Take a field from an entry.
+
+        Raises:
+            FlowStyle: if it does not stand on a line of its own.
+        """
+        start, end = self._field_span(index, name)
+        if not self._lines[start].lstrip().startswith(name):
+            raise FlowStyle
+        self._changes.append((start, end, []))
+
+    def append(self, entries: Sequence[Mapping[str, str]]) -> None:
+        """Add entries after the last one.
+
+        Raises:
+            FlowStyle: if the list of entries does not stand on lines of its own.
+        """
+        indent = "  "
+        if self._layer.nodes:
+            start, place = self._span(len(self._layer.nodes) - 1)
+            indent = _indent(self._lines[start])
+            head: list[str] = []
+        else:
+            place, head = self._empty_list()
+        block = [
+            f"{indent}{'- ' if number == 0 else '  '}{name}: {_yaml(value)}"
+            for entry in entries
+            for number, (name, value) in enumerate(entry.items())
+        ]
+        self._changes.append((place, place, head + block))
+
+    def text(self) -> str:
+        """Return the changed text."""
+        lines = list(self._lines)
+        # From the end, so that the numbers of the lines before stay right.
+        for start, end, new in sorted(self._changes, key=lambda it: it[:2], reverse=True):
+            lines[start:end] = new
+        return "".join(f"{line}\n" for line in lines)
+
+    def _empty_list(self) -> tuple[int, list[str]]:
+        """Return where entries can begin in a file that has none, and the line before them."""
+        for number, line in enumerate(self._lines):
+            head = re.match(rf"{_LIST}\s*:", line)
+            if head is None:
+                continue
+            if line[head.end() :].strip().startswith("["):
+                self._lines[number] = head.group()
+            return number + 1, []
+        return len(self._lines), [f"{_LIST}:"]
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """Return the first line of an entry, counted from 0, and the one after its last."""
+        node = self._layer.nodes[index]
+        start = node.line - 1
+        if not self._lines[start].lstrip().startswith("- ") or _line_of_other(node, start):
+            raise FlowStyle
+        end = start + 1
+        indent = len(_indent(self._lines[start]))
+        last = end
+        while end < len(self._lines):
+            line = self._lines[end]
+            blank = not line.strip() or self._is_comment(end)
+            if not blank and len(_indent(line)) <= indent:
+                break
+            end += 1
+            last = last if blank else end
+        return start, last
+
+    def _field_span(self, index: int, name: str) -> tuple[int, int]:
+        start, end = self._span(index)
+        node = self._layer.nodes[index].field(name)
+        lines = sorted(field.line - 1 for field in (self._layer.nodes[index].fields or {}).values())
+        if node is None or lines.count(node.line - 1) != 1:
+            raise FlowStyle
+        first = node.line - 1
+        last = next((line for line in lines if line > first), end)
+        while last > first + 1 and (
+            not self._lines[last - 1].strip() or self._is_comment(last - 1)
+        ):
+            last -= 1
+        return max(first, start), last
+
+    def _is_comment(self, line: int) -> bool:
+        return self._lines[line].lstrip().startswith("#")
+
+
+def _line_of_other(node: Node, line: int) -> bool:
+    """Tell whether another entry begins on the same line."""
+    siblings = (node.parent.items if node.parent else None) or []
+    return sum(sibling.line - 1 == line for sibling in siblings) > 1
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" "))]
+
+
+def _yaml(text: str) -> str:
+    """Return a text as YAML has it: plain where that says the same, else as JSON."""
+    plain = _PLAIN.fullmatch(text) and plain_scalar(text) == text
+    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())

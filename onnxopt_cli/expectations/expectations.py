@@ -1,0 +1,163 @@
+"""What is expected of a run: how each result stands to it, and which entries no longer hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from difflib import get_close_matches
+from pathlib import Path
+
+from onnxopt_cli.core.outcome import HARMLESS, Outcome
+from onnxopt_cli.core.record import BackendIdentity
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import Problem
+from onnxopt_cli.expectations.entry import Entry, Pattern, version_number
+from onnxopt_cli.expectations.file import Layer, read_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """Expectation files, and the day on which they are asked.
+
+    Of the entries that speak of a result, one of a later file precedes; in one file one that names
+    the case alone by its id, then the last. An expired entry does not count.
+    """
+
+    layers: tuple[Layer, ...]
+    today: date
+
+    @classmethod
+    def read(cls, paths: tuple[Path, ...]) -> Expectations:
+        """Read files, later ones before earlier ones, as of today in UTC.
+
+        Raises:
+            UsageError: with everything that is wrong with the files.
+        """
+        return cls(read_layers(paths), datetime.now(UTC).date())
+
+    @property
+    def hash(self) -> str:
+        """A hash of the files' contents; empty if there are none."""
+        if not self.layers:
+            return ""
+        from hashlib import blake2b
+
+        digest = blake2b(digest_size=16)
+        for layer in self.layers:
+            digest.update(blake2b(layer.text.encode("utf-8", "surrogatepass")).digest())
+        return digest.hexdigest()
+
+    def review(self, result: Result, backend: BackendIdentity) -> Result:
+        """Return the result with its standing, and with the entry that speaks of it.
+
+        Without any file only what is flaky has a standing; what was not run never has.
+        """
+        if result.outcome is Outcome.NOT_RUN:
+            return result
+        must_pass = self.must_pass(result.case)
+        entry = None if must_pass else self.entry(result.case, backend)
+        standing = self._standing(result, entry, must_pass)
+        return replace(result, standing=standing, expectation=must_pass or str(entry or ""))
+
+    def _standing(self, result: Result, entry: Entry | None, must_pass: str) -> Standing | None:
+        if entry is not None and entry.allows(result):
+            return Standing.EXPECTED
+        if result.flaky:
+            return Standing.FLAKY
+        if not self.layers:
+            return None
+        if entry is None:
+            allowed = {Outcome.PASS} if must_pass else HARMLESS
+            return Standing.EXPECTED if result.outcome in allowed else Standing.UNEXPECTED_FAIL
+        if result.outcome is Outcome.PASS:
+            return Standing.UNEXPECTED_PASS
+        return Standing.UNEXPECTED_FAIL if entry.outcomes <= _HARMLESS_WORDS else Standing.CHANGED
+
+    def entry(self, case: str, backend: BackendIdentity) -> Entry | None:
+        """Return the entry that speaks of a case on a backend, None if none does."""
+        for layer in reversed(self.layers):
+            found = [
+                entry
+                for entry in layer.entries
+                if entry.speaks_of(case)
+                and not entry.expired(self.today)
+                and entry.applies_to(backend)
+            ]
+            if found:
+                return next((entry for entry in reversed(found) if entry.sole), found[-1])
+        return None
+
+    def must_pass(self, case: str) -> str:
+        """Say where it stands that a case must pass; empty if it may do something else."""
+        for layer in self.layers:
+            for pattern in layer.must_pass:
+                if pattern.matches(case):
+                    return f"must pass ({layer.path}:{pattern.line})"
+        return ""
+
+    def findings(
+        self, cases: Sequence[str], backends: Sequence[BackendIdentity]
+    ) -> tuple[Problem, ...]:
+        """Return every entry that no longer holds, whatever the results are.
+
+        Args:
+            cases: ids of all cases that the run's targets hold, whether -k, --operator, --tag or
+                --shard let them run or not. An entry of which none of them is meant is stale, so
+                the targets have to be those that the files were written for.
+            backends: what is under test; entries for other backends are not looked at.
+        """
+        found: list[Problem] = []
+        for layer in self.layers:
+            found += _repeated(layer)
+            for entry in layer.entries:
+                named = [backend for backend in backends if entry.names(backend)]
+                found += _unknown_versions(entry, named)
+                if any(entry.applies_to(backend) for backend in named):
+                    if entry.expired(self.today):
+                        found.append(Problem(entry.where, f"expired on {entry.expires}"))
+                    found += _unmatched(layer.path, entry.patterns, cases)
+            found += _unmatched(layer.path, layer.must_pass, cases)
+        return tuple(found)
+
+
+_HARMLESS_WORDS = frozenset(outcome.value for outcome in HARMLESS)
+
+
+def _repeated(layer: Layer) -> Iterator[Problem]:
+    """Yield patterns that stand twice in a file, for the same backends and versions."""
+    first: dict[tuple[str, str, str], int] = {}
+    keyed = [
+        ((pattern.text, entry.backend, entry.version), pattern)
+        for entry in layer.entries
+        for pattern in entry.patterns
+    ]
+    keyed += [((pattern.text, "must-pass", ""), pattern) for pattern in layer.must_pass]
+    for key, pattern in keyed:
+        if key in first:
+            what = f"duplicate of line {first[key]}: {printable(pattern.text)}"
+            yield Problem(f"{layer.path}:{pattern.line}", what)
+        else:
+            first[key] = pattern.line
+
+
+def _unknown_versions(entry: Entry, backends: Sequence[BackendIdentity]) -> Iterator[Problem]:
+    for backend in backends:
+        if entry.version and not version_number(backend):
+            what = f"limited to {entry.version}, but {backend.name} does not say its version"
+            yield Problem(entry.where, printable(what))
+
+
+def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) -> Iterator[Problem]:
+    for pattern in patterns:
+        if any(map(pattern.matches, cases)):
+            continue
+        what = f"stale: no case is {pattern.text}"
+        if pattern.exact:
+            near = get_close_matches(pattern.text, cases, n=1, cutoff=0.8)
+            what += f"; did you mean {near[0]}?" if near else ""
+        else:
+            what = f"stale: {pattern.text} matches no case"
+        yield Problem(f"{path}:{pattern.line}", printable(what))

@@ -1,0 +1,157 @@
+"""Hypothesis, which makes the choices of an example, and smaller ones where it fails."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import SkipTest
+
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.fuzz.example import Example
+from onnxopt_cli.fuzz.examples import examples
+from onnxopt_cli.fuzz.findings import Kind
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
+
+class Failure(Exception):
+    """An example failed; hypothesis tells failures apart by their class."""
+
+
+class RoundOver(BaseException):
+    """The round ends here; not an Exception, which hypothesis would take for a failure."""
+
+
+class Abort(BaseException):
+    """The whole search ends here."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@cache
+def _failure_class(kind: Kind) -> type[Failure]:
+    return type("Failure", (Failure,), {"__doc__": kind.what})
+
+
+def failure(kind: Kind) -> Failure:
+    """Return what to raise where an example fails in this way."""
+    return _failure_class(kind)(kind.what)
+
+
+class Driver:
+    """Calls functions with examples.
+
+    Args:
+        backend: its name; failures are remembered by backend.
+        operators: whose examples are drawn.
+        seed: of all choices.
+        memory: the folder in which failures are remembered from run to run.
+    """
+
+    def __init__(
+        self, backend: str, operators: tuple[Operator, ...], seed: int, memory: Path
+    ) -> None:
+        self._backend = backend
+        self._operators = operators
+        self._seed = seed
+        self._memory = memory
+
+    def replay(self, attempted: Callable[[Example], None], most: int) -> tuple[bool, bool]:
+        """Call a function with the failures of earlier runs; see search."""
+        from hypothesis import Phase
+
+        return self._drive(attempted, [Phase.reuse], most, 0)
+
+    def search(
+        self, attempted: Callable[[Example], None], most: int, number: int
+    ) -> tuple[bool, bool]:
+        """Call a function with examples, and where it raises a failure with smaller ones.
+
+        Args:
+            attempted: the function; it may raise a failure, RoundOver or Abort.
+            most: number of examples until one fails.
+            number: of the round; each has other examples.
+
+        Returns:
+            Whether it ended by itself, and whether failures failed every time.
+        """
+        from hypothesis import Phase
+
+        return self._drive(attempted, [Phase.generate, Phase.shrink], most, number)
+
+    def _drive(
+        self, attempted: Callable[[Example], None], phases: list[Any], most: int, number: int
+    ) -> tuple[bool, bool]:
+        import hypothesis
+        from hypothesis import HealthCheck, Phase, Verbosity
+        from hypothesis.errors import Flaky
+
+        settings = hypothesis.settings(
+            max_examples=most,
+            phases=phases,
+            database=self._database(),
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+            report_multiple_bugs=Phase.reuse in phases,
+            print_blob=False,
+        )
+
+        def test(example: Example) -> None:
+            # The database knows a test by its source, which must be one for all phases.
+            attempted(example)
+
+        seed = hypothesis.seed(_mixed(self._seed, number))
+        # A seed turns the database off; settings that come after it turn it on again.
+        given: Callable[[Any], Any] = hypothesis.given(examples(self._operators))
+        driven = settings(seed(given(test)))
+        try:
+            with _at_home_in(self._memory), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                driven()
+        except RoundOver:
+            return False, True
+        except Abort as abort:
+            raise abort.reason from None
+        except Flaky:
+            return False, False
+        except (Failure, SkipTest):
+            # Skipped is what has nothing to replay.
+            return True, True
+        except ExceptionGroup as group:
+            if group.split((Failure, Flaky))[1] is not None:
+                raise
+        return True, True
+
+    def _database(self) -> ExampleDatabase:
+        from hypothesis.database import DirectoryBasedExampleDatabase
+
+        # Choices mean something only for the same operators.
+        names = [self._backend, *(it.qualified_name for it in self._operators)]
+        digest = blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=8).hexdigest()
+        return DirectoryBasedExampleDatabase(self._memory / digest)
+
+
+@contextmanager
+def _at_home_in(folder: Path) -> Iterator[None]:
+    """Let hypothesis leave its own notes in a folder, and nowhere else."""
+    from hypothesis.configuration import set_hypothesis_home_dir
+
+    set_hypothesis_home_dir(folder)
+    try:
+        yield
+    finally:
+        set_hypothesis_home_dir(None)
+
+
+def _mixed(seed: int, rounds: int) -> int:
+    """Return a seed of its own for each round."""
+    return int.from_bytes(blake2b(f"{seed}/{rounds}".encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,220 @@
+"""Examples of several nodes with formulas, and primitive nodes between them.
+
+The primitive nodes compute exactly. So the bound on the error of one node's outputs is what the
+next one starts from, and what comes back from the whole model is judged by the bound that has been
+carried through it. A file can only give one rtol and atol for an output: the smallest that cover
+the bounds of all its elements. An output that rounding may turn into anything, whose elements lie
+on either side of a choice, or that right forms make NaN of, is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxopt_cli.cases.onnx.node_model import PRODUCER, tensor_info
+from onnxopt_cli.cases.yaml.model_writer import WrittenModelCase, model_yaml_text
+from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.tolerance import Provenance, Relative
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.fuzz.example import NAME, SUITE
+from onnxopt_cli.fuzz.node_example import draw_groups
+from onnxopt_cli.fuzz.settings import draw_attributes, draw_scalar, has_result
+from onnxopt_cli.fuzz.source import Source
+from onnxopt_cli.fuzz.tensors import draw_shape
+from onnxopt_cli.readings.bound.bound import Judgement
+from onnxopt_cli.readings.bound.infinite import also_right
+from onnxopt_cli.readings.bound.uncertain import Uncertain, uncertain_outputs
+from onnxopt_cli.readings.domain import nonnegative_tensors
+
+_OPSET = 13
+_COUNTS = (2, 2, 3)
+#: What may stand between two nodes: operators and their second inputs, in order. All of it together
+#: leaves the shape as it was.
+_LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (),
+    (("Neg",),),
+    (("Abs",),),
+    (("Identity",),),
+    (("Transpose",), ("Transpose",)),
+    (("Reshape", "flat"), ("Reshape", "whole")),
+)
+#: What is off by no more than this share of itself is covered by rtol, all else by atol.
+_LARGEST_RTOL = 1e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphExample:
+    """A model of several nodes.
+
+    Attributes:
+        operators: names of the operators under test, one a node.
+        model: the model.
+        inputs: by name.
+        expected: by name, the outputs.
+        tolerances: for each of them.
+        breach: empty: a right backend accepts it.
+    """
+
+    operators: tuple[str, ...]
+    model: onnx.ModelProto
+    inputs: Mapping[str, Array]
+    expected: Mapping[str, Array]
+    tolerances: Mapping[str, Relative]
+    breach: str = ""
+    subject: str = "several nodes"
+
+    def content(self) -> Content:
+        """Return what ``onnxopt run`` would read from the files."""
+        return Content(self.model, self.inputs, self.expected, output_tolerances=self.tolerances)
+
+    def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
+        """Return the case file, and the model beside it."""
+        written = WrittenModelCase(
+            NAME, f"{stem}.onnx", self.inputs, self.expected, self.tolerances, about, source
+        )
+        return {
+            f"{stem}.yaml": model_yaml_text(written, suite=SUITE).encode(),
+            f"{stem}.onnx": self.model.SerializeToString(deterministic=True),
+        }
+
+
+def draw_graph(source: Source, operators: Sequence[Operator]) -> GraphExample:
+    """Draw a model in which nodes take what others return."""
+    return _Drawing(source, operators).example()
+
+
+class _Drawing:
+    """A model that grows node by node."""
+
+    def __init__(self, source: Source, operators: Sequence[Operator]) -> None:
+        self._source = source
+        self._operators = operators
+        self._shape = draw_shape(source)
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs: dict[str, Array] = {}
+        self._outputs: dict[str, Judgement] = {}
+        self._known: dict[str, Uncertain] = {}
+        # What later nodes may take.
+        self._offered: list[str] = []
+        self._fresh = count(1)
+        self._used: list[Operator] = []
+
+    def example(self) -> GraphExample:
+        for number in range(1, self._source.choice(_COUNTS) + 1):
+            self._add(number)
+        if not self._outputs:
+            self._source.reject()
+        expected = {name: judgement.expected for name, judgement in self._outputs.items()}
+        tolerances = {name: _tolerance(judgement) for name, judgement in self._outputs.items()}
+        names = tuple(operator.name for operator in self._used)
+        return GraphExample(names, self._model(expected), self._inputs, expected, tolerances)
+
+    def _add(self, number: int) -> None:
+        source = self._source
+        operator = source.choice(self._operators)
+        attributes = draw_attributes(source, operator, 1)
+        scalars = {scalar.name: draw_scalar(source, scalar) for scalar in operator.scalars}
+        if not has_result(operator, attributes, scalars):
+            source.reject()
+        tensors = draw_groups(source, operator, [self._shape])
+        taken = [self._feed(f"{name}_{number}", value) for name, value in scalars.items()]
+        nonnegative = nonnegative_tensors(operator)
+        for place, (name, tensor) in enumerate(zip(operator.tensors, tensors, strict=True)):
+            candidates = [
+                offered
+                for offered in self._offered
+                if self._known[offered].dtype.name in operator.dtypes
+            ]
+            # Each node but the first takes something from one before it.
+            if candidates and (place == 0 or source.integer(0, 1)):
+                taken.append(self._link(source.choice(candidates), name in nonnegative))
+            else:
+                taken.append(self._feed(f"{name}_{number}", tensor))
+        names = [f"{name}_{number}" for name in operator.outputs]
+        node = helper.make_node(operator.name, taken, names, domain=operator.domain)
+        node.attribute.extend(helper.make_attribute(*given) for given in attributes.items())
+        self._nodes.append(node)
+        self._used.append(operator)
+        operands = [self._known[name] for name in taken]
+        complete = complete_attributes(operator, attributes)
+        call = bind(operator, operands, complete)
+        others = also_right(bind(operator, [operand.array for operand in operands], complete))
+        with np.errstate(all="ignore"):
+            for place, (name, result) in enumerate(
+                zip(names, uncertain_outputs(call), strict=True)
+            ):
+                judgement = result.judgement()
+                if np.all(np.isfinite(judgement.limit)) and not (others and others[place]):
+                    self._outputs[name] = judgement
+                    if result.shape == self._shape:
+                        self._known[name] = result
+                        self._offered.append(name)
+
+    def _feed(self, name: str, value: Array) -> str:
+        self._inputs[name] = value
+        self._known[name] = Uncertain.exact(value)
+        return name
+
+    def _link(self, name: str, nonnegative: bool) -> str:
+        """Put primitive nodes after a value; return the name of what comes out of them."""
+        # A shape with a zero means another one to Reshape.
+        links = _LINKS if 0 not in self._shape else _LINKS[:-1]
+        steps = self._source.choice(links)
+        for step in (*steps, ("Abs",)) if nonnegative else steps:
+            before, name = name, f"between_{next(self._fresh)}"
+            operator, *others = step
+            self._nodes.append(helper.make_node(operator, [before, *others], [name]))
+            self._known[name] = _applied(operator, self._known[before])
+        return name
+
+    def _model(self, expected: Mapping[str, Array]) -> onnx.ModelProto:
+        shapes = {"flat": [-1], "whole": list(self._shape)}
+        graph = helper.make_graph(
+            self._nodes,
+            NAME,
+            [tensor_info(name, value.dtype, value.shape) for name, value in self._inputs.items()],
+            [tensor_info(name, value.dtype, value.shape) for name, value in expected.items()],
+            [
+                numpy_helper.from_array(np.array(shape, np.int64), name)
+                for name, shape in shapes.items()
+                if any(name in node.input for node in self._nodes)
+            ],
+        )
+        primitive = helper.make_operatorsetid("", _OPSET)
+        domains = sorted({(operator.domain, operator.version) for operator in self._used})
+        return helper.make_model(
+            graph,
+            opset_imports=[primitive, *(helper.make_operatorsetid(*each) for each in domains)],
+            ir_version=helper.find_min_ir_version_for([primitive]),
+            producer_name=PRODUCER,
+        )
+
+
+def _applied(step: str, value: Uncertain) -> Uncertain:
+    if step not in {"Neg", "Abs"}:
+        return value
+    operand = value.tensor
+    result = -operand if step == "Neg" else np.abs(operand)
+    return replace(value, exactly=None, bounded=result)
+
+
+def _tolerance(judgement: Judgement) -> Relative:
+    limit = judgement.limit
+    size = np.abs(judgement.expected.astype(np.float64))
+    with np.errstate(all="ignore"):
+        share = np.where(limit > 0, limit / size, 0.0)
+    by_share = np.isfinite(share) & (share <= _LARGEST_RTOL)
+    return Relative(
+        float(np.max(share[by_share], initial=0.0)),
+        float(np.max(limit[~by_share], initial=0.0)),
+        Provenance.OUTPUT,
+    )

@@ -1,0 +1,231 @@
+"""The search for failures.
+
+Each round looks for one kind of failure that is not known yet, and shrinks it; the next round goes
+on with the kinds that are left. How often the backend is asked does not depend on the clock, unless
+there is a limit on the time, so that a seed gives the same findings again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+
+from onnxopt_cli.errors import OnnxoptError, UsageError
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure
+from onnxopt_cli.fuzz.example import Example
+from onnxopt_cli.fuzz.examples import refusals
+from onnxopt_cli.fuzz.findings import Finding, Findings, Kind
+from onnxopt_cli.fuzz.kinds import kinds_of
+from onnxopt_cli.fuzz.smaller import smaller
+from onnxopt_cli.fuzz.trial import Interrupted, Trial, attempt
+from onnxopt_cli.run.executors import Executor
+
+#: Hypothesis remembers all examples of a round, so a round ends after so many.
+_ROUND = 2000
+#: Of failures that cost a process or the timeout so many are enough to shrink one.
+_COSTLY_FAILURES = 30
+#: Tries to make a failure smaller when hypothesis is done.
+_LAST_TRIES = 300
+#: So many seconds a finding may be explained when the time is over.
+_LEAST_EXPLAINING = 1.0
+#: As many earlier failures are replayed.
+_REPLAYED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to search, and for how long.
+
+    Attributes:
+        operators: whose examples are drawn.
+        executor: the backend.
+        seed: of all choices.
+        examples: how many to try; None for no limit.
+        seconds: how long to search; None for no limit.
+        memory: the folder in which failures are remembered from run to run.
+        explain_time: for how many seconds to look for what explains a finding; 0 for not at all.
+        tried: called after each example with the number of examples so far.
+        shrinking: called with a new kind of failure, before it is made smaller.
+    """
+
+    operators: Sequence[Operator]
+    executor: Executor
+    seed: int
+    examples: int | None
+    seconds: float | None
+    memory: Path
+    explain_time: float = 0.0
+    tried: Callable[[int], None] = lambda _: None
+    shrinking: Callable[[Kind], None] = lambda _: None
+
+
+class Search:
+    """A search in progress.
+
+    Attributes:
+        tried: number of examples so far, those tried to shrink a failure not among them.
+        findings: what was found.
+
+    Raises:
+        UsageError: if hypothesis is not installed.
+    """
+
+    def __init__(self, task: Task) -> None:
+        if find_spec("hypothesis") is None:
+            raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')
+        self.tried = 0
+        self.findings = Findings()
+        self._task = task
+        self._rounds = 0
+        self._driver = Driver(task.executor.name, tuple(task.operators), task.seed, task.memory)
+        self._end = float("inf") if task.seconds is None else monotonic() + task.seconds
+
+    @property
+    def _over(self) -> bool:
+        spent = self._task.examples is not None and self.tried >= self._task.examples
+        return spent or monotonic() >= self._end
+
+    def run(self) -> Iterator[Finding]:
+        """Yield each distinct failure, made as small as possible; earlier ones first.
+
+        Raises:
+            Interrupted: if the user wants the run to end.
+            BackendUnavailable: if the backend cannot be started any more.
+        """
+        yield from self._replay()
+        yield from self._refusals()
+        while not self._over:
+            finding = self._search()
+            if finding is not None:
+                yield finding
+
+    def _replay(self) -> Iterator[Finding]:
+        """Try the failures of earlier runs; what no longer fails is forgotten."""
+        failures: list[Trial] = []
+
+        def replay(example: Example) -> None:
+            trial = self._attempt(example)
+            if trial.failed:
+                failures.append(trial)
+                raise failure(self.findings.kinds(trial)[0])
+
+        self._driver.replay(replay, _REPLAYED)
+        # What is of one kind alone is its best example.
+        for trial in sorted(failures, key=lambda each: len(kinds_of(each))):
+            kind = self.findings.new(trial)
+            if kind is not None:
+                smallest = self._smallest(trial, kind)
+                yield self._add(Finding(kind, smallest, replayed=True), ())
+
+    def _refusals(self) -> Iterator[Finding]:
+        """Try what a right backend must refuse; failures of unbroken nodes are left to the search.
+
+        Where a simple node costs a process or the timeout, so may all that are like it.
+        """
+        with _whole_round():
+            for node, broken in refusals(self._task.operators):
+                if self._counted(node).is_costly:
+                    continue
+                for example in broken:
+                    trial = self._counted(example)
+                    kind = self.findings.new(trial) if trial.failed else None
+                    if kind is not None:
+                        yield self._add(Finding(kind, trial), ())
+
+    def _counted(self, example: Example) -> Trial:
+        if self._over:
+            raise RoundOver
+        trial = self._attempt(example)
+        self._count()
+        return trial
+
+    def _count(self) -> None:
+        self.tried += 1
+        self._task.tried(self.tried)
+
+    def _search(self) -> Finding | None:
+        """Try a round of examples, up to the first failure of a new kind; make that smaller."""
+        hunt = _Hunt()
+
+        def hunt_for(example: Example) -> None:
+            trial = self._attempt(example)
+            if hunt.kind is None:
+                self._count()
+            if not trial.failed:
+                return
+            if hunt.kind is None:
+                hunt.kind = self.findings.new(trial)
+                if hunt.kind is not None:
+                    self._task.shrinking(hunt.kind)
+            if hunt.kind is not None and hunt.kind in self.findings.kinds(trial):
+                hunt.seen.append(trial)
+                if hunt.is_costly:
+                    raise RoundOver
+                raise failure(hunt.kind)
+
+        left = _ROUND if self._task.examples is None else self._task.examples - self.tried
+        self._rounds += 1
+        whole, steady = self._driver.search(hunt_for, min(_ROUND, left), self._rounds)
+        if hunt.kind is None:
+            return None
+        # A search that ends by itself ends with the smallest example.
+        trial = hunt.seen[-1] if whole else min(hunt.seen, key=lambda each: each.size)
+        if steady:
+            trial = self._smallest(trial, hunt.kind)
+        return self._add(Finding(hunt.kind, trial, flaky=not steady), hunt.seen)
+
+    def _smallest(self, trial: Trial, kind: Kind) -> Trial:
+        """Leave out of an example what the failure does not need."""
+        tries, costly = _LAST_TRIES, _COSTLY_FAILURES
+        candidates = smaller(trial.example)
+        with _whole_round():
+            while tries and costly and (example := next(candidates, None)) is not None:
+                tries -= 1
+                other = self._attempt(example)
+                costly -= other.is_costly
+                if other.failed and kind in self.findings.kinds(other):
+                    trial, candidates = other, smaller(example)
+        return trial
+
+    def _attempt(self, example: Example) -> Trial:
+        if monotonic() >= self._end:
+            raise RoundOver
+        try:
+            trial = attempt(example, self._task.executor)
+        except (Interrupted, OnnxoptError) as error:
+            raise Abort(error) from error
+        self.findings.saw(trial)
+        return trial
+
+    def _add(self, finding: Finding, seen: Sequence[Trial]) -> Finding:
+        """Explain and keep a finding; a search that is limited in time is a second late at most."""
+        left = max(self._end - monotonic(), _LEAST_EXPLAINING)
+        return self.findings.add(finding, seen, min(self._task.explain_time, left))
+
+
+@contextmanager
+def _whole_round() -> Iterator[None]:
+    """Let what hypothesis does not drive end as a round of it does."""
+    try:
+        yield
+    except RoundOver:
+        pass
+    except Abort as abort:
+        raise abort.reason from None
+
+
+@dataclass(slots=True)
+class _Hunt:
+    """The failure that a round has found, if any, and all examples of it."""
+
+    kind: Kind | None = None
+    seen: list[Trial] = field(default_factory=list)
+
+    @property
+    def is_costly(self) -> bool:
+        return sum(trial.is_costly for trial in self.seen) >= _COSTLY_FAILURES

@@ -1,0 +1,1 @@
+"""How good cases are, and which mistake explains failures."""

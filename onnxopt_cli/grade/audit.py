@@ -1,0 +1,235 @@
+"""How good a suite is: which wrong implementations it rejects, and whether it rejects right ones.
+
+Every case whose model is one node of an operator with a formula is put to every wrong
+implementation of that operator, named and automatic, and to every right one that rounds
+differently, and judged as ``run`` would judge it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import InvalidCase, Problem
+from onnxopt_cli.formula.attributes import Attributes
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.grade.parallel import parallel
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input, equivalent
+from onnxopt_cli.readings.mistakes.mutants import mutants
+from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.readings.variants import variants
+from onnxopt_cli.run.expectation import Expectation, Judging, expect
+
+#: Cases with more elements are put only to implementations that at most one other case rejects.
+_LARGE = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case that an operator's implementations can be put to.
+
+    Attributes:
+        case: its id.
+        call: the node and its inputs.
+        expectation: the outputs and how far off they may be.
+        elements: number of elements of all tensors.
+    """
+
+    case: str
+    call: Call[Array]
+    expectation: Expectation
+    elements: int
+
+    def excess(self, outputs: Sequence[Array]) -> float:
+        """Return the largest share of its limit that an output uses; over 1 is a rejection."""
+        diffs = compare_outputs(
+            self.expectation.outputs, outputs, self.expectation.tolerances.__getitem__, worst=0
+        )
+        if all(diff.agrees for diff in diffs):
+            return min(1.0, max((diff.budget_used for diff in diffs), default=0.0))
+        return max(
+            float("inf") if diff.structure else diff.budget_used
+            for diff in diffs
+            if not diff.agrees
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one implementation.
+
+    Attributes:
+        name: the implementation's name.
+        about: what is wrong with it.
+        excess: for each trial, the largest share of its limit that an output used; None where the
+            trial was not needed.
+        equivalent: True for one that equals the formula on every input.
+        apart: attributes and inputs that tell a survivor from the formula.
+    """
+
+    name: str
+    about: str
+    excess: tuple[float | None, ...]
+    equivalent: bool = False
+    apart: tuple[Attributes, dict[str, Array]] | None = None
+
+    @property
+    def rejected(self) -> bool:
+        """True if a trial rejects it."""
+        return self.largest > 1
+
+    @property
+    def largest(self) -> float:
+        """The largest share of its limit that an output used in any trial."""
+        return max((share for share in self.excess if share is not None), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """How good a suite is for one operator.
+
+    Attributes:
+        operator: the operator.
+        trials: the cases, by rising size.
+        named: what became of the named deviations.
+        automatic: what became of the automatic mutants.
+        right: what became of the variants.
+    """
+
+    operator: Operator
+    trials: tuple[Trial, ...]
+    named: tuple[Verdict, ...]
+    automatic: tuple[Verdict, ...]
+    right: tuple[Verdict, ...]
+
+    @property
+    def survivors(self) -> list[Verdict]:
+        """Wrong implementations that no case rejects."""
+        wrong = self.named + self.automatic
+        return [verdict for verdict in wrong if not verdict.rejected and not verdict.equivalent]
+
+    @property
+    def false_alarms(self) -> list[tuple[Verdict, str]]:
+        """Right implementations that a case rejects, with the first such case."""
+        return [
+            (verdict, self.trials[index].case)
+            for verdict in self.right
+            if verdict.rejected
+            for index in [next(i for i, share in enumerate(verdict.excess) if share and share > 1)]
+        ]
+
+    @property
+    def redundant(self) -> list[str]:
+        """Cases without which as many wrong implementations would be rejected, one at a time."""
+        needed = set()
+        for verdict in self.named + self.automatic:
+            rejecting = [i for i, share in enumerate(verdict.excess) if share and share > 1]
+            if len(rejecting) == 1:
+                needed.update(rejecting)
+        return [trial.case for index, trial in enumerate(self.trials) if index not in needed]
+
+    @property
+    def weak(self) -> list[tuple[str, str, int]]:
+        """Case, output and number of elements that the case cannot judge."""
+        return [
+            (trial.case, output, elements)
+            for trial in self.trials
+            for output, elements in trial.expectation.weak.items()
+        ]
+
+
+def find_trials(
+    cases: Sequence[Case], judging: Judging
+) -> tuple[dict[str, list[Trial]], list[Problem]]:
+    """Read the cases that can be audited, by the name of their operator.
+
+    Returns:
+        The trials of each operator, smallest first, and what is wrong with invalid cases.
+    """
+    trials: dict[str, list[Trial]] = {operator.name: [] for operator in OPERATORS}
+    problems: list[Problem] = []
+    for case in cases:
+        try:
+            content = case.read()
+            # What a wrong implementation does in one step, the other cases ask.
+            if content.rejects or content.trajectory:
+                continue
+            expectation = expect(content, str(case.location), judging)
+            call = sole_call(content.model, content.inputs)
+        except InvalidCase as error:
+            problems += error.problems
+            continue
+        if expectation.contradictions:
+            problems.append(Problem(str(case.location), f"{case.id}: contradicts the formula"))
+        elif call is not None:
+            elements = sum(tensor.size for group in call.groups for tensor in group)
+            trials[call.operator.name].append(Trial(case.id, call, expectation, elements))
+    for mine in trials.values():
+        mine.sort(key=lambda trial: trial.elements)
+    return trials, problems
+
+
+def audit(trials: dict[str, list[Trial]], jobs: int = 1) -> list[Grade]:
+    """Grade the trials of every operator that has some.
+
+    Args:
+        trials: from :func:`find_trials`.
+        jobs: number of processes.
+    """
+    present = [operator for operator in OPERATORS if trials[operator.name]]
+    tasks: list[tuple[Operator, str, int]] = []
+    for operator in present:
+        for kind, implementations in _implementations(operator).items():
+            tasks += [(operator, kind, index) for index in range(len(implementations))]
+
+    def work(task: tuple[Operator, str, int]) -> Verdict:
+        operator, kind, index = task
+        implementation = _implementations(operator)[kind][index]
+        return _verdict(operator, implementation, trials[operator.name], wrong=kind != "right")
+
+    verdicts: dict[tuple[str, str], list[Verdict]] = {}
+    for (operator, kind, _), verdict in zip(tasks, parallel(work, tasks, jobs), strict=True):
+        verdicts.setdefault((operator.name, kind), []).append(verdict)
+    return [
+        Grade(
+            operator,
+            tuple(trials[operator.name]),
+            *(tuple(verdicts.get((operator.name, kind), ())) for kind in _KINDS),
+        )
+        for operator in present
+    ]
+
+
+_KINDS = ("named", "automatic", "right")
+
+
+def _implementations(operator: Operator) -> dict[str, tuple[Implementation, ...]]:
+    return dict(
+        zip(_KINDS, (deviations(operator), mutants(operator), variants(operator)), strict=True)
+    )
+
+
+def _verdict(
+    operator: Operator, implementation: Implementation, trials: Sequence[Trial], *, wrong: bool
+) -> Verdict:
+    excess: list[float | None] = []
+    rejections = 0
+    for trial in trials:
+        if wrong and rejections > 1 and trial.elements > _LARGE:
+            excess.append(None)
+            continue
+        share = trial.excess(implementation.run(trial.call))
+        rejections += share > 1
+        excess.append(share)
+    same = wrong and not rejections and equivalent(operator, implementation)
+    apart = None
+    if wrong and not rejections and not same:
+        apart = distinguishing_input(operator, implementation)
+    return Verdict(implementation.name, implementation.about, tuple(excess), same, apart)

@@ -1,0 +1,68 @@
+"""The same work on many things, in several processes where the system can fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from onnxopt_cli.isolation.interruption import plain_signals
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+# What the forked processes work on; inherited, since closures cannot be sent to them.
+_work: list[Callable[[int], object]] = []
+
+
+def parallel(
+    work: Callable[[Item], Done], items: Sequence[Item], jobs: int, chunk: int = 8
+) -> list[Done]:
+    """Return ``work(item)`` for every item, in order.
+
+    Args:
+        work: any function; what it returns must be picklable if jobs is more than one.
+        items: what to call it with.
+        jobs: number of processes; one means this process.
+        chunk: number of items that a process takes at a time.
+    """
+    if jobs <= 1 or len(items) <= 1:
+        return [work(item) for item in items]
+    import multiprocessing
+
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return [work(item) for item in items]
+    _work.append(lambda index: work(items[index]))
+    try:
+        context = multiprocessing.get_context("fork")
+        try:
+            context.Lock()
+        except OSError:
+            # Locks lie in /dev/shm, which may be full or not there at all.
+            return [work(item) for item in items]
+        with context.Pool(min(jobs, len(items)), _begin, [os.getpid()]) as pool:
+            return pool.map(_call, range(len(items)), chunksize=chunk)  # type: ignore[arg-type]
+    finally:
+        _work.pop()
+
+
+def _begin(parent: int) -> None:
+    """End with the parent, however that ends, and leave Ctrl-C to it."""
+    from onnxopt_cli.isolation.keeper import end_with
+
+    plain_signals()
+    if sys.platform == "linux":
+        end_with(parent, signal.SIGKILL)
+
+
+def available_jobs() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _call(index: int) -> object:
+    return _work[-1](index)

@@ -1,0 +1,170 @@
+"""The small process that stands between the runner and a worker, and leaves nothing behind.
+
+The keeper runs none of the backend's code. It is the subreaper of all that the worker starts,
+daemons too, so it sees them, and kills them all when the worker ends, when the runner tells it to
+with SIGTERM, or when the runner is gone. Then it removes the worker's temporary files and ends as
+the worker did, with the same code or signal, which is how the runner learns of it. If the backend
+kills the keeper, the runner gets what is left: see :func:`adopt`.
+
+Where /proc shows no processes, the keeper cannot know whom to kill. The worker then gets a PID
+namespace, which the kernel clears, if this process may make one; otherwise only its process group
+is killed. Where /proc does, no namespace is made: few containers allow it, and backends would see
+other process ids than /proc has, or another user.
+
+Linux only; elsewhere the worker stands alone and its process group is all that can be killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from onnxopt_cli.isolation.private_folder import enter_folder, remove_folder
+from onnxopt_cli.isolation.processes import end_descendants, visible
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+_NEW_PID_NAMESPACE = 0x20000000
+# How long killing may go on while processes are born, or stay in a system call.
+_LONGEST_SECONDS = 60.0
+
+
+def adopt() -> bool:
+    """Let what the process's descendants leave behind become its own children, if possible."""
+    return sys.platform == "linux" and not _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def stand_between(runner: int, channel: int, folder: str) -> None:
+    """Fork, return in the worker, and never return in the keeper.
+
+    Args:
+        runner: the runner's process id.
+        channel: the descriptor of the channel, which only the worker may hold.
+        folder: the worker's folder for temporary files, made here and removed in the end.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform != "linux":
+        if os.getppid() == runner:
+            enter_folder(folder)
+        return
+    signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    adopt()
+    # From here on the end of the runner is a signal that waits to be seen, so what is made now is
+    # removed. This signal is also heard by a keeper that the backend has stopped.
+    end_with(runner, signal.SIGCONT)
+    lock = enter_folder(folder)
+    contained = not visible() and not _call("unshare", _NEW_PID_NAMESPACE)
+    parent = os.getpid()
+    fate, told = os.pipe() if contained else (-1, -1)
+    worker = os.fork()
+    if worker:
+        os.close(channel)
+        _keep(runner, worker, signals, folder, fate)
+    if contained:
+        os.close(fate)
+        _begin_namespace(signals, channel, told)
+        parent = 1
+    os.setpgid(0, 0)
+    if lock is not None:
+        # Only the keeper holds it: a backend could let go of it.
+        os.close(lock)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    end_with(parent, signal.SIGKILL)
+
+
+def _begin_namespace(signals: set[signal.Signals], channel: int, told: int) -> None:
+    """Fork, return in the worker, and tell the keeper how it ended in the first process.
+
+    The first process of a namespace is deaf to most signals, which no worker should be.
+    """
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    worker = os.fork()
+    if not worker:
+        os.close(told)
+        return
+    os.close(channel)
+    status = None
+    while status is None:
+        signal.sigwait(signals)
+        status = _reap(worker)
+    os.write(told, b"%d" % status)
+    os._exit(0)
+
+
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Have this process sent a signal when its parent ends; end now if it has ended."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, number)
+    if os.getppid() != parent:
+        # It ended before we had said so.
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> int:
+    return _call("prctl", option, value, 0, 0, 0)
+
+
+def _call(name: str, *arguments: int) -> int:
+    function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    return function(*arguments)
+
+
+def _keep(
+    runner: int, worker: int, signals: set[signal.Signals], folder: str, fate: int
+) -> NoReturn:
+    status: int | None = None
+    while status is None:
+        if signal.sigwait(signals) == signal.SIGTERM or os.getppid() != runner:
+            status = signal.SIGKILL
+        else:
+            status = _reap(worker)
+    if fate >= 0 and status == 0:
+        status = int(os.read(fate, 16) or signal.SIGKILL)
+    if not visible():
+        _end_unseen(worker)
+    with suppress(ChildProcessError):
+        # Without children there is nothing to look for.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        end_descendants(os.getpid(), _LONGEST_SECONDS)
+    remove_folder(folder)
+    _end_as(status)
+
+
+def _end_unseen(worker: int) -> None:
+    """Kill a worker, unless it has been reaped, and its process group."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    with suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
+
+
+def _reap(worker: int) -> int | None:
+    """Take note of all that has ended; return the worker's status if it is among them."""
+    found = None
+    while True:
+        try:
+            process, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if not process:
+            return found
+        if process == worker:
+            found = status
+
+
+def _end_as(status: int) -> NoReturn:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        if number not in {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)

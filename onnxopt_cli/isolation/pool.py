@@ -1,0 +1,270 @@
+"""Workers that share the cases of one backend, one case in flight each."""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import onnx
+
+from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.limits import Limits
+from onnxopt_cli.isolation.messages import Order
+from onnxopt_cli.isolation.private_folder import sweep_folders
+from onnxopt_cli.isolation.response import Aside, Response
+from onnxopt_cli.isolation.worker import State, Worker
+
+# A worker is replaced after so many cases, so that what grows slowly does not grow for ever.
+_CASES_PER_WORKER = 1000
+# A backend that has started once, and then so many times in a row does not, or not for long enough
+# to answer a case, is given up.
+_STARTS = 3
+# How often the clock is looked at where nothing happens.
+_TICK_SECONDS = 0.05
+
+
+class Switchboard:
+    """Where the workers of all pools are waited for."""
+
+    def __init__(self) -> None:
+        sweep_folders()
+        self.selector = selectors.DefaultSelector()
+        self.pools: list[Pool] = []
+
+    def turn(self, seconds: float = _TICK_SECONDS) -> None:
+        """Wait for something to happen, and see to it."""
+        self.selector.select(seconds)
+        for pool in self.pools:
+            pool.advance()
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for pool in self.pools:
+            pool.kill()
+        self.selector.close()
+
+
+class Job:
+    """A case that a pool is to run."""
+
+    def __init__(
+        self, pool: Pool, order: Order, started: Callable[[], None], interruption: Interruption
+    ) -> None:
+        self.order = order
+        self.started = started
+        self.response: Response | None = None
+        self.why_not = ""
+        # What went wrong in an earlier worker while it had this case, perhaps not by its fault.
+        self.doubt: Aside | None = None
+        self._pool = pool
+        self._interruption = interruption
+
+    @property
+    def done(self) -> bool:
+        """True if there is a response, or will never be one."""
+        return self.response is not None or bool(self.why_not)
+
+    def result(self) -> Response | str:
+        """Wait for the response; return in words why there is none."""
+        while not self.done:
+            if self._interruption.signal:
+                return "interrupted"
+            self._pool.switchboard.turn()
+        return self.response or self.why_not
+
+
+class Pool:
+    """A backend in worker processes.
+
+    Args:
+        backend: the backend as the user asked for it.
+        lowering: when it is given primitive operators.
+        limits: what each worker may use.
+        jobs: how many workers there may be; the first is started at once.
+        switchboard: where it is waited for.
+        interruption: set when the user wants the run to end.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        lowering: Lowering,
+        limits: Limits,
+        jobs: int,
+        switchboard: Switchboard,
+        interruption: Interruption,
+    ) -> None:
+        self.name = backend
+        self.version = ""
+        self.ahead = 2 * jobs
+        self.switchboard = switchboard
+        self._lowering = lowering
+        self._limits = limits
+        self._jobs = jobs
+        self._interruption = interruption
+        self._queue: deque[Job] = deque()
+        self._running: dict[Worker, Job] = {}
+        self._workers: list[Worker] = []
+        self._asides: list[Aside] = []
+        self._failed_starts = 0
+        self._refusal: OnnxoptError | None = None
+        self._ready = False
+        switchboard.pools.append(self)
+        self._start()
+
+    def ready(self) -> None:
+        """Wait until the backend has started.
+
+        Raises:
+            UsageError: if there is no such backend.
+            BackendUnavailable: if it does not start.
+        """
+        while not self._ready:
+            if self._refusal is not None:
+                raise self._refusal
+            if self._interruption.signal:
+                raise KeyboardInterrupt
+            self.switchboard.turn()
+
+    def submit(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+        started: Callable[[], None],
+        *,
+        keep: bool = False,
+    ) -> Job:
+        """Queue a case.
+
+        Args:
+            model: the model.
+            inputs: a value for every input that must be fed.
+            started: called when a worker gets the case.
+            keep: whether a worker is to keep the prepared model for the next time.
+        """
+        order = Order(0, model, dict(inputs), keep=keep)
+        job = Job(self, order, started, self._interruption)
+        self._queue.append(job)
+        self.switchboard.turn(0)
+        return job
+
+    def renew(self) -> None:
+        """Let the next case meet a fresh worker; nothing may be queued."""
+        self._end_workers()
+        self._start()
+
+    def finish(self) -> list[Aside]:
+        """End all workers in peace; return what they did outside of any case."""
+        self._end_workers()
+        return self._asides
+
+    def kill(self) -> None:
+        """Kill all workers."""
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
+
+    def advance(self) -> None:
+        """Take what the workers have done, and give them what there is to do."""
+        for worker in self._workers:
+            worker.look()
+            self._collect(worker)
+        self._workers = [worker for worker in self._workers if worker.state is not State.GONE]
+        while self._queue:
+            free = next((worker for worker in self._workers if worker.free), None)
+            if free is None:
+                break
+            self._give(free, self._queue.popleft())
+        if self._refusal is not None:
+            for job in self._queue:
+                job.why_not = f"the backend could not be started again: {self._refusal.message}"
+            self._queue.clear()
+        if self._queue and not self._interruption.signal:
+            self._grow()
+
+    def _collect(self, worker: Worker) -> None:
+        if worker.version is not None and not self._ready:
+            self.version = worker.version
+            self._ready = True
+        if worker.free and worker.version != self.version:
+            said = f"says that it is {worker.version!r}; when it started first it was"
+            worker.give_up(Outcome.PROTOCOL, f"the worker {said} {self.version!r}")
+        if worker.response is not None:
+            self._failed_starts = 0
+            self._take_response(worker, worker.response)
+        if worker.state is State.GONE:
+            self._bury(worker)
+
+    def _take_response(self, worker: Worker, response: Response) -> None:
+        job = self._running.pop(worker)
+        if job.doubt is not None and response.failure is not Outcome.PROTOCOL:
+            # In a worker of its own the case breaks no protocol: something before it did.
+            self._asides.append(job.doubt)
+        job.response = response
+        worker.response = None
+        if worker.free and worker.asked >= _CASES_PER_WORKER:
+            worker.end()
+
+    def _bury(self, worker: Worker) -> None:
+        """See to what a worker that has gone leaves: its case, and what it did outside of any."""
+        job = self._running.pop(worker, None)
+        if job is not None:
+            job.doubt = worker.aside
+            self._queue.appendleft(job)
+        elif worker.aside is not None:
+            self._asides.append(worker.aside)
+        refusal = worker.refusal
+        if worker.aside is not None and worker.aside.place != "teardown" and not worker.answered:
+            refusal = BackendUnavailable(worker.aside.message)
+        if refusal is not None:
+            self._failed_starts += 1
+            if not self._ready or self._failed_starts == _STARTS:
+                self._refusal = refusal
+
+    def _give(self, worker: Worker, job: Job) -> None:
+        try:
+            model = job.order.model.SerializeToString()
+        except ValueError as error:
+            job.why_not = f"the model cannot be sent to a worker: {printable(str(error))}"
+            return
+        if not worker.still_free():
+            self._queue.appendleft(job)
+            return
+        job.started()
+        self._running[worker] = job
+        worker.ask(job.order, model)
+
+    def _grow(self) -> None:
+        left = {State.ENDING, State.GONE}
+        at_work = [worker for worker in self._workers if worker.state not in left]
+        starting = sum(worker.state is State.STARTING for worker in at_work)
+        if len(at_work) < self._jobs and starting < len(self._queue):
+            try:
+                self._start()
+            except OSError:
+                if not at_work:
+                    raise
+                # The system allows no more processes or open files; those at work go on.
+                self._jobs = len(at_work)
+
+    def _start(self) -> None:
+        self._workers.append(
+            Worker(self.name, self._lowering, self._limits, self.switchboard.selector)
+        )
+
+    def _end_workers(self) -> None:
+        self._queue.clear()
+        for worker in self._workers:
+            if worker.state is State.IDLE:
+                worker.end()
+            elif worker.state is not State.ENDING:
+                worker.kill()
+        while self._workers and not self._interruption.signal:
+            self.switchboard.turn()
+        self.kill()

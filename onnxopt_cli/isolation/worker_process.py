@@ -1,0 +1,257 @@
+"""The process of a worker, its channel and what it prints; it is left with nothing of it behind."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from onnxopt_cli.isolation.channel import Channel, ChannelClosed
+from onnxopt_cli.isolation.printed import Printed
+from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
+from onnxopt_cli.isolation.processes import (
+    children,
+    claimed,
+    descendants,
+    end_descendants,
+    resident,
+    visible,
+)
+
+# The worker imports what this process would, from the same places, whatever its folder.
+_START = (
+    "import sys; channel, runner, memory, folder, *sys.path = sys.argv[1:]; "
+    "from onnxopt_cli.isolation.worker_main import main; "
+    "main(int(channel), int(runner), int(memory), folder)"
+)
+_PR_SET_DUMPABLE = 4
+# How long a keeper may take to leave nothing behind.
+_PATIENCE_SECONDS = 1.0
+# How long what has no keeper any more may take to end.
+_SWEEP_SECONDS = 10.0
+# The processes that were started and have not been waited for.
+_keepers: set[int] = set()
+
+
+class WorkerProcess:
+    """A started worker, behind its keeper where there is one.
+
+    Args:
+        memory: bytes that each process of it may hold, or 0.
+        selector: where its descriptors are registered, until they are closed.
+
+    Attributes:
+        pid: the process that was started: the keeper, where there is one.
+        open: True until the worker has closed its channel.
+    """
+
+    def __init__(self, memory: int, selector: selectors.BaseSelector) -> None:
+        self._folder = name_folder()
+        self._popen, connection, printed = _start(memory, self._folder)
+        self.pid = self._popen.pid
+        self.open = True
+        self._channel = Channel(connection)
+        self._socket = connection.fileno()
+        self._printed = Printed(printed)
+        # Readable when the process has ended; where the system has none, the clock has to do.
+        self._ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        self._selector = selector
+        self._registered: set[int] = set()
+        for descriptor in (self._socket, printed, self._ended):
+            if descriptor is not None:
+                selector.register(descriptor, selectors.EVENT_READ)
+                self._registered.add(descriptor)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None if it runs."""
+        return self._popen.poll()
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes of all its processes."""
+        return sum(map(resident, descendants(self.pid)))
+
+    def send(self, frame: Sequence[memoryview]) -> None:
+        """Send a frame, now as far as there is room, the rest whenever :meth:`receive` is called.
+
+        If the worker has closed the channel nothing happens: it is about to be found dead.
+        """
+        with suppress(ChannelClosed):
+            self._channel.send(frame)
+        self._await_room()
+
+    def receive(self) -> tuple[Any, memoryview] | None:
+        """Return the next frame, or None if it is not all there yet or will never be.
+
+        Raises:
+            ProtocolBreach: if what came is no frame.
+        """
+        if not self.open:
+            return None
+        try:
+            if self._channel.sending:
+                self._channel.flush()
+                self._await_room()
+            return self._channel.receive()
+        except ChannelClosed:
+            self.open = False
+            self._unregister(self._socket)
+            return None
+
+    @property
+    def sending(self) -> bool:
+        """True while a part of what was sent waits for room, so that the worker cannot have it."""
+        return self._channel.sending
+
+    @property
+    def partial(self) -> bool:
+        """True while only the beginning of a frame has come."""
+        return self._channel.partial
+
+    def has_more(self) -> bool:
+        """Tell whether bytes are there that belong to no frame yet received."""
+        return self._channel.more()
+
+    def finish(self) -> None:
+        """Tell the worker that it will be asked nothing more."""
+        self._channel.finish()
+
+    def read_printed(self) -> None:
+        """Take what it has printed."""
+        if not self._printed.read():
+            self._unregister(self._printed.descriptor)
+
+    def forget_printed(self) -> None:
+        """Let go of what it has printed so far."""
+        self._printed.forget()
+
+    def printed(self) -> str:
+        """Return the end of what it has printed, fit to be shown."""
+        self.read_printed()
+        return self._printed.text()
+
+    def kill(self) -> bool:
+        """Kill the worker and all that it started, if it still runs, and close everything.
+
+        Returns:
+            Whether nothing is left alive, as far as can be seen.
+        """
+        dead = _kill(self._popen)
+        # The keeper has done this, unless it was killed itself.
+        remove_folder(self._folder)
+        for descriptor in list(self._registered):
+            self._unregister(descriptor)
+        self._printed.close()
+        self._channel.socket.close()
+        if self._ended is not None:
+            os.close(self._ended)
+        return dead
+
+    def _await_room(self) -> None:
+        if self._socket in self._registered:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel.sending else 0)
+            self._selector.modify(self._socket, events)
+
+    def _unregister(self, descriptor: int) -> None:
+        if descriptor in self._registered:
+            self._selector.unregister(descriptor)
+            self._registered.discard(descriptor)
+
+
+def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+    """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
+    _close_to_others()
+    ours, theirs = socket.socketpair()
+    printed, write_end = os.pipe()
+    _adopt()
+    arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), folder, *sys.path]
+    try:
+        popen = subprocess.Popen(  # noqa: S603 - our own interpreter
+            [sys.executable, "-u", "-P", "-c", _START, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=write_end,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        os.close(printed)
+        raise
+    finally:
+        theirs.close()
+        os.close(write_end)
+    _keepers.add(popen.pid)
+    ours.setblocking(False)
+    return popen, ours, printed
+
+
+@cache
+def _adopt() -> bool:
+    """Take in what loses its keeper, from the first worker on; return whether it comes here."""
+    # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
+    # of a container, may get others; when that one ends the kernel ends all the rest.
+    if not claimed() or os.getpid() == 1 or children(os.getpid()) or not visible():
+        return False
+    from onnxopt_cli.isolation.keeper import adopt
+
+    return adopt()
+
+
+@cache
+def _close_to_others() -> None:
+    """Keep other processes of this user out of this one: its memory and /proc/PID/fd.
+
+    Workers are not closed so: what they execute is open again. Only Linux has this.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> bool:
+    """End a keeper with all that is behind it; return whether nothing is left alive."""
+    if process.poll() is None:
+        _end_keeper(process)
+    _keepers.discard(process.pid)
+    return not _adopt() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
+
+
+def _end_keeper(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform != "linux":
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return
+    process.terminate()
+    # The backend may have stopped it.
+    process.send_signal(signal.SIGCONT)
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        end_descendants(process.pid, _SWEEP_SECONDS)
+        process.kill()
+        process.wait()
+
+
+def _is_orphan(child: int) -> bool:
+    """Tell whether a child of this process was once a worker's.
+
+    Keepers begin sessions, which nothing behind them can leave for an older one; what this process
+    starts otherwise stays in its own.
+    """
+    if child in _keepers:
+        return False
+    try:
+        return os.getsid(child) != os.getsid(0)
+    except OSError:
+        return False

@@ -1,0 +1,176 @@
+"""What the files held that a run is of, and whether they still do.
+
+A file's digest is computed once. Later its signature is looked at, and only where that is another
+one is the file read again; so a file that was touched but not changed is the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path, PurePath
+
+from onnxopt_cli.backends.implementation import implementation_files
+from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.regular_file import open_regular_file, recorded, signature
+from onnxopt_cli.core.case import Case, Content, Signature
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+
+_CHUNK = 1 << 20
+# A log names so many files; of more it has the folders.
+_MOST_NAMED = 5_000
+_LISTED = 5
+_MEANWHILE = "changed while the run went on"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What files held, to be compared with what they hold another time.
+
+    Attributes:
+        backends: a hash of the files of all backends.
+        files: a short digest of each file, backends' and cases', by a path to show; of very many
+            files one of each folder.
+    """
+
+    backends: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def differences(self, other: Contents) -> list[str]:
+        """Name the files that are not the same; none if the two have no path in common."""
+        if not self.files.keys() & other.files.keys():
+            return []
+        names = [
+            name
+            for name in {**self.files, **other.files}
+            if self.files.get(name) != other.files.get(name)
+        ]
+        more = len(names) - _LISTED
+        found = [f"the content of {name}" for name in names[:_LISTED]]
+        return found + ([f"and of {more} more files"] if more > 0 else [])
+
+
+class Witness:
+    """Knows what files held when the run began."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Signature, bytes]] = {}
+        self._backends = ""
+
+    def see_backends(self, backends: list[str]) -> None:
+        """Take note of the files of backends; to be called before any of their code runs.
+
+        Raises:
+            UsageError: if a backend is not written as backends are.
+        """
+        digest = blake2b(digest_size=16)
+        for text in backends:
+            for name, path in implementation_files(text).items():
+                digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+                digest.update(self.digest(str(path)))
+            digest.update(b"\0")
+        self._backends = digest.hexdigest()
+
+    def digest(self, path: str, seen: object = ()) -> bytes:
+        """Return the digest of a file, the first one if it is asked for again.
+
+        Args:
+            path: the file; one that cannot be read has a digest, too.
+            seen: its signature when it was read before; empty if it was not.
+
+        Raises:
+            UsageError: if it has changed since.
+        """
+        if path not in self._known:
+            self._known[path] = _look(path)
+        known, digest = self._known[path]
+        if seen not in ((), known):
+            raise UsageError(
+                f"{printable(_shown(path))} changed while the run began",
+                hint="run it again when nobody writes to it",
+            )
+        return digest
+
+    @property
+    def contents(self) -> Contents:
+        """All that was seen."""
+        here = _current_folder()
+        digests = {_shown(path, here): digest for path, (_, digest) in self._known.items()}
+        while len(digests) > _MOST_NAMED:
+            folders: dict[str, blake2b] = {}
+            for path, digest in sorted(digests.items()):
+                parent = str(PurePath(path).parent)
+                folders.setdefault(parent, blake2b(digest_size=16)).update(digest)
+            if len(folders) == len(digests):
+                break
+            digests = {path: it.digest() for path, it in folders.items()}
+        files = {printable(path): digest.hex()[:16] for path, digest in digests.items()}
+        return Contents(self._backends, files)
+
+    def guarded(self, case: Case) -> Case:
+        """Return a case that is invalid if it is read from other files than were seen."""
+        return replace(case, read=partial(self._read, case.read))
+
+    def changed(self) -> Iterator[Problem]:
+        """Yield each file that is no longer what it was."""
+        for path, (known, digest) in self._known.items():
+            if _signature(path) != known and _look(path)[1] != digest:
+                yield Problem(_shown(path), _MEANWHILE)
+
+    def _read(self, read: Callable[[], Content]) -> Content:
+        with recorded() as opened:
+            content = read()
+        others = [path for path, now in opened.items() if self._other(path, now)]
+        if others:
+            raise InvalidCase([Problem(_shown(path), _MEANWHILE) for path in others])
+        return content
+
+    def _other(self, path: str, now: Signature) -> bool:
+        if path not in self._known or now is None:
+            return True
+        known, digest = self._known[path]
+        if now == known:
+            return False
+        found, content = _look(path)
+        if found != now or content != digest:
+            return True
+        # Only touched.
+        self._known[path] = now, digest
+        return False
+
+
+def _look(path: str) -> tuple[Signature, bytes]:
+    """Return a file's signature and digest, or of one that cannot be read, the reason's."""
+    digest = blake2b(digest_size=16)
+    try:
+        with open_regular_file(path) as (descriptor, status):
+            while data := os.read(descriptor, _CHUNK):
+                digest.update(data)
+            before, after = signature(status), signature(os.fstat(descriptor))
+            return (before if before == after else None), digest.digest()
+    except Malformed as error:
+        digest.update(b"\0" + str(error).encode("utf-8", "replace"))
+        return None, digest.digest()
+
+
+def _signature(path: str) -> Signature:
+    try:
+        return signature(Path(path).stat())
+    except OSError:
+        return None
+
+
+def _shown(path: str, here: str | None = None) -> str:
+    """Return a path as the user would write it: below the current folder, from there on."""
+    return path.removeprefix(here if here is not None else _current_folder())
+
+
+def _current_folder() -> str:
+    try:
+        return f"{Path.cwd()}{os.sep}"
+    except OSError:
+        return ""

@@ -1,0 +1,207 @@
+"""Joining the logs of all shards of a run into the log of the whole run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.record import Explanation, RunRecord
+from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.expectations.gate import exit_code
+from onnxopt_cli.log.header import Header
+from onnxopt_cli.log.reader import Log, read_log
+from onnxopt_cli.log.writer import MAX_BYTES, footer
+
+_LISTED = 20
+
+
+def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
+    """Join finished logs of all shards of one run, and write the log that it would have had.
+
+    Raises:
+        UsageError: naming every shard that is missing, given twice, not finished or of another
+            run; if a log cannot be read, or the output not written or too long.
+    """
+    if output.resolve() in {path.resolve() for path in paths}:
+        raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
+    logs = []
+    unread = []
+    for path in paths:
+        log = read_log(path)
+        if log is None:
+            unread.append(f"{printable(str(path))} is not finished: it has no header")
+        else:
+            logs.append(log)
+    wrong = unread + (list(_refusals(logs)) if logs else [])
+    if wrong:
+        raise UsageError("\n".join(["these logs are not all shards of one run:", *wrong]))
+    logs.sort(key=lambda log: log.header.shard.index if log.header.shard else 0)
+    record = _joined(logs)
+    data = b"".join(_lines(_header(logs), record))
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            f"the log of the whole run would have {len(data)} bytes, and no more than {MAX_BYTES} "
+            "are ever read",
+            hint="report on the shards one by one, or run with fewer cases",
+        )
+    write_atomically(output, data)
+    return record
+
+
+def _refusals(logs: Sequence[Log]) -> Iterator[str]:
+    """Yield what keeps logs from being all shards of one run."""
+    first = logs[0]
+    shards: dict[int, Log] = {}
+    for log in logs:
+        name = printable(str(log.path))
+        shard = log.header.shard
+        if not log.finished:
+            yield f"{name} is not finished: --resume goes on with it"
+        if shard is None:
+            yield f"{name} is of a whole run, not of a shard"
+            continue
+        found = first.header.differences(log.header)
+        if first.header.shard and first.header.shard.count != shard.count:
+            found.append(f"the number of shards ({first.header.shard.count}, now {shard.count})")
+        if found:
+            other = printable(str(first.path))
+            yield f"{name} is of another run than {other}; what differs: {'; '.join(found)}"
+        if shards.setdefault(shard.index, log) is not log:
+            yield f"{name} is shard {shard}, and so is {printable(str(shards[shard.index].path))}"
+        strangers = [case for case in _cases(log) if not shard.holds(case)]
+        if strangers:
+            yield f"{name} is shard {shard}, to which {printable(strangers[0])} does not belong"
+    if first.header.shard:
+        count = first.header.shard.count
+        missing = [index for index in range(1, count + 1) if index not in shards]
+        if missing:
+            listed = ", ".join(f"{index}/{count}" for index in missing[:_LISTED])
+            yield f"missing: {listed}{' and more' * (len(missing) > _LISTED)}"
+            return
+    yield from _incomplete(logs)
+
+
+def _incomplete(logs: Sequence[Log]) -> Iterator[str]:
+    """Yield which cases have no result, if the shards are all there."""
+    header = logs[0].header
+    ran = {case for log in logs for case in _cases(log)}
+    if len(ran) != header.cases.count:
+        yield f"the shards have results of {len(ran)} cases, the run has {header.cases.count}"
+    names = {backend.name for backend in header.backends}
+    for log in logs:
+        for case in _cases(log):
+            lacking = sorted(name for name in names if (case, name) not in log.results)
+            if lacking:
+                path = printable(str(log.path))
+                yield printable(f"{path} has no result of {case} on {', '.join(lacking)}")
+                break
+
+
+def _cases(log: Log) -> list[str]:
+    found = dict.fromkeys(case for case, _ in log.results)
+    return [case for case in found if not case.startswith(f"{OUTSIDE_CASES}/")]
+
+
+def _joined(logs: Sequence[Log]) -> RunRecord:
+    records = [log.record for log in logs]
+    # Only what workers did outside of cases can be in several shards.
+    results: dict[tuple[str, str], Result] = {}
+    for log in logs:
+        for key, result in log.results.items():
+            results[key] = worse(results.get(key), result)
+    problems = tuple(dict.fromkeys(it for record in records for it in record.problems))
+    findings = tuple(dict.fromkeys(it for record in records for it in record.findings))
+    merged = tuple(results.values())
+    return replace(
+        records[0],
+        versions=_header(logs).versions,
+        options=_header(logs).options,
+        started=_header(logs).started,
+        hostname=_header(logs).hostname,
+        results=merged,
+        problems=problems,
+        findings=findings,
+        explanations=_explanations(records, merged),
+        exit_code=exit_code(merged, problems, findings),
+    )
+
+
+def _header(logs: Sequence[Log]) -> Header:
+    """Return the header of the whole run; versions that differ are all named."""
+    headers = [log.header for log in logs]
+    names = dict.fromkeys(name for header in headers for name in header.versions)
+    versions = {
+        name: ", ".join(dict.fromkeys(it.versions[name] for it in headers if name in it.versions))
+        for name in names
+    }
+    options = {**headers[0].options, "shard": None}
+    started = min(header.started for header in headers)
+    hosts = ", ".join(dict.fromkeys(header.hostname for header in headers if header.hostname))
+    return replace(
+        headers[0],
+        started=started,
+        versions=versions,
+        shard=None,
+        options=options,
+        hostname=hosts,
+    )
+
+
+def _explanations(
+    records: Sequence[RunRecord], results: Sequence[Result]
+) -> tuple[Explanation, ...]:
+    """Return the explanations of all shards, each with the cases of all that found it.
+
+    Args:
+        records: of the shards.
+        results: of the whole run; what failed in shards that found something else is counted, too.
+    """
+    found: dict[tuple[str, str, str], list[Explanation]] = {}
+    for record in records:
+        for it in record.explanations:
+            found.setdefault((it.backend, it.operator, it.found), []).append(it)
+    failing = Counter((it.backend, it.operators) for it in results if it.failing)
+    merged = []
+    for (backend, operator, words), parts in found.items():
+        cases = tuple(dict.fromkeys(case for it in parts for case in it.cases))
+        others: dict[str, Counter[str]] = {}
+        for it in parts:
+            for what, kinds in it.others.items():
+                others.setdefault(what, Counter()).update(kinds)
+        known = len(cases) + sum(counts.total() for counts in others.values())
+        elsewhere = failing[backend, (operator,)] - known
+        if elsewhere > 0:
+            others.setdefault("not tried", Counter())["in other shards"] = elsewhere
+        merged.append(
+            Explanation.of(
+                backend,
+                operator,
+                words,
+                cases,
+                others,
+                deviations=parts[0].deviations,
+                complete=all(it.complete for it in parts),
+            )
+        )
+    return tuple(merged)
+
+
+def _lines(header: Header, record: RunRecord) -> Iterator[bytes]:
+    for part in _records(header, record):
+        yield json.dumps(part, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _records(header: Header, record: RunRecord) -> Iterator[dict[str, Any]]:
+    yield header.to_json()
+    for result in record.results:
+        yield {"record": "start", "case": result.case, "backend": result.backend}
+        yield {"record": "end", "result": result_to_json(result)}
+    yield footer(record)

@@ -1,0 +1,202 @@
+"""Reading a log back: the run that it records, and how far it got."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.regular_file import read_regular_file
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.expectations.gate import contradiction
+from onnxopt_cli.isolation.interruption import INTERRUPTED
+from onnxopt_cli.log.header import Header, require_moment
+from onnxopt_cli.log.rules import Rules
+from onnxopt_cli.log.schema import SCHEMA, check_record
+from onnxopt_cli.log.writer import MAX_BYTES, SPOILED
+
+# How every log begins; a file that is cut off within it is still known as a log.
+_BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
+
+# Exit codes of runs that came to their end: all conforms, something does not, a case is invalid.
+_ENDS = frozenset({0, 1, 2, 5})
+
+
+@dataclass(slots=True)
+class Log:
+    """A log as far as it was written.
+
+    Attributes:
+        path: the file.
+        header: what runs.
+        results: by id of the case and name of the backend, in the order in which they came.
+        rerun: keys of those results that came out of running a case again.
+        footer: the run's last record, None if it did not finish.
+        size: number of bytes up to the end of the last whole record.
+        digest: of these bytes.
+    """
+
+    path: Path
+    header: Header
+    results: dict[tuple[str, str], Result] = field(default_factory=dict)
+    rerun: set[tuple[str, str]] = field(default_factory=set)
+    footer: dict[str, Any] | None = None
+    size: int = 0
+    digest: bytes = b""
+
+    @property
+    def finished(self) -> bool:
+        """True if the run came to its end, and was not interrupted."""
+        return self.footer is not None and self.footer["exit_code"] in _ENDS
+
+    @property
+    def record(self) -> RunRecord:
+        """The run as data."""
+        footer = self.footer or {}
+        return RunRecord(
+            versions=self.header.versions,
+            backends=self.header.backends,
+            options=self.header.options,
+            results=tuple(self.results.values()),
+            problems=tuple(map(problem_from_json, footer.get("problems", ()))),
+            findings=tuple(map(problem_from_json, footer.get("findings", ()))),
+            explanations=tuple(map(explanation_from_json, footer.get("explanations", ()))),
+            exit_code=footer.get("exit_code"),
+            started=self.header.started,
+            hostname=self.header.hostname,
+        )
+
+
+def read_log(path: Path) -> Log | None:
+    """Read a log, finished or not.
+
+    A last line without line end was being written when the run was killed, and is dropped.
+
+    Returns:
+        The log, or None if not even its header was written.
+
+    Raises:
+        UsageError: if the file cannot be read, or is no log; names the first line that is wrong.
+    """
+    try:
+        data = read_regular_file(path, MAX_BYTES)
+    except Malformed as error:
+        raise UsageError(
+            f"the log {printable(str(path))} {error}", hint="onnxopt run --log FILE begins one"
+        ) from error
+    if b'\n{"record":"%s"' % SPOILED.encode() in data:
+        raise UsageError(
+            f"{printable(str(path))} is no evidence: something else wrote to it during the run",
+            hint="run it again with another log",
+        )
+    whole = data[: data.rfind(b"\n") + 1]
+    if not whole:
+        if data.startswith(_BEGINNING) or _BEGINNING.startswith(data):
+            return None
+        raise _malformed(path, 1, "found no log, expected a header")
+    log: Log | None = None
+    rules: Rules | None = None
+    for number, line in enumerate(BytesIO(whole), start=1):
+        try:
+            record = _parsed(line.removesuffix(b"\n"))
+            kind = check_record(record)
+            if log is None or rules is None:
+                digest = blake2b(whole).digest()
+                log = Log(path, _header(kind, record), size=len(whole), digest=digest)
+                rules = Rules(log.header, log.results)
+            else:
+                _take(log, rules, kind, record)
+        except ValueError as error:
+            raise _malformed(path, number, str(error)) from error
+    return log
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read the run that a log records, finished or not.
+
+    Raises:
+        UsageError: if the file cannot be read, is no log, or was cut off before anything was
+            written; names the first line that is wrong.
+    """
+    log = read_log(path)
+    if log is None:
+        raise UsageError(f"the log {printable(str(path))} has no record")
+    return log.record
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        raise ValueError("found bytes that are no UTF-8") from None
+    except RecursionError:
+        raise ValueError("found too much nesting") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"found no JSON: {error}") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"found {name}, which is no JSON")
+
+
+def _header(kind: str, record: dict[str, Any]) -> Header:
+    if kind != "header":
+        raise ValueError(f"found {kind}, expected the header")
+    return Header.from_json(record)
+
+
+def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
+    """Add a record that follows the header.
+
+    Raises:
+        ValueError: if it does not belong where it stands.
+    """
+    match kind:
+        case "resume" if not log.finished:
+            require_moment(record["at"])
+            log.footer = None
+            rules.resume()
+        case _ if log.footer is not None:
+            raise ValueError(f"found {kind} after the footer")
+        case "header":
+            raise ValueError("found a second header")
+        case "start":
+            rules.start((record["case"], record["backend"]))
+        case "footer":
+            log.footer = record
+            rules.footer(record, finished=log.finished)
+            _require_exit_code(log)
+        case _:
+            result = result_from_json(record["result"])
+            if kind == "rerun":
+                rules.rerun(result)
+                log.rerun.add((result.case, result.backend))
+            else:
+                rules.end(result)
+                log.rerun.discard((result.case, result.backend))
+            log.results[result.case, result.backend] = result
+
+
+def _require_exit_code(log: Log) -> None:
+    record = log.record
+    code = record.exit_code
+    if code not in _ENDS | INTERRUPTED:
+        raise ValueError(f"found the exit code {code}, with which no run ends")
+    wrong = contradiction(record, part=log.header.shard is not None)
+    if wrong:
+        raise ValueError(wrong)
+
+
+def _malformed(path: Path, line: int, what: str) -> UsageError:
+    return UsageError(
+        f"{printable(str(path))}:{line}: {printable(what)}",
+        hint="a log is what onnxopt run --log FILE writes",
+    )

@@ -1,0 +1,177 @@
+"""What a run writes to its log and what it never does: which record may follow which.
+
+These rules find what was added to a log, taken out or changed in one place. They are no seal: who
+writes a whole log that keeps to them has written a log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from onnxopt_cli.backends.lowering import NOT_ASKED
+from onnxopt_cli.core.outcome import HARMLESS, SETTLED, Outcome
+from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.core.result import OUTSIDE_CASES, Result
+from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.expectations.entry import FLAKY
+from onnxopt_cli.log.header import Header
+
+Key = tuple[str, str]
+
+# Results that a case can have without having been started.
+_UNASKED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
+# What running again may change in a result.
+_REVIEWED = ("flaky", "standing", "expectation")
+
+
+class Rules:
+    """What may stand in a log after the records so far.
+
+    Args:
+        header: the log's.
+        results: the results so far, by case and backend; changed by the caller.
+    """
+
+    def __init__(self, header: Header, results: dict[Key, Result]) -> None:
+        self._header = header
+        self._backends = [it.name for it in header.backends]
+        self._results = results
+        self._started: set[Key] = set()
+        self._closed: set[Key] = set()
+        self._cases: set[str] = set()
+        self._rerun: set[Key] = set()
+
+    def start(self, key: Key) -> None:
+        """Allow the start of a case.
+
+        Raises:
+            ValueError: if it cannot start here.
+        """
+        self._require_known(key)
+        if key in self._closed:
+            raise ValueError(f"found a start of {key[0]} on {key[1]} after its result")
+        self._started.add(key)
+
+    def end(self, result: Result) -> None:
+        """Allow a result.
+
+        Raises:
+            ValueError: if there is one already, it has not started, or it contradicts itself.
+        """
+        key = result.case, result.backend
+        self._require_known(key)
+        if key in self._closed:
+            raise ValueError(f"found a second result of {key[0]} on {key[1]}")
+        outside = key[0].startswith(f"{OUTSIDE_CASES}/")
+        if outside and result.outcome is Outcome.PASS:
+            raise ValueError(f"found a pass of {key[0]}, which is no case")
+        if not outside and key not in self._started and result.outcome not in _UNASKED:
+            raise ValueError(f"found a result of {key[0]} on {key[1]}, which has not started")
+        self._require_consistent(result)
+        self._closed.add(key)
+
+    def rerun(self, result: Result) -> None:
+        """Allow what running again has shown.
+
+        Raises:
+            ValueError: if nothing was to run again, or not this, or it says more than that.
+        """
+        key = result.case, result.backend
+        self._require_known(key)
+        earlier = self._results.get(key)
+        times = self._header.options.get("rerun")
+        if type(times) is not int or times < 1:
+            raise ValueError("found a rerun, but the run has none: it had no --rerun")
+        if earlier is None or earlier.conforms or earlier.outcome in SETTLED or key in self._rerun:
+            raise ValueError(f"found a rerun of {key[0]} on {key[1]}, which was none to run again")
+        if _lasting(result) != _lasting(earlier):
+            raise ValueError(f"found a rerun of {key[0]} on {key[1]} that is another result")
+        self._require_consistent(result)
+        self._rerun.add(key)
+
+    def resume(self) -> None:
+        """Allow results of what has none on some backend, or did not run."""
+        self._closed.clear()
+        for case in self._cases:
+            keys = [(case, backend) for backend in self._backends]
+            found = [self._results[key] for key in keys if key in self._results]
+            ran = all(it.outcome is not Outcome.NOT_RUN for it in found)
+            if ran and len(found) == len(keys):
+                self._closed.update(keys)
+
+    def footer(self, record: dict[str, Any], *, finished: bool) -> None:
+        """Allow the last record; that its exit code is right is for the caller to see.
+
+        Raises:
+            ValueError: if it contradicts the results.
+        """
+        counts = Counter(result.outcome.value for result in self._results.values())
+        if dict(counts) != record["counts"]:
+            raise ValueError("found a footer whose counts are not those of the results")
+        if not finished:
+            return
+        count = self._header.cases.count
+        if self._header.shard is None and len(self._cases) != count:
+            raise ValueError(f"found results of {len(self._cases)} cases, the run has {count}")
+        for case in self._cases:
+            for backend in self._backends:
+                if (case, backend) not in self._results:
+                    raise ValueError(f"found no result of {case} on {backend}")
+
+    def _require_known(self, key: Key) -> None:
+        case, backend = key
+        if backend not in self._backends:
+            raise ValueError(f"found the backend {backend!r}, which the header lacks")
+        if case not in self._cases and not case.startswith(f"{OUTSIDE_CASES}/"):
+            self._cases.add(case)
+            count = self._header.cases.count
+            if len(self._cases) > count:
+                raise ValueError(f"found {case}, one case more than the {count} of the run")
+
+    def _require_consistent(self, result: Result) -> None:
+        wrong = contradiction(result) or self._wrong_standing(result)
+        if wrong:
+            raise ValueError(f"found a result of {result.case} on {result.backend} {wrong}")
+
+    def _wrong_standing(self, result: Result) -> str:
+        """Say why a result cannot stand so to what this run expected; empty if it can."""
+        if result.outcome is Outcome.NOT_RUN:
+            right: set[Standing | None] = {None}
+        elif self._header.expectations:
+            right = set(Standing)
+        else:
+            right = {Standing.FLAKY if result.flaky else None}
+        return "" if result.standing in right else "that stands otherwise to what was expected"
+
+
+def contradiction(result: Result) -> str:
+    """Say in which way a result contradicts itself; empty if it does not."""
+    if result.outcome is Outcome.PASS:
+        if not all(diff.agrees for diff in result.diffs):
+            return "that passes with outputs that differ"
+        if result.returned:
+            return "that passes with what explains a failure"
+        if not result.diffs and not result.message:
+            return "that passes without an output or a refusal"
+    if result.outcome is Outcome.SKIP and (result.diffs or result.message != NOT_ASKED):
+        return "that was skipped without the reason for which a case may be"
+    if result.flaky and result.standing is None:
+        return "that is flaky without a standing"
+    if result.standing is Standing.EXPECTED and not _is_allowed(result):
+        return "that is expected, but not by what it names"
+    return ""
+
+
+def _is_allowed(result: Result) -> bool:
+    """Tell whether the entry that speaks of an expected result allows it."""
+    if not result.expectation or result.expectation.startswith("must pass ("):
+        return result.outcome in HARMLESS and not result.flaky
+    head = result.expectation.removeprefix("expected ").partition(" (")[0]
+    words = head.split(" or ")
+    return FLAKY in words or result.outcome.value in words
+
+
+def _lasting(result: Result) -> dict[str, Any]:
+    data = result_to_json(result)
+    return {name: value for name, value in data.items() if name not in _REVIEWED}

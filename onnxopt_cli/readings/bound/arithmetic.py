@@ -1,0 +1,205 @@
+"""The formula on machine numbers, rounded at every operation: what right implementations compute.
+
+An operand joins in through NumPy's own dispatch and hands each operation to an arithmetic, which
+carries it out on arrays of the machine's types. Types combine as in NumPy: attributes, being plain
+numbers, take the type of what they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.percentile import percentile
+from onnxopt_cli.readings.evaluate import WIDE, rounded
+
+Operation = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arithmetic:
+    """How operations are carried out.
+
+    Attributes:
+        operations: what takes the place of a ufunc.
+        finish: what becomes of every operand and result.
+        fused: whether a product is added to something without being rounded.
+        add_up: what takes the place of ``numpy.sum``.
+    """
+
+    operations: Mapping[np.ufunc, Operation] = field(default_factory=dict)
+    finish: Callable[[Any], Any] = lambda value: value
+    fused: bool = False
+    add_up: Operation = np.sum
+
+    def operate(self, ufunc: np.ufunc, operands: Sequence[Any]) -> Machine:
+        """Carry out an operation on machine operands and plain numbers."""
+        values = [self.finish(_value(operand)) for operand in operands]
+        value = self.operations.get(ufunc, ufunc)(*values)
+        if not self.fused:
+            return Machine(self.finish(value), self)
+        if ufunc is np.multiply:
+            return Machine(value, self, unrounded=np.multiply(*map(_widened, values)))
+        if ufunc in (np.add, np.subtract):
+            return Machine(_fused(ufunc, operands, values, value), self)
+        return Machine(value, self)
+
+
+@dataclass(frozen=True, eq=False)
+class Machine(NDArrayOperatorsMixin):
+    """An array of a machine type.
+
+    Attributes:
+        value: the array.
+        arithmetic: how operations on it are carried out.
+        unrounded: the same in a wider type, if it is a product.
+    """
+
+    value: Any
+    arithmetic: Arithmetic
+    unrounded: Any = None
+
+    def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> Machine:
+        return self.arithmetic.operate(ufunc, inputs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], __: Any
+    ) -> Any:
+        if function is np.sum:
+            return Machine(
+                self.arithmetic.finish(self.arithmetic.add_up(self.value)), self.arithmetic
+            )
+        if function is percentile:
+            elements, percent = map(_value, inputs)
+            return Machine(percentile(elements, percent), self.arithmetic)
+        condition, *branches = map(_value, inputs)
+        if np.ndim(condition) == 0 and all(isinstance(each, (int, float)) for each in branches):
+            # A plain number that is chosen stays one.
+            return branches[0] if condition else branches[1]
+        return Machine(function(condition, *branches), self.arithmetic)
+
+
+def computed(
+    arithmetic: Arithmetic, number: Callable[[float], Any] = float
+) -> Callable[[Call[Array]], list[Array]]:
+    """Return what computes a node in an arithmetic, in the types of its inputs.
+
+    R has its own type, T takes that of R.
+
+    Args:
+        arithmetic: how operations are carried out.
+        number: makes an operand of an attribute.
+    """
+
+    def compute(call: Call[Array]) -> list[Array]:
+        rate = scalar_dtype(call)
+        with np.errstate(all="ignore"):
+            results = call.apply(
+                lambda scalar: Machine(scalar.reshape(()).astype(rate), arithmetic),
+                lambda tensor: Machine(tensor, arithmetic),
+                number,
+            )
+            return [
+                rounded(_value(result), like.dtype, first.shape) for result, like, first in results
+            ]
+
+    return compute
+
+
+def scalar_dtype(call: Call[Array]) -> np.dtype[Any]:
+    """Return the type that scalars are computed in: that of the first that is a float."""
+    floats = (scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
+    return next(floats, np.dtype(np.float64))
+
+
+def added_in_order(values: Any) -> Any:
+    """Add one element after the other."""
+    return np.add.accumulate(np.ravel(values))[-1] if np.size(values) else np.sum(values)
+
+
+def added_in_reverse(values: Any) -> Any:
+    """Add one element after the other, the last one first."""
+    return added_in_order(np.ravel(values)[::-1])
+
+
+def added_by_size(values: Any) -> Any:
+    """Add one element after the other, the smallest first."""
+    flat = np.ravel(values)
+    return added_in_order(flat[np.argsort(np.abs(flat), kind="stable")])
+
+
+def added_in_lanes(values: Any) -> Any:
+    """Add every eighth element, then the eight sums, as vector units do."""
+    flat = np.ravel(values)
+    return added_in_order(np.array([added_in_order(flat[lane::8]) for lane in range(8)]))
+
+
+def added_in_double(values: Any) -> Any:
+    """Round the sum in double once."""
+    return np.sum(values, dtype=np.float64).astype(np.asarray(values).dtype)
+
+
+def reciprocal_quotient(a: Any, b: Any) -> Any:
+    """Multiply by the rounded reciprocal."""
+    return a * (1 / np.asarray(b))
+
+
+def power_rounded_once(a: Any, b: Any) -> Any:
+    """Round the exact power."""
+    return np.power(np.asarray(a, WIDE), np.asarray(b, WIDE)).astype(np.result_type(a, b))
+
+
+def root_by_reciprocal(a: Any) -> Any:
+    """Multiply by the correctly rounded reciprocal root."""
+    dtype = np.asarray(a).dtype
+    return _root(a, (1 / np.sqrt(np.asarray(a, WIDE))).astype(dtype))
+
+
+def root_by_newton(a: Any) -> Any:
+    """Multiply by a reciprocal root that one Newton step made of one with half the digits."""
+    dtype = np.asarray(a).dtype
+    digits = np.finfo(dtype).nmant // 2 + 3
+    fraction, exponent = np.frexp((1 / np.sqrt(np.asarray(a, WIDE))).astype(dtype))
+    estimate = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
+    half = dtype.type(0.5)
+    step = (dtype.type(1.5) - (half * a * estimate) * estimate) * estimate
+    return _root(a, step)
+
+
+def flushed(value: Any) -> Any:
+    """Put zero for subnormal numbers."""
+    array = np.asarray(value)
+    if type(value) is float or array.dtype.kind != "f":
+        return value
+    zero = np.copysign(array.dtype.type(0), array)
+    return np.where(np.abs(array) < np.finfo(array.dtype).smallest_normal, zero, array)
+
+
+def _root(a: Any, reciprocal: Any) -> Any:
+    # Zero times its infinite reciprocal root is no number; likewise at infinity.
+    return np.where((a > 0) & (a < np.inf), a * reciprocal, np.sqrt(a))
+
+
+def _value(operand: Any) -> Any:
+    return operand.value if isinstance(operand, Machine) else operand
+
+
+def _widened(value: Any) -> Any:
+    narrow = np.asarray(value).dtype == np.float32
+    return np.asarray(value, np.float64 if narrow else WIDE)
+
+
+def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
+    """Add to a product that is not rounded, to the first one if both are products."""
+    for position, operand in enumerate(operands):
+        if isinstance(operand, Machine) and operand.unrounded is not None:
+            wide = list(map(_widened, values))
+            wide[position] = operand.unrounded
+            return ufunc(*wide).astype(np.asarray(value).dtype)
+    return value

@@ -1,0 +1,1 @@
+"""The lowering reading: a formula as primitive nodes."""

@@ -1,0 +1,68 @@
+"""The formula on symbols: one node as a list of nodes of primitive ONNX operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.formula.call import Call, Shape
+from onnxopt_cli.readings.evaluate import WIDE
+from onnxopt_cli.readings.lower.graph_tensors import GraphTensor
+from onnxopt_cli.readings.lower.recorder import Recorder
+from onnxopt_cli.readings.lower.symbol import Symbol, as_dtype
+
+
+def lower_call(
+    call: Call[GraphTensor], outputs: Sequence[str], fresh: Callable[[str], str]
+) -> list[onnx.NodeProto]:
+    """Return nodes that compute what the call's node computes.
+
+    They use operators that mean the same in every opset from 13 on. What several groups share is
+    computed once. Constants and R keep the precision that :mod:`~onnxopt_cli.readings.lower.symbol`
+    describes; each output is rounded to its own element type, and an operand that turns out to
+    enlarge the tensor it is broadcast to is an error of whoever runs the nodes.
+
+    Args:
+        call: the node's operator, attributes and tensors.
+        outputs: the node's outputs; empty names are skipped, and so is all that only they need.
+        fresh: returns a name that is free in the model, and readable from the op_type it is given.
+
+    Raises:
+        TypeError: if the formula uses a NumPy function that has no ONNX operator in the table.
+    """
+    recorder = Recorder(fresh)
+
+    def symbol(operand: GraphTensor, name: str, shape: Shape | None) -> Symbol:
+        weak = operand.dtype.kind in "biu"
+        return Symbol(recorder, name, operand.dtype, shape, weak=weak)
+
+    def tensor(operand: GraphTensor) -> Symbol:
+        return symbol(operand, operand.name, operand.shape)
+
+    def scalar(operand: GraphTensor) -> Symbol:
+        if operand.shape == ():
+            return tensor(operand)
+        rank_0 = recorder.constant(np.zeros(0, dtype=np.int64))
+        return symbol(operand, recorder.node("Reshape", operand.name, rank_0), ())
+
+    results = call.apply(scalar, tensor, WIDE.type)
+    return recorder.finish(
+        {
+            name: _shaped_like(recorder, as_dtype(recorder, result, like.dtype), first).name
+            for name, (result, like, first) in zip(outputs, results, strict=True)
+            if name
+        }
+    )
+
+
+def _shaped_like(recorder: Recorder, result: Symbol, first: GraphTensor) -> Symbol:
+    """Give a result the shape of its group's first tensor."""
+    if result.shape == first.shape and first.shape is not None and None not in first.shape:
+        return result
+    shape = recorder.node("Shape", first.name)
+    expanded = recorder.node("Expand", result.name, shape)
+    # Expand lets the larger side win; Reshape refuses a result with more elements than its place.
+    name = recorder.node("Reshape", expanded, shape)
+    return Symbol(recorder, name, result.dtype, first.shape)

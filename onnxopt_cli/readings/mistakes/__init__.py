@@ -1,0 +1,1 @@
+"""The mistake readings: implementations that are wrong on purpose."""

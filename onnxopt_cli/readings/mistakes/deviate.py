@@ -1,0 +1,110 @@
+"""The formula gone wrong: every wrong implementation of an operator that has a name.
+
+Those that a person would name stand beside the formula; those that any operator can have are
+generated from its signature. What is wrong in a program's manners and not in its results, such as
+writing into its inputs, is none of them: no value shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from itertools import chain
+
+from onnxopt_cli.formula.deviation import Deviation
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.rewrite import rewrite
+from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.readings.mistakes.equivalence import equivalent
+from onnxopt_cli.readings.mistakes.probes import probes
+from onnxopt_cli.readings.mistakes.wrong_arguments import wrong_arguments
+from onnxopt_cli.readings.mistakes.wrong_node import wrong_node
+from onnxopt_cli.readings.mistakes.wrong_precision import wrong_precision
+from onnxopt_cli.readings.mistakes.wrong_promotion import wrong_promotion
+from onnxopt_cli.readings.mistakes.wrong_reduction import wrong_reduction
+
+
+@cache
+def deviations(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the operator's wrong implementations, those of its own file first.
+
+    Generated ones that equal the formula, or an earlier one, on every input of this operator are
+    left out.
+
+    Raises:
+        ValueError: if a deviation of the operator's file changes nothing that is there.
+    """
+    named = {deviation.name for deviation in operator.deviations}
+    different = [
+        implementation
+        for implementation in all_deviations(operator)
+        if implementation.name in named or not equivalent(operator, implementation)
+    ]
+    return tuple(distinct(operator, different))
+
+
+@cache
+def all_deviations(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the wrong implementations unsifted, in no time: those of the operator's file first.
+
+    Some may equal the formula, or an earlier one, on every input.
+
+    Raises:
+        ValueError: if a deviation of the operator's file changes nothing that is there.
+    """
+    named = {deviation.name: deviation for deviation in operator.deviations}
+    generated = {
+        implementation.name: implementation
+        for implementation in chain(
+            wrong_arguments(operator),
+            wrong_node(operator),
+            wrong_precision(operator),
+            wrong_promotion(),
+            wrong_reduction(operator),
+        )
+    }
+    own = [_implementation(operator, item, generated.get(item.name)) for item in named.values()]
+    return (*own, *(it for name, it in generated.items() if name not in named))
+
+
+def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
+    """Leave out what computes the same as an earlier one on every probe, bit for bit."""
+    groups = [list(implementations)]
+    for probe in probes(operator):
+        parted: list[list[Implementation]] = []
+        for group in groups:
+            if len(group) == 1:
+                parted.append(group)
+                continue
+            alike: dict[object, list[Implementation]] = {}
+            for implementation in group:
+                outputs = implementation.run(probe.call)
+                key = tuple((it.dtype.str, it.shape, it.tobytes()) for it in outputs)
+                alike.setdefault(key, []).append(implementation)
+            parted += alike.values()
+        groups = parted
+    kept = {id(group[0]) for group in groups}
+    return [each for each in implementations if id(each) in kept]
+
+
+def _implementation(
+    operator: Operator, deviation: Deviation, generated: Implementation | None
+) -> Implementation:
+    """Return the implementation; without a change of its own it is the generated one."""
+    if deviation.replace:
+        rewrite(operator.formula, deviation.replace)
+        return Implementation(
+            deviation.name,
+            deviation.about,
+            deviation.seen_in,
+            change=lru_cache(partial(rewrite, replace=deviation.replace)),
+            defaults=deviation.defaults,
+        )
+    if deviation.defaults:
+        return Implementation(
+            deviation.name, deviation.about, deviation.seen_in, defaults=deviation.defaults
+        )
+    if generated is None:
+        raise ValueError(f"{operator.name}: deviation {deviation.name!r} changes nothing")
+    return replace(generated, about=deviation.about, seen_in=deviation.seen_in)

@@ -1,0 +1,119 @@
+"""Recognising implementations that equal the formula, and what tells the others apart."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.attributes import Attributes
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.readings.evaluate import WIDE, evaluate
+from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.readings.mistakes.probes import Probe, probes
+
+#: What another order of operations in the wide type and one rounding stay far below, by item size.
+_RTOL = {4: 1e-5, 8: 1e-9}
+#: From this relative difference on a smaller input is the better example.
+_PLAIN = 0.1
+#: What exact cancellation may leave, as a share of the largest input.
+_RESIDUE = 1e-15
+
+
+def equivalent(operator: Operator, implementation: Implementation) -> bool:
+    """Tell whether an implementation equals the formula on all probes.
+
+    Finite inputs for which the formula has no value, such as a negative second moment, are not
+    compared: what differs only there is equivalent, since the specification does not say.
+    """
+    return all(
+        differences is not None and not any(np.any(difference) for difference in differences)
+        for probe in probes(operator)
+        for differences in [_differences(probe, implementation.run(probe.call))]
+    )
+
+
+def distinguishing_input(
+    operator: Operator, implementation: Implementation
+) -> tuple[Attributes, dict[str, Array]] | None:
+    """Return a small input on which an implementation differs from the formula, None if none does.
+
+    Returns:
+        The attributes that the node gives, and its inputs by name. It is the single element with
+        the largest relative difference in any probe; where the elements of the optimized tensor
+        depend on each other, or the structure is wrong and no element plainly is, it is a whole
+        probe: the smallest of those where the difference is plain.
+    """
+    wholes: list[tuple[float, int, Call[Array]]] = []
+    elements: list[tuple[float, int, Call[Array]]] = []
+    for index, probe in enumerate(probes(operator)):
+        differences = _differences(probe, implementation.run(probe.call))
+        if differences is not None and not any(np.any(difference) for difference in differences):
+            continue
+        far = max((float(np.max(it, initial=0)) for it in differences or ()), default=_PLAIN)
+        wholes.append((-min(far, _PLAIN), _size(probe.call), probe.call))
+        by_element = {it.shape for it in differences or ()} == {probe.call.groups[0][0].shape}
+        if probe.dense and by_element and differences is not None:
+            difference = np.ravel(np.max(differences, axis=0))
+            element = int(np.argmax(difference))
+            elements.append((float(difference[element]), -index, _element(probe.call, element)))
+    plain = any(far <= -_PLAIN for far, _, _ in wholes)
+    for far, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
+        if plain and far < _PLAIN:
+            break
+        alone = Probe(call, tuple(evaluate(call)), dense=True, finite=True)
+        differences = _differences(alone, implementation.run(call))
+        if differences is not None and any(np.any(difference) for difference in differences):
+            return _described(call)
+    return _described(min(wholes, key=lambda item: item[:2])[2]) if wholes else None
+
+
+def _differences(probe: Probe, outputs: list[Array]) -> list[Array] | None:
+    """Return each output's relative differences, 0 where it agrees; None for a wrong structure."""
+    same = len(outputs) == len(probe.expected) and all(
+        output.dtype == expected.dtype and output.shape == expected.shape
+        for output, expected in zip(outputs, probe.expected, strict=True)
+    )
+    if not same:
+        return None
+    residue = _RESIDUE * _largest(probe.call)
+    return [
+        _relative(output, expected, residue, finite=probe.finite)
+        for output, expected in zip(outputs, probe.expected, strict=True)
+    ]
+
+
+def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -> Array:
+    agrees = (output == expected) | np.isnan(expected) & (finite | np.isnan(output))
+    if np.all(agrees):
+        return np.zeros(expected.shape)
+    with np.errstate(all="ignore"):
+        distance = np.abs(output.astype(WIDE) - expected.astype(WIDE))
+        relative = distance / np.maximum(np.abs(output), np.abs(expected))
+    # A value that is not finite on one side is as far off as a wrong sign.
+    relative = np.where(np.isfinite(relative), relative, 2)
+    agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
+    return np.where(agrees, 0, relative)
+
+
+def _largest(call: Call[Array]) -> float:
+    magnitudes = [np.abs(tensor[np.isfinite(tensor)]) for group in call.groups for tensor in group]
+    return max(float(np.max(values, initial=0)) for values in magnitudes)
+
+
+def _size(call: Call[Array]) -> int:
+    return sum(tensor.size for group in call.groups for tensor in group)
+
+
+def _element(call: Call[Array], index: int) -> Call[Array]:
+    (tensors,) = call.groups
+    element = tuple(tensor[index : index + 1] for tensor in tensors)
+    return Call(call.operator, call.attributes, call.scalars, (element,), call.omitted)
+
+
+def _described(call: Call[Array]) -> tuple[Attributes, dict[str, Array]]:
+    attributes = {
+        name: value for name, value in call.attributes.items() if name not in call.omitted
+    }
+    names = call.operator.input_names(len(call.groups))
+    return attributes, dict(zip(names, call.inputs, strict=True))

@@ -1,0 +1,231 @@
+"""The formula gone wrong by itself: one place of its syntax tree exchanged or dropped at a time."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.rewrite import Formula, compile_tree, formula_tree
+from onnxopt_cli.readings.implementation import Implementation
+
+_ARITHMETIC: dict[type[ast.operator], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Pow: "**",
+}
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+_NUMBERS = (0, 1, 2, 0.5, -1)
+_FUNCTIONS = ("sqrt", "square", "abs", "cbrt", "exp", "sign")
+
+#: What changed, and the node that takes the place of the old one.
+Change = tuple[str, ast.expr]
+
+
+@cache
+def mutants(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the operator's automatic wrong implementations, in the order of the formula.
+
+    Some equal the formula on every input:
+    :func:`~onnxopt_cli.readings.mistakes.equivalence.equivalent` recognises them.
+    """
+    tree = formula_tree(operator.formula)
+    # What the docstring says does not change.
+    tree.body = [node for node in tree.body if not _is_text(node)]
+    choices = [choice for attribute in operator.attributes for choice in attribute.choices]
+    found: dict[str, Implementation] = {}
+    original = ast.unparse(tree)
+    for place in _places(tree, choices):
+        before = place.text()
+        for about, expression in place.changes():
+            place.put(expression)
+            source = ast.unparse(tree)
+            if source != original and source not in found:
+                found[source] = Implementation(
+                    name=f"{place.text()}, not {before}",
+                    about=about,
+                    change=lru_cache(partial(_compiled, source)),
+                )
+        place.restore()
+    return tuple(found.values())
+
+
+def _compiled(source: str, formula: Formula) -> Formula:
+    (tree,) = ast.parse(source).body
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError(f"a formula is a function, not {source!r}")
+    return compile_tree(tree, formula)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """An expression in a statement, and how to exchange it.
+
+    Attributes:
+        statement: the statement, as it is shown.
+        parent, field, index: what holds the expression.
+        node: the expression.
+        names: the numbers that have a name there.
+        choices: the strings that attributes may be.
+    """
+
+    statement: ast.stmt
+    parent: ast.AST
+    field: str
+    index: int | None
+    node: ast.expr
+    names: tuple[str, ...]
+    choices: list[str]
+
+    def put(self, node: ast.expr) -> None:
+        if self.index is None:
+            setattr(self.parent, self.field, node)
+        else:
+            getattr(self.parent, self.field)[self.index] = node
+
+    def restore(self) -> None:
+        self.put(self.node)
+
+    def text(self) -> str:
+        """Return the statement in one line, an if without its branches."""
+        if isinstance(self.statement, ast.If):
+            return f"if {ast.unparse(self.statement.test)}"
+        return ast.unparse(self.statement)
+
+    def changes(self) -> Iterator[Change]:
+        """Yield everything that may stand in the place; some may be what is there."""
+        node = self.node
+        if isinstance(node, ast.BinOp):
+            yield from _binary_changes(node)
+        elif isinstance(node, ast.Compare):
+            yield from _comparison_changes(node)
+        elif isinstance(node, ast.Call):
+            yield from _call_changes(node)
+        elif isinstance(node, ast.Name):
+            yield from self._name_changes(node)
+        elif isinstance(node, ast.Constant):
+            yield from self._constant_changes(node)
+        if isinstance(node, ast.BinOp | ast.Call) or _named(node) in self.names:
+            text = ast.unparse(node)
+            yield f"{text} became negative.", ast.UnaryOp(ast.USub(), node)
+            yield f"{text} was squared.", ast.BinOp(node, ast.Mult(), node)
+
+    def _name_changes(self, node: ast.Name) -> Iterator[Change]:
+        if node.id in self.names:
+            for name in self.names:
+                yield f"{node.id} became {name}.", ast.Name(name, ast.Load())
+            for number in _NUMBERS:
+                yield f"{node.id} became {number}.", ast.Constant(number)
+
+    def _constant_changes(self, node: ast.Constant) -> Iterator[Change]:
+        text = ast.unparse(node)
+        if isinstance(node.value, str):
+            for choice in self.choices:
+                yield f"{text} became {choice!r}.", ast.Constant(choice)
+            return
+        for number in _NUMBERS:
+            yield f"{text} became {number}.", ast.Constant(number)
+        for name in self.names:
+            yield f"{text} became {name}.", ast.Name(name, ast.Load())
+
+
+def _binary_changes(node: ast.BinOp) -> Iterator[Change]:
+    old = _ARITHMETIC[type(node.op)]
+    for kind, new in _ARITHMETIC.items():
+        yield f"{old} became {new}.", ast.BinOp(node.left, kind(), node.right)
+    yield f"The operands of {old} were exchanged.", ast.BinOp(node.right, node.op, node.left)
+    yield f"{ast.unparse(node.right)} was dropped.", node.left
+    yield f"{ast.unparse(node.left)} was dropped.", node.right
+
+
+def _comparison_changes(node: ast.Compare) -> Iterator[Change]:
+    (old,), (right,) = node.ops, node.comparators
+    for kind, new in _COMPARISONS.items():
+        about = f"{_COMPARISONS[type(old)]} became {new}."
+        yield about, ast.Compare(node.left, [kind()], [right])
+    for value in (True, False):
+        yield f"{ast.unparse(node)} became {value}.", ast.Constant(value)
+
+
+def _call_changes(node: ast.Call) -> Iterator[Change]:
+    function = ast.unparse(node.func)
+    match node.args:
+        case [argument]:
+            yield f"{function} was dropped.", argument
+            for name in _FUNCTIONS:
+                other = ast.Attribute(ast.Name("np", ast.Load()), name, ast.Load())
+                yield f"{function} became np.{name}.", ast.Call(other, [argument], [])
+        case [argument, _]:
+            yield f"{function} was dropped.", argument
+        case [condition, first, second]:
+            yield "The first branch is always taken.", first
+            yield "The second branch is always taken.", second
+            yield (
+                "The branches were exchanged.",
+                ast.Call(node.func, [condition, second, first], []),
+            )
+
+
+def _places(tree: ast.FunctionDef, choices: list[str]) -> Iterator[_Place]:
+    """Yield every expression of the function with the names that are assigned before it."""
+    arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
+    texts = {
+        node.left.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Name)
+        and any(_is_text(right) for right in node.comparators)
+    }
+    names = [argument.arg for argument in arguments if argument.arg not in texts]
+    for statement in _statements(tree.body):
+        fields = ("test",) if isinstance(statement, ast.If) else ("value",)
+        for parent, field, index, node in _expressions(statement, fields):
+            yield _Place(statement, parent, field, index, node, tuple(names), choices)
+        if isinstance(statement, ast.Assign):
+            names += [
+                target.id
+                for target in statement.targets
+                if isinstance(target, ast.Name) and target.id not in names
+            ]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If):
+            yield from _statements(statement.body)
+            yield from _statements(statement.orelse)
+
+
+def _expressions(
+    parent: ast.AST, fields: tuple[str, ...]
+) -> Iterator[tuple[ast.AST, str, int | None, ast.expr]]:
+    for field in fields:
+        value = getattr(parent, field)
+        children = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for index, child in children:
+            if isinstance(child, ast.expr):
+                yield parent, field, index, child
+                # A function's name is no operand.
+                inner = ("args",) if isinstance(child, ast.Call) else child._fields
+                yield from _expressions(child, inner)
+
+
+def _named(node: ast.expr) -> str | None:
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_text(node: ast.AST) -> bool:
+    value = node.value if isinstance(node, ast.Expr) else node
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

@@ -1,0 +1,64 @@
+"""Recognising models that are one node of an operator with a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import numpy_helper
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.formula.attributes import node_attributes
+from onnxopt_cli.formula.call import Call, bind
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.operators import find_operator
+
+
+def sole_operator(model: onnx.ModelProto) -> Operator | None:
+    """Return the operator of a model that is one node of ours and nothing else, or None."""
+    if len(model.graph.node) != 1 or model.functions:
+        return None
+    node = model.graph.node[0]
+    if [output.name for output in model.graph.output] != [name for name in node.output if name]:
+        return None
+    operator = find_operator(node.domain, node.op_type)
+    if operator is None or (operator.domain, operator.version) not in _imports(model):
+        return None
+    return operator
+
+
+def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array] | None:
+    """Bind the inputs of a model that is one node of ours; None if the model is not.
+
+    Raises:
+        NodeError: if the node or the inputs break the operator's signature.
+    """
+    operator = sole_operator(model)
+    if operator is None:
+        return None
+    node = model.graph.node[0]
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    operands: list[Array | None] = []
+    for name in node.input:
+        if name in inputs:
+            value = inputs[name]
+            if value is None or isinstance(value, (list, dict)):
+                raise NodeError(f"{operator.name}: input {name} must be a tensor")
+            operands.append(value)
+        elif name in constants:
+            operands.append(numpy_helper.to_array(constants[name]))
+        else:
+            operands.append(None)
+    given = {attribute.name for attribute in node.attribute}
+    return bind(
+        operator,
+        operands,
+        node_attributes(operator, node),
+        len(node.output),
+        omitted=frozenset(attribute.name for attribute in operator.attributes) - given,
+    )
+
+
+def _imports(model: onnx.ModelProto) -> set[tuple[str, int]]:
+    return {(entry.domain, entry.version) for entry in model.opset_import}
