@@ -15,7 +15,7 @@ from onnxopt_cli.cases.suites.suites import suite_cases
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.grade.audit import Trial, find_trials
+from onnxopt_cli.grade.audit import AuditedCase, find_trials
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.grade.parallel import available_jobs, parallel
 from onnxopt_cli.operators import OPERATORS
@@ -38,7 +38,7 @@ def main() -> int:
         known = deviations(operator)
         mine = trials[operator.name]
 
-        def named(deviation: Implementation, mine: list[Trial] = mine) -> tuple[str, ...]:
+        def named(deviation: Implementation, mine: list[AuditedCase] = mine) -> tuple[str, ...]:
             results = [_result(deviation, trial, cases[trial.case].location) for trial in mine]
             found = explain(results, cases)
             return found[0].deviations if found else ()
@@ -64,18 +64,18 @@ def main() -> int:
     return int(all_own < _WANTED * total or different > 0)
 
 
-def _failing(deviation: Implementation, trials: list[Trial]) -> set[str]:
+def _failing(deviation: Implementation, trials: list[AuditedCase]) -> set[str]:
     """Return the cases that it fails; what explains it returns there what it does."""
     return {it.case for it in trials if it.excess(deviation.run(it.call)) > 1}
 
 
-def _returns_where_it_fails(deviation: Implementation, trials: list[Trial]) -> bool:
+def _returns_where_it_fails(deviation: Implementation, trials: list[AuditedCase]) -> bool:
     """Tell whether it returns something in a case that it fails."""
     failing = _failing(deviation, trials)
     return any(deviation.run(it.call) for it in trials if it.case in failing)
 
 
-def _result(deviation: Implementation, trial: Trial, location: Location) -> Result:
+def _result(deviation: Implementation, trial: AuditedCase, location: Location) -> Result:
     outputs = deviation.run(trial.call)
     passes = bool(outputs) and trial.excess(outputs) <= 1
     outcome = Outcome.PASS if passes else Outcome.FAIL if outputs else Outcome.ERROR

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,37 @@ def test_imports_run_one_way(path):
         assert part in RESERVED.get(package, {part}), f"{part} imports {package}"
         if immediate:
             assert not module.startswith(LAZY), f"{module} is imported at load time"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_module_needs_itself_to_be_imported():
+    modules = {module_of(path): path for path in FILES}
+    needs = {
+        name: {module for module, immediate in imports(path) if immediate and module in modules}
+        for name, path in modules.items()
+    }
+    list(TopologicalSorter(needs).static_order())
+
+
+def test_no_folder_is_crowded():
+    sizes = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert {folder.name: size for folder, size in sizes.items() if size > 20} == {}
+
+
+def test_no_public_class_has_the_name_of_another():
+    # The skeletons are the beginnings of other people's packages.
+    found = Counter(
+        node.name
+        for path in FILES
+        if "skeletons" not in path.parts
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in found.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

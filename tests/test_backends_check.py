@@ -12,7 +12,7 @@ from exec_commands import spec
 from onnxopt_cli.backends.check.check import check_backend
 from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
 from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
-from onnxopt_cli.backends.check.rule import Verdict
+from onnxopt_cli.backends.check.rule import RuleOutcome
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -55,7 +55,7 @@ def plugin(name):
 
 
 def broken(backend):
-    return [f.rule.name for f in check_backend(backend) if f.verdict is Verdict.FAIL]
+    return [f.rule.name for f in check_backend(backend) if f.verdict is RuleOutcome.FAIL]
 
 
 @pytest.mark.parametrize("breaks", BREAKING_COMMANDS)
@@ -136,8 +136,8 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
         monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 5.0)
         backend = plugin("Sleeps")
     *passed, last = check_backend(backend)
-    assert {finding.verdict for finding in passed} == {Verdict.PASS}
-    assert last.verdict is Verdict.FAIL
+    assert {finding.verdict for finding in passed} == {RuleOutcome.PASS}
+    assert last.verdict is RuleOutcome.FAIL
     assert "and was killed" in last.found
 
 
@@ -157,7 +157,7 @@ def test_a_command_is_asked_about_types_that_it_states(tmp_path):
     text = (PLUGINS / "exec_identity.py").read_text()
     script.write_text(text.replace('"FLOAT", "INT64"', '"DOUBLE"'))
     findings = {f.rule.name: f for f in check_backend(spec("", command=script))}
-    assert {finding.verdict for finding in findings.values()} == {Verdict.PASS}
+    assert {finding.verdict for finding in findings.values()} == {RuleOutcome.PASS}
     assert findings["gives outputs their element type and shape"].found == "DOUBLE"
 
 
@@ -166,8 +166,8 @@ def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_e
     text = (PLUGINS / "exec_identity.py").read_text()
     script.write_text(text.replace('"ai.onnx"', '"com.acme"'))
     verdicts = {f.rule.name: f.verdict for f in check_backend(spec("", command=script))}
-    assert Verdict.FAIL not in verdicts.values()
-    assert verdicts["answers run with its id, and files in the folder"] is Verdict.NOT_SHOWN
+    assert RuleOutcome.FAIL not in verdicts.values()
+    assert verdicts["answers run with its id, and files in the folder"] is RuleOutcome.NOT_SHOWN
 
 
 def own(name, pattern=None):
@@ -181,7 +181,7 @@ RULE = "says that it does not know an operator"
 def proposed(onnxopt, backend):
     """Return the backend that the check tells the user to write."""
     found = next(it for it in check_backend(backend) if it.rule.name == RULE)
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is RuleOutcome.FAIL
     assert found.write in onnxopt("backends", "check", backend).out.splitlines()
     option, written = shlex.split(found.write)
     assert option == "-b"
@@ -206,8 +206,8 @@ def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pa
     written = proposed(onnxopt, own(name))
     assert pattern in written.partition(",unsupported=")[2]
     findings = {it.rule.name: it for it in check_backend(written)}
-    assert findings[RULE].verdict is Verdict.PASS, findings[RULE].found
-    assert findings["returns a list, tuple or dict of outputs"].verdict is Verdict.PASS
+    assert findings[RULE].verdict is RuleOutcome.PASS, findings[RULE].found
+    assert findings["returns a list, tuple or dict of outputs"].verdict is RuleOutcome.PASS
     assert broken(written) == []
 
 
@@ -220,7 +220,7 @@ def test_what_is_proposed_adds_to_what_is_written(onnxopt):
 
 def test_a_pattern_that_takes_other_errors_too_is_found():
     found = {it.rule.name: it for it in check_backend(own("Only", "RuntimeFault"))}
-    assert found[RULE].verdict is Verdict.FAIL
+    assert found[RULE].verdict is RuleOutcome.FAIL
     assert "unsupported=REGEX is too broad" in found[RULE].found
     assert "no such tensor: nowhere" in found[RULE].found
 
@@ -234,14 +234,14 @@ def test_a_pattern_that_takes_other_errors_too_is_found():
 )
 def test_words_that_mean_anything_are_not_proposed(name, words):
     found = {it.rule.name: it for it in check_backend(own(name))}
-    assert found[RULE].verdict is Verdict.FAIL
+    assert found[RULE].verdict is RuleOutcome.FAIL
     assert words in found[RULE].found
     assert not found[RULE].write
 
 
 def test_a_defect_of_one_training_operator_is_not_taken_for_a_gap():
     found = {it.rule.name: it for it in check_backend(own("BreaksInAdam"))}
-    assert found[RULE].verdict is Verdict.PASS
+    assert found[RULE].verdict is RuleOutcome.PASS
     assert "of Adam: RuntimeFault: the shapes of V and H contradict" in found[RULE].found
 
 

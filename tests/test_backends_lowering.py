@@ -17,7 +17,7 @@ from backend_models import (
 from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
 
-from onnxopt_cli.backends.lowering import Lowering, run_model
+from onnxopt_cli.backends.lowering import LoweringMode, run_model
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.errors import NotApplicable, Unsupported, UnusableOutput
 
@@ -69,7 +69,7 @@ class Raising(Fake):
         raise self.error
 
 
-def run(backend, model=None, lowering=Lowering.AUTO, inputs=ADAM_INPUTS):
+def run(backend, model=None, lowering=LoweringMode.AUTO, inputs=ADAM_INPUTS):
     return run_model(backend, model or adam(), inputs, lowering)
 
 
@@ -105,22 +105,22 @@ def test_what_one_backend_does_not_know_another_is_asked():
 
 def test_never_passes_the_refusal_on():
     with pytest.raises(Unsupported, match=r"^no Adam here$"):
-        run(Fake(), lowering=Lowering.NEVER)
+        run(Fake(), lowering=LoweringMode.NEVER)
 
 
 def test_always_lowers_first():
     backend = Fake()
-    assert run(backend, lowering=Lowering.ALWAYS).lowered
+    assert run(backend, lowering=LoweringMode.ALWAYS).lowered
     assert backend.unlowered == 0
 
 
-@pytest.mark.parametrize("lowering", list(Lowering))
+@pytest.mark.parametrize("lowering", list(LoweringMode))
 def test_a_model_without_our_operators_is_never_lowered(lowering):
     answer = run(Fake(), one_node("Neg"), lowering, {"x": np.ones(3, np.float32)})
     assert not answer.lowered
 
 
-@pytest.mark.parametrize("lowering", [Lowering.AUTO, Lowering.NEVER])
+@pytest.mark.parametrize("lowering", [LoweringMode.AUTO, LoweringMode.NEVER])
 def test_numpy_is_not_lowered_unless_asked_to(lowering):
     assert not run(resolve_backend("numpy"), doubled_adam(), lowering).lowered
 
@@ -149,7 +149,7 @@ def test_both_refusals_are_told():
     assert caught.value.operator == "ai.onnx:Sqrt"
 
 
-@pytest.mark.parametrize("lowering", list(Lowering))
+@pytest.mark.parametrize("lowering", list(LoweringMode))
 def test_a_failure_is_no_reason_to_lower(lowering):
     backend = Raising(ZeroDivisionError("broken"))
     with pytest.raises(ZeroDivisionError):
@@ -157,7 +157,7 @@ def test_a_failure_is_no_reason_to_lower(lowering):
     assert len(backend.asked) == 1
 
 
-@pytest.mark.parametrize("lowering", [Lowering.AUTO, Lowering.ALWAYS])
+@pytest.mark.parametrize("lowering", [LoweringMode.AUTO, LoweringMode.ALWAYS])
 def test_a_node_that_breaks_its_signature_is_refused(lowering):
     wide = {**ADAM_INPUTS, "G": np.ones((3, 2), np.float32)}
     model = adam()
@@ -204,5 +204,5 @@ def test_onnxruntime_gets_the_lowered_model_and_agrees_with_numpy(model):
 def test_onnxruntime_under_never_names_the_operator():
     pytest.importorskip("onnxruntime")
     with pytest.raises(Unsupported) as caught:
-        run(resolve_backend("onnxruntime"), lowering=Lowering.NEVER)
+        run(resolve_backend("onnxruntime"), lowering=LoweringMode.NEVER)
     assert caught.value.operator == ADAM

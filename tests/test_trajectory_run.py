@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trajectory_files import GRADIENTS, START, trajectory_text
 
-from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.record_json import result_from_json, result_to_json
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.run.in_process import InProcess
@@ -126,7 +126,7 @@ def test_a_model_is_prepared_once_for_all_its_steps(workplace):
     (workplace / "walk.yaml").write_text(trajectory_text("Adam", GRADIENTS["list"], 12))
     from onnxopt_cli.cases.collect import collect
 
-    executor = InProcess("onnxruntime", Lowering.AUTO, Interruption())
+    executor = InProcess("onnxruntime", LoweringMode.AUTO, Interruption())
     prepared = []
     own = executor._backend.prepare
     executor._backend.prepare = lambda model: prepared.append(model) or own(model)

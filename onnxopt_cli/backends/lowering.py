@@ -21,7 +21,7 @@ from onnxopt_cli.readings.single_node import sole_call
 NOT_ASKED = "our own lowering refuses the node before the backend is asked"
 
 
-class Lowering(StrEnum):
+class LoweringMode(StrEnum):
     """When a backend is given primitive operators instead of those with a formula."""
 
     AUTO = "auto"
@@ -70,7 +70,7 @@ def run_model(
     backend: Backend,
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
-    lowering: Lowering,
+    lowering: LoweringMode,
     kept: Kept | None = None,
 ) -> Answer:
     """Run a model on a backend, lowered if need be.
@@ -91,15 +91,15 @@ def run_model(
         BaseException: whatever else the backend raises is its failure.
     """
     kept = kept or Kept(model)
-    if lowering is Lowering.NEVER:
+    if lowering is LoweringMode.NEVER:
         return _run(backend, inputs, kept)
     unknown = _UNKNOWN.setdefault(backend, {})
-    if lowering is Lowering.ALWAYS or unknown:
+    if lowering is LoweringMode.ALWAYS or unknown:
         replaceable = _replaceable(model)
         missing = [operator for operator in replaceable if operator in unknown]
         if missing:
             return _run_lowered(backend, inputs, kept, unknown[missing[0]])
-        if lowering is Lowering.ALWAYS and replaceable:
+        if lowering is LoweringMode.ALWAYS and replaceable:
             return _run_lowered(backend, inputs, kept)
     try:
         return _run(backend, inputs, kept)

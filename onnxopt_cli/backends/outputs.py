@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import TypeProto, ValueInfoProto, helper
 
-from onnxopt_cli.core.distance import Kind, kind_of
+from onnxopt_cli.core.distance import NumberKind, kind_of
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array, Value, is_string
 from onnxopt_cli.errors import UnusableOutput
@@ -21,7 +21,7 @@ from onnxopt_cli.errors import UnusableOutput
 _PYTHON = (bool, int, float, complex, str, bytes)
 _TEXT = (str, bytes, np.str_, np.bytes_)
 # Numbers of a kind are numbers of the kinds after it.
-_WIDTH = {Kind.BOOLEAN: 0, Kind.INTEGER: 1, Kind.FLOAT: 2, Kind.COMPLEX: 3}
+_WIDTH = {NumberKind.BOOLEAN: 0, NumberKind.INTEGER: 1, NumberKind.FLOAT: 2, NumberKind.COMPLEX: 3}
 
 
 def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> list[Value]:
@@ -111,11 +111,13 @@ def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
     if array.dtype == object or is_string(dtype):
         return array
     mine, wanted = kind_of(array.dtype), kind_of(dtype)
-    if _WIDTH[mine] > _WIDTH[wanted] or (mine is Kind.BOOLEAN) != (wanted is Kind.BOOLEAN):
+    if _WIDTH[mine] > _WIDTH[wanted] or (mine is NumberKind.BOOLEAN) != (
+        wanted is NumberKind.BOOLEAN
+    ):
         return array
     with np.errstate(all="ignore"):
         typed = array.astype(dtype)
-    if wanted is not Kind.INTEGER:
+    if wanted is not NumberKind.INTEGER:
         return typed
     # A negative number wraps around to an unsigned one and back, so the signs count too.
     same = np.array_equal(typed.astype(array.dtype), array)

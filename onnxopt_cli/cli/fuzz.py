@@ -97,7 +97,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.errors import BackendUnavailable
     from onnxopt_cli.fuzz.keep import keep
     from onnxopt_cli.fuzz.search import Search, Task
-    from onnxopt_cli.fuzz.trial import Interrupted
+    from onnxopt_cli.fuzz.trial import SearchInterrupted
     from onnxopt_cli.isolation.interruption import interruptible
     from onnxopt_cli.report.diff_text import headline
     from onnxopt_cli.run.executors import open_executors
@@ -137,7 +137,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
                     broken = finding.trial.example.breach
                     said = ": ".join(filter(None, (headline(finding.result), broken)))
                     display.found(finding, said, keep(finding, options["output"], said, source))
-            except Interrupted as reason:
+            except SearchInterrupted as reason:
                 if not interruption.signal:
                     raise BackendUnavailable(str(reason)) from None
             asides = [] if interruption.signal else executor.finish()

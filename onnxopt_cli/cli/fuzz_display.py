@@ -14,7 +14,7 @@ from rich.text import Text
 
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.fuzz.findings import Finding, Kind
+from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.isolation.response import Aside
 
 
@@ -63,7 +63,7 @@ class FuzzDisplay:
             self._task, completed=done, tried=examples, found=self._found, description="searching"
         )
 
-    def shrinking(self, kind: Kind) -> None:
+    def shrinking(self, kind: FailureKind) -> None:
         """Show that a failure is being made smaller."""
         said = f"shrinking {printable(kind.subject)}"
         self._progress.update(self._task, description=said)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxopt_cli.errors import InvalidCase
-    from onnxopt_cli.readings.lower.model import Lowering
+    from onnxopt_cli.readings.lower.model import LoweredModel
 
 
 @click.command("lower")
@@ -92,7 +92,7 @@ def _invalid(source: Path, what: str, hint: str = "") -> InvalidCase:
     return InvalidCase([problem], hint=printable(hint))
 
 
-def _summary(lowering: Lowering) -> str:
+def _summary(lowering: LoweredModel) -> str:
     from collections import Counter
 
     counts = Counter(lowering.replaced)

@@ -161,7 +161,7 @@ def judging(options: Mapping[str, Any]) -> Judging:
     """
     from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
     from onnxopt_cli.readings.bound.bound import FACTOR
-    from onnxopt_cli.run.expectation import Judging, Rule
+    from onnxopt_cli.run.expectation import Judging, ToleranceRule
 
     relative = options["rtol"] is not None or options["atol"] is not None
     if sum((relative, options["ulp"] is not None, options["rule"] is not None)) > 1:
@@ -177,7 +177,7 @@ def judging(options: Mapping[str, Any]) -> Judging:
         override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
     return Judging(
         override=override,
-        rule=None if options["rule"] is None else Rule(options["rule"]),
+        rule=None if options["rule"] is None else ToleranceRule(options["rule"]),
         factor=FACTOR if options["budget"] is None else options["budget"],
         signed_zeros=options["signed_zeros"],
     )

@@ -191,13 +191,13 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
-    from onnxopt_cli.backends.lowering import Lowering
+    from onnxopt_cli.backends.lowering import LoweringMode
     from onnxopt_cli.isolation.limits import Limits, allowed_memory
     from onnxopt_cli.run.executors import Isolation, Setting
 
     return Setting(
         isolation=None if options["isolation"] is None else Isolation(options["isolation"]),
-        lowering=Lowering(options["lower"]),
+        lowering=LoweringMode(options["lower"]),
         limits=Limits(
             options["timeout"], options["startup_timeout"], allowed_memory(options["memory"])
         ),

@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.distance import (
-    Kind,
+    NumberKind,
     absolute_distance,
     allowed_distance,
     as_strings,
@@ -87,7 +87,7 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
     statistics = _Statistics(applied, _Options(tolerance, 0))
     distance = absolute_distance(mine, theirs)
-    steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is Kind.FLOAT else None
+    steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is NumberKind.FLOAT else None
     limit = statistics.limits(0, magnitude(mine), steps, distance)
     return share_of_limit(distance, limit).reshape(expected.shape)
 
@@ -174,10 +174,10 @@ def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     Integers, booleans and strings are exact, unless a case gives this very output a tolerance.
     """
     kind = kind_of(expected.dtype)
-    if kind is Kind.FLOAT or (kind is Kind.COMPLEX and isinstance(tolerance, Relative)):
+    if kind is NumberKind.FLOAT or (kind is NumberKind.COMPLEX and isinstance(tolerance, Relative)):
         return tolerance
     wanted = isinstance(tolerance, Relative) and tolerance.provenance is Provenance.OUTPUT
-    return tolerance if kind is Kind.INTEGER and wanted else None
+    return tolerance if kind is NumberKind.INTEGER and wanted else None
 
 
 @dataclass(slots=True)
@@ -202,14 +202,14 @@ class _Statistics:
 
     def add(self, start: int, expected: Array, actual: Array) -> None:
         kind = kind_of(expected.dtype)
-        if kind is Kind.FLOAT and self.max_ulp is None:
+        if kind is NumberKind.FLOAT and self.max_ulp is None:
             self.max_ulp = 0
-        if kind is not Kind.STRING and expected.tobytes() == actual.tobytes():
+        if kind is not NumberKind.STRING and expected.tobytes() == actual.tobytes():
             self.ulp_bits[0] += expected.size
             return
         distance = absolute_distance(expected, actual)
         size = magnitude(expected)
-        if kind is Kind.FLOAT:
+        if kind is NumberKind.FLOAT:
             finite = np.isfinite(distance) & np.isfinite(size)
             steps = ulp_distance(expected, actual)
             steps[~finite] = 0
@@ -295,7 +295,7 @@ class _Statistics:
     ) -> Element:
         mine, theirs = expected[index : index + 1], actual[index : index + 1]
         distance, size = absolute_distance(mine, theirs), magnitude(mine)
-        steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is Kind.FLOAT else None
+        steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is NumberKind.FLOAT else None
         finite = bool(np.isfinite(distance[0]) and np.isfinite(size[0]))
         with np.errstate(all="ignore"):
             relative = float(distance[0] / size[0]) if distance[0] else 0.0
@@ -317,7 +317,7 @@ class _Statistics:
 def _plain(element: Array) -> object:
     """Return a one-element array as a Python number, bool or string."""
     if dtype_name(element.dtype) == str(element.dtype) and element.dtype.kind == "V":
-        wide = np.int64 if kind_of(element.dtype) is Kind.INTEGER else np.float64
+        wide = np.int64 if kind_of(element.dtype) is NumberKind.INTEGER else np.float64
         return element.astype(wide).item()
     plain: object = element.item()
     return clipped(plain) if isinstance(plain, str) else plain

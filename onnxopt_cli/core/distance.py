@@ -18,7 +18,7 @@ from onnxopt_cli.core.tolerance import Budget, Relative, Ulps
 from onnxopt_cli.core.values import Array, dtype_name, is_string
 
 
-class Kind(Enum):
+class NumberKind(Enum):
     """The ways in which elements differ."""
 
     FLOAT = auto()
@@ -29,16 +29,16 @@ class Kind(Enum):
 
 
 @cache
-def kind_of(dtype: np.dtype[Any]) -> Kind:
+def kind_of(dtype: np.dtype[Any]) -> NumberKind:
     """Return the way in which elements of a dtype differ."""
     if is_string(dtype):
-        return Kind.STRING
+        return NumberKind.STRING
     if dtype.kind == "b":
-        return Kind.BOOLEAN
+        return NumberKind.BOOLEAN
     if dtype.kind == "c":
-        return Kind.COMPLEX
+        return NumberKind.COMPLEX
     # ml_dtypes registers its types with kind V; their names tell.
-    return Kind.INTEGER if "int" in dtype_name(dtype) else Kind.FLOAT
+    return NumberKind.INTEGER if "int" in dtype_name(dtype) else NumberKind.FLOAT
 
 
 def as_strings(array: Array) -> Array:
@@ -59,11 +59,11 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
     one side is at distance inf; unequal strings and booleans are at distance 1.
     """
     kind = kind_of(expected.dtype)
-    if kind is Kind.INTEGER:
+    if kind is NumberKind.INTEGER:
         return _integer_distance(expected, actual)
-    if kind in (Kind.STRING, Kind.BOOLEAN):
+    if kind in (NumberKind.STRING, NumberKind.BOOLEAN):
         return np.where(expected != actual, 1.0, 0.0)
-    if kind is Kind.COMPLEX:
+    if kind is NumberKind.COMPLEX:
         real = absolute_distance(expected.real, actual.real)
         return np.hypot(real, absolute_distance(expected.imag, actual.imag))
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
@@ -129,9 +129,9 @@ def _shares(expected: Array, actual: Array, limit: Array) -> Array:
 def magnitude(expected: Array) -> Array:
     """Return ``|expected|`` as float64, 0 for what has no magnitude."""
     kind = kind_of(expected.dtype)
-    if kind in (Kind.STRING, Kind.BOOLEAN):
+    if kind in (NumberKind.STRING, NumberKind.BOOLEAN):
         return np.zeros(expected.shape)
-    wide = np.complex128 if kind is Kind.COMPLEX else np.float64
+    wide = np.complex128 if kind is NumberKind.COMPLEX else np.float64
     return np.abs(expected.astype(wide))
 
 

@@ -14,7 +14,7 @@ from unittest import SkipTest
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.example import Example
 from onnxopt_cli.fuzz.examples import examples
-from onnxopt_cli.fuzz.findings import Kind
+from onnxopt_cli.fuzz.findings import FailureKind
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -37,11 +37,11 @@ class Abort(BaseException):
 
 
 @cache
-def _failure_class(kind: Kind) -> type[Failure]:
+def _failure_class(kind: FailureKind) -> type[Failure]:
     return type("Failure", (Failure,), {"__doc__": kind.what})
 
 
-def failure(kind: Kind) -> Failure:
+def failure(kind: FailureKind) -> Failure:
     """Return what to raise where an example fails in this way."""
     return _failure_class(kind)(kind.what)
 

@@ -20,7 +20,7 @@ _PASSED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FailureKind:
     """A kind of failure.
 
     Attributes:
@@ -46,7 +46,7 @@ class Finding:
         replayed: True if it is an earlier one.
     """
 
-    kind: Kind
+    kind: FailureKind
     trial: Trial
     explanation: Explanation | None = None
     flaky: bool = False
@@ -62,7 +62,7 @@ class Findings:
     """All findings of a run, by kind."""
 
     def __init__(self) -> None:
-        self.all: dict[Kind, Finding] = {}
+        self.all: dict[FailureKind, Finding] = {}
         self._passed: dict[str, deque[Trial]] = {}
 
     def saw(self, trial: Trial) -> None:
@@ -71,15 +71,15 @@ class Findings:
             latest = self._passed.setdefault(trial.example.subject, deque(maxlen=_PASSED))
             latest.append(trial)
 
-    def kinds(self, trial: Trial) -> tuple[Kind, ...]:
+    def kinds(self, trial: Trial) -> tuple[FailureKind, ...]:
         """Say of what kinds a failure is; wrong numbers are told apart by what explains them."""
         return tuple(self._kind(trial, what) for what in kinds_of(trial))
 
-    def new(self, trial: Trial) -> Kind | None:
+    def new(self, trial: Trial) -> FailureKind | None:
         """Return the first kind of a failure that was not found before, if there is one."""
         return next((kind for kind in self.kinds(trial) if kind not in self.all), None)
 
-    def _kind(self, trial: Trial, what: str) -> Kind:
+    def _kind(self, trial: Trial, what: str) -> FailureKind:
         example = trial.example
         known = [it for it in self.all.values() if it.kind.what == what]
         if len(example.operators) > 1:
@@ -89,7 +89,7 @@ class Findings:
                     return finding.kind
         known = [it for it in known if it.kind.subject == example.subject]
         if what != VALUES:
-            return Kind(example.subject, what)
+            return FailureKind(example.subject, what)
         for finding in known:
             explanation = finding.explanation
             # What nothing explains may be anything, so that only one such kind can be told.
@@ -97,7 +97,7 @@ class Findings:
                 return finding.kind
             if _explains(explanation, trial):
                 return finding.kind
-        return Kind(example.subject, what, len(known) + 1)
+        return FailureKind(example.subject, what, len(known) + 1)
 
     def add(self, finding: Finding, seen: Sequence[Trial], seconds: float) -> Finding:
         """Explain a finding and keep it.

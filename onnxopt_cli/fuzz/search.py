@@ -19,10 +19,10 @@ from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure
 from onnxopt_cli.fuzz.example import Example
 from onnxopt_cli.fuzz.examples import refusals
-from onnxopt_cli.fuzz.findings import Finding, Findings, Kind
+from onnxopt_cli.fuzz.findings import FailureKind, Finding, Findings
 from onnxopt_cli.fuzz.kinds import kinds_of
 from onnxopt_cli.fuzz.smaller import smaller
-from onnxopt_cli.fuzz.trial import Interrupted, Trial, attempt
+from onnxopt_cli.fuzz.trial import SearchInterrupted, Trial, attempt
 from onnxopt_cli.run.executors import Executor
 
 #: Hypothesis remembers all examples of a round, so a round ends after so many.
@@ -61,7 +61,7 @@ class Task:
     memory: Path
     explain_time: float = 0.0
     tried: Callable[[int], None] = lambda _: None
-    shrinking: Callable[[Kind], None] = lambda _: None
+    shrinking: Callable[[FailureKind], None] = lambda _: None
 
 
 class Search:
@@ -179,7 +179,7 @@ class Search:
             trial = self._smallest(trial, hunt.kind)
         return self._add(Finding(hunt.kind, trial, flaky=not steady), hunt.seen)
 
-    def _smallest(self, trial: Trial, kind: Kind) -> Trial:
+    def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
         """Leave out of an example what the failure does not need."""
         tries, costly = _LAST_TRIES, _COSTLY_FAILURES
         candidates = smaller(trial.example)
@@ -197,7 +197,7 @@ class Search:
             raise RoundOver
         try:
             trial = attempt(example, self._task.executor)
-        except (Interrupted, OnnxoptError) as error:
+        except (SearchInterrupted, OnnxoptError) as error:
             raise Abort(error) from error
         self.findings.saw(trial)
         return trial
@@ -223,7 +223,7 @@ def _whole_round() -> Iterator[None]:
 class _Hunt:
     """The failure that a round has found, if any, and all examples of it."""
 
-    kind: Kind | None = None
+    kind: FailureKind | None = None
     seen: list[Trial] = field(default_factory=list)
 
     @property

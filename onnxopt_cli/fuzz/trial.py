@@ -56,7 +56,7 @@ class Trial:
         return elements, sum(map(len, self.example.files(NAME, "", "").values()))
 
 
-class Interrupted(Exception):
+class SearchInterrupted(Exception):
     """The user wants the run to end."""
 
 
@@ -76,5 +76,5 @@ def attempt(example: Example, executor: Executor) -> Trial:
     assert not question.invalid, question.invalid  # noqa: S101 - as said
     response = pending.result()
     if isinstance(response, str):
-        raise Interrupted(response)
+        raise SearchInterrupted(response)
     return Trial(example, case, judge(question, executor.name, response, judging))

@@ -32,7 +32,7 @@ _LARGE = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AuditedCase:
     """A case that an operator's implementations can be put to.
 
     Attributes:
@@ -104,7 +104,7 @@ class Grade:
     """
 
     operator: Operator
-    trials: tuple[Trial, ...]
+    trials: tuple[AuditedCase, ...]
     named: tuple[Verdict, ...]
     automatic: tuple[Verdict, ...]
     right: tuple[Verdict, ...]
@@ -147,13 +147,13 @@ class Grade:
 
 def find_trials(
     cases: Sequence[Case], judging: Judging
-) -> tuple[dict[str, list[Trial]], list[Problem]]:
+) -> tuple[dict[str, list[AuditedCase]], list[Problem]]:
     """Read the cases that can be audited, by the name of their operator.
 
     Returns:
         The trials of each operator, smallest first, and what is wrong with invalid cases.
     """
-    trials: dict[str, list[Trial]] = {operator.name: [] for operator in OPERATORS}
+    trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in OPERATORS}
     problems: list[Problem] = []
     for case in cases:
         try:
@@ -170,13 +170,13 @@ def find_trials(
             problems.append(Problem(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
             elements = sum(tensor.size for group in call.groups for tensor in group)
-            trials[call.operator.name].append(Trial(case.id, call, expectation, elements))
+            trials[call.operator.name].append(AuditedCase(case.id, call, expectation, elements))
     for mine in trials.values():
         mine.sort(key=lambda trial: trial.elements)
     return trials, problems
 
 
-def audit(trials: dict[str, list[Trial]], jobs: int = 1) -> list[Grade]:
+def audit(trials: dict[str, list[AuditedCase]], jobs: int = 1) -> list[Grade]:
     """Grade the trials of every operator that has some.
 
     Args:
@@ -217,7 +217,11 @@ def _implementations(operator: Operator) -> dict[str, tuple[Implementation, ...]
 
 
 def _verdict(
-    operator: Operator, implementation: Implementation, trials: Sequence[Trial], *, wrong: bool
+    operator: Operator,
+    implementation: Implementation,
+    trials: Sequence[AuditedCase],
+    *,
+    wrong: bool,
 ) -> Verdict:
     excess: list[float | None] = []
     rejections = 0

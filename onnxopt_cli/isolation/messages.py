@@ -22,7 +22,7 @@ from typing import Any
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
@@ -77,14 +77,14 @@ class Order:
     keep: bool = False
 
 
-def pack_hello(backend: str, lowering: Lowering) -> list[memoryview]:
+def pack_hello(backend: str, lowering: LoweringMode) -> list[memoryview]:
     """Return the first frame to a worker: which backend it is to run, and how."""
     return pack({"backend": backend, "lowering": lowering.value})
 
 
-def read_hello(message: Any) -> tuple[str, Lowering]:
+def read_hello(message: Any) -> tuple[str, LoweringMode]:
     """Return what :func:`pack_hello` was given."""
-    return message["backend"], Lowering(message["lowering"])
+    return message["backend"], LoweringMode(message["lowering"])
 
 
 def pack_ready(version: str) -> list[memoryview]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
@@ -94,7 +94,7 @@ class Pool:
     def __init__(
         self,
         backend: str,
-        lowering: Lowering,
+        lowering: LoweringMode,
         limits: Limits,
         jobs: int,
         switchboard: Switchboard,

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Kept, Lowering, run_model
+from onnxopt_cli.backends.lowering import Kept, LoweringMode, run_model
 from onnxopt_cli.backends.protocol import Backend, Closable
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.core.outcome import Outcome
@@ -76,7 +76,7 @@ def respond(
     backend: Backend,
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
-    lowering: Lowering,
+    lowering: LoweringMode,
     kept: Kept | None = None,
 ) -> Response:
     """Run a model on a backend; whatever that raises, except KeyboardInterrupt, is an answer.

@@ -13,7 +13,7 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
-from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
@@ -77,7 +77,7 @@ class Worker:
     """
 
     def __init__(
-        self, backend: str, lowering: Lowering, limits: Limits, selector: selectors.BaseSelector
+        self, backend: str, lowering: LoweringMode, limits: Limits, selector: selectors.BaseSelector
     ) -> None:
         self.state = State.STARTING
         self.version: str | None = None
@@ -237,7 +237,7 @@ class Worker:
             if self._is_answered_already(message):
                 raise ProtocolBreach("answered a case twice")
             response = read_answer(message, payload, self._order)
-            if response.lowered and self._lowering is Lowering.NEVER:
+            if response.lowered and self._lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._answered_numbers.add(self._order.number)
             if self._process.has_more():

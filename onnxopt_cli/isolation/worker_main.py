@@ -18,7 +18,7 @@ from onnxopt_cli.isolation.limits import limit_memory
 
 # The keeper is forked before anything heavy is imported.
 if TYPE_CHECKING:
-    from onnxopt_cli.backends.lowering import Kept, Lowering
+    from onnxopt_cli.backends.lowering import Kept, LoweringMode
     from onnxopt_cli.backends.protocol import Backend
     from onnxopt_cli.isolation.messages import Order
     from onnxopt_cli.isolation.response import Response
@@ -83,7 +83,7 @@ def _serve(connection: socket.socket) -> None:
         _send(connection, messages.pack_farewell(*trouble))
 
 
-def _respond(backend: Backend, order: Order, lowering: Lowering, kept: Kept | None) -> Response:
+def _respond(backend: Backend, order: Order, lowering: LoweringMode, kept: Kept | None) -> Response:
     from onnxopt_cli.core.outcome import Outcome
     from onnxopt_cli.isolation.response import Response, respond
 

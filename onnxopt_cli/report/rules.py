@@ -9,14 +9,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxopt_cli.backends.check.rule import Finding, Verdict
+from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult
 from onnxopt_cli.core.text import printable
 
-_STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.NOT_SHOWN: "dim"}
-_VERDICT_WIDTH = max(map(len, Verdict))
+_STYLES = {RuleOutcome.PASS: "green", RuleOutcome.FAIL: "bold red", RuleOutcome.NOT_SHOWN: "dim"}
+_VERDICT_WIDTH = max(map(len, RuleOutcome))
 
 
-def rule_line(finding: Finding) -> RenderableType:
+def rule_line(finding: RuleResult) -> RenderableType:
     """Return a rule with its verdict and what was found; if it is broken, also what to do.
 
     What to write is left out: it stands in a line of its own, to be copied.
@@ -29,16 +29,16 @@ def rule_line(finding: Finding) -> RenderableType:
         Text(finding.verdict, style=_STYLES[finding.verdict]),
         Group(Text(finding.rule.name), Padding(found, (0, 0, 0, 2))),
     )
-    if finding.verdict is Verdict.FAIL:
+    if finding.verdict is RuleOutcome.FAIL:
         table.add_row("", Padding(Text(f"to do: {finding.remedy}"), (0, 0, 0, 2)))
     return table
 
 
-def rule_summary(findings: Sequence[Finding]) -> Text:
+def rule_summary(findings: Sequence[RuleResult]) -> Text:
     """Return how many rules are kept and broken."""
     counts = {
-        verdict: sum(finding.verdict is verdict for finding in findings) for verdict in Verdict
+        verdict: sum(finding.verdict is verdict for finding in findings) for verdict in RuleOutcome
     }
     shown = [f"{count} {verdict}" for verdict, count in counts.items() if count]
-    broken = counts[Verdict.FAIL]
+    broken = counts[RuleOutcome.FAIL]
     return Text(", ".join(shown), style="bold red" if broken else "bold green")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Lowering
+from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
@@ -96,7 +96,7 @@ class Setting:
     """
 
     isolation: Isolation | None = None
-    lowering: Lowering = Lowering.AUTO
+    lowering: LoweringMode = LoweringMode.AUTO
     limits: Limits = field(default_factory=Limits)
     jobs: int = 1
 

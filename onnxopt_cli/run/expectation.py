@@ -18,7 +18,7 @@ from onnxopt_cli.readings.bound.bound import FACTOR, Judgement, bound
 from onnxopt_cli.readings.single_node import sole_call
 
 
-class Rule(StrEnum):
+class ToleranceRule(StrEnum):
     """Which tolerance applies to all cases, whatever they say themselves."""
 
     DERIVED = "derived"
@@ -37,7 +37,7 @@ class Judging:
     """
 
     override: Tolerance | None = None
-    rule: Rule | None = None
+    rule: ToleranceRule | None = None
     factor: float = FACTOR
     signed_zeros: bool = False
 
@@ -127,9 +127,9 @@ def _first_weak(content: Content, judgements: Mapping[str, Judgement]) -> int | 
 def _strongest(own: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:
     if judging.override is not None:
         return judging.override
-    if judging.rule is Rule.ONNX:
+    if judging.rule is ToleranceRule.ONNX:
         return ONNX_DEFAULT
-    if judging.rule is Rule.DERIVED and derived is not None:
+    if judging.rule is ToleranceRule.DERIVED and derived is not None:
         return derived
     return own or derived or ONNX_DEFAULT
 

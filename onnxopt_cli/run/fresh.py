@@ -13,7 +13,7 @@ from onnxopt_cli.run.rerun import Fresh
 from onnxopt_cli.run.runner import Plan, run_case
 
 
-class Interrupted(Exception):
+class RunInterrupted(Exception):
     """The user wants the run to end."""
 
 
@@ -45,7 +45,7 @@ def fresh_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Fresh]
             executors[0].renew()
             results = [run_case(alone, case)[0] for case in cases]
             if plan.interruption.signal:
-                raise Interrupted
+                raise RunInterrupted
             return results
 
         yield fresh

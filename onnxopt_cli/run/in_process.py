@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from onnxopt_cli.backends.lowering import Kept, Lowering
+from onnxopt_cli.backends.lowering import Kept, LoweringMode
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.isolation.interruption import Interruption
@@ -23,7 +23,7 @@ class InProcess:
 
     ahead = 1
 
-    def __init__(self, text: str, lowering: Lowering, interruption: Interruption) -> None:
+    def __init__(self, text: str, lowering: LoweringMode, interruption: Interruption) -> None:
         self._text = text
         self._backend = resolve_backend(text)
         self._lowering = lowering

@@ -27,7 +27,7 @@ _MOST_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AskedCase:
     """A case that has been read.
 
     Attributes:
@@ -47,18 +47,18 @@ class Question:
     contradictions: tuple[Diff, ...] = ()
 
 
-def read_question(case: Case, judging: Judging) -> Question:
+def read_question(case: Case, judging: Judging) -> AskedCase:
     """Read a case; one that is wrong in itself is an answer too."""
     try:
         content = case.read()
     except InvalidCase as error:
-        return Question(case, None, invalid=str(error))
+        return AskedCase(case, None, invalid=str(error))
     except MemoryError:
-        return Question(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
+        return AskedCase(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
     try:
         expectation = None if content.rejects else expect(content, str(case.location), judging)
     except InvalidCase as error:
-        return Question(case, None, invalid=str(error))
+        return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
     if expectation is not None and expectation.contradictions:
@@ -66,23 +66,23 @@ def read_question(case: Case, judging: Judging) -> Question:
             "the stored outputs contradict the operator's formula beyond any rounding: "
             "the case is wrong, not the backend"
         )
-        return Question(case, content, invalid=why, contradictions=expectation.contradictions)
-    return Question(case, content, expectation)
+        return AskedCase(case, content, invalid=why, contradictions=expectation.contradictions)
+    return AskedCase(case, content, expectation)
 
 
-def starved(case: Case) -> Question:
+def starved(case: Case) -> AskedCase:
     """Return the question of a case that cannot be asked, or judged, for want of memory."""
-    return Question(case, None, invalid=f"{OUT_OF_MEMORY} to judge it", outcome=Outcome.OOM)
+    return AskedCase(case, None, invalid=f"{OUT_OF_MEMORY} to judge it", outcome=Outcome.OOM)
 
 
-def unasked_result(question: Question, backend: str) -> Result:
+def unasked_result(question: AskedCase, backend: str) -> Result:
     """Return the result of a question that cannot be asked."""
     return _result(
         question, backend, question.outcome, question.invalid, Response(), question.contradictions
     )
 
 
-def judge(question: Question, backend: str, response: Response, judging: Judging) -> Result:
+def judge(question: AskedCase, backend: str, response: Response, judging: Judging) -> Result:
     """Say what a backend's response to a question means.
 
     Args:
@@ -164,7 +164,7 @@ def not_run(case: Case, backend: str, why: str) -> Result:
 
 
 def _result(
-    question: Question,
+    question: AskedCase,
     backend: str,
     outcome: Outcome,
     message: str,

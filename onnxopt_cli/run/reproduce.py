@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.distance import Kind, kind_of
+from onnxopt_cli.core.distance import NumberKind, kind_of
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.tolerance import Budget
@@ -185,7 +185,7 @@ def _own_limits(implementation: Implementation, call: Call[Array]) -> list[Array
 
 def _rounding(output: Array) -> Array:
     """Return a few spacings of each element; nothing where it is no finite float."""
-    if kind_of(output.dtype) is not Kind.FLOAT:
+    if kind_of(output.dtype) is not NumberKind.FLOAT:
         return np.zeros(output.shape)
     size = np.abs(np.asarray(output, np.float64))
     epsilon = float(ml_dtypes.finfo(output.dtype).eps)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.judge import (
-    Question,
+    AskedCase,
     judge,
     not_run,
     read_question,
@@ -96,7 +96,7 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 class _Asked:
     """A case that has been read and, unless it is invalid, submitted to every backend."""
 
-    question: Question
+    question: AskedCase
     pending: tuple[Pending, ...]
 
 
@@ -136,7 +136,7 @@ def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
     return tuple(map(plan.review, results))
 
 
-def _result(plan: Plan, question: Question, executor: Executor, pending: Pending) -> Result:
+def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pending) -> Result:
     try:
         response = pending.result()
         if isinstance(response, str):

@@ -149,12 +149,12 @@ class Session:
         """Run again what does not conform, and yield the results of it."""
         if not self.terms.reruns or self._finished:
             return
-        from onnxopt_cli.run.fresh import Interrupted
+        from onnxopt_cli.run.fresh import RunInterrupted
 
         try:
             for backend in self._backends:
                 yield from self._rerun_on(backend)
-        except Interrupted:
+        except RunInterrupted:
             return
 
     def _rerun_on(self, backend: str) -> Iterator[Result]:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
 from onnxopt_cli.backends.check.plugin_process import findings_in_process
 from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
-from onnxopt_cli.backends.check.rule import Finding, Verdict, apply_rule
+from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult, apply_rule
 from onnxopt_cli.backends.check.subject import CommandSubject
 from onnxopt_cli.backends.exec.backend import OPTIONS
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 
 
-def check_backend(text: str) -> Iterator[Finding]:
+def check_backend(text: str) -> Iterator[RuleResult]:
     """Yield what is found of each rule that a backend must keep.
 
     Where it does not even start, or hangs, the rules that follow are not tested.
@@ -36,17 +36,17 @@ def check_backend(text: str) -> Iterator[Finding]:
     for index, finding in enumerate(findings):
         if (
             index == 0
-            and finding.verdict is Verdict.FAIL
+            and finding.verdict is RuleOutcome.FAIL
             and finding.exit_code != UsageError.exit_code
         ):
             # Whatever it does instead of starting, other commands end with the same.
             finding = replace(finding, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
         yield finding
-        if finding.hung or (index == 0 and finding.verdict is Verdict.FAIL):
+        if finding.hung or (index == 0 and finding.verdict is RuleOutcome.FAIL):
             return
 
 
-def _of_command(specification: Specification) -> Iterator[Finding]:
+def _of_command(specification: Specification) -> Iterator[RuleResult]:
     subject = CommandSubject(specification)
     try:
         for rule in COMMAND_RULES:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from time import perf_counter, sleep
 
 from onnxopt_cli.backends.check.common_rules import COMMON_RULES
-from onnxopt_cli.backends.check.questions import Question
-from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
-from onnxopt_cli.backends.check.subject import CommandSubject, Subject
+from onnxopt_cli.backends.check.questions import CheckModel
+from onnxopt_cli.backends.check.rule import BackendRule, Broken, NotShown
+from onnxopt_cli.backends.check.subject import CheckedBackend, CommandSubject
 from onnxopt_cli.backends.exec.backend import require_stated
 from onnxopt_cli.errors import BackendFailure, Unsupported
 
@@ -18,7 +18,7 @@ _SILENCE = 0.1
 _EXTRA = '{"id": 0, "request": "shutdown"}'
 
 
-def _greets(subject: Subject) -> str:
+def _greets(subject: CheckedBackend) -> str:
     command = _command(subject)
     started = perf_counter()
     hello = command.hello
@@ -26,15 +26,15 @@ def _greets(subject: Subject) -> str:
     return f"{hello.name} {hello.version}, after {taken:.2f} s"
 
 
-def _answers(subject: Subject) -> str:
+def _answers(subject: CheckedBackend) -> str:
     return _orderly(_command(subject), subject.simple_question())
 
 
-def _overlooks_fields(subject: Subject) -> str:
+def _overlooks_fields(subject: CheckedBackend) -> str:
     return _orderly(_command(subject), subject.simple_question(), _EXTRA)
 
 
-def _stays(subject: Subject) -> str:
+def _stays(subject: CheckedBackend) -> str:
     command = _command(subject)
     for _ in range(3):
         _orderly(command, subject.simple_question())
@@ -42,7 +42,7 @@ def _stays(subject: Subject) -> str:
     return "three cases in one process"
 
 
-def _refuses_damaged(subject: Subject) -> str:
+def _refuses_damaged(subject: CheckedBackend) -> str:
     command = _command(subject)
     asked = subject.simple_question()
     damaged = b"\xff" * 64
@@ -56,7 +56,7 @@ def _refuses_damaged(subject: Subject) -> str:
     return found
 
 
-def _ends_when_told(subject: Subject) -> str:
+def _ends_when_told(subject: CheckedBackend) -> str:
     command = _command(subject)
     _orderly(command, subject.simple_question())
     try:
@@ -66,7 +66,7 @@ def _ends_when_told(subject: Subject) -> str:
     return "exit code 0"
 
 
-def _ends_with_input(subject: Subject) -> str:
+def _ends_with_input(subject: CheckedBackend) -> str:
     command = _command(subject)
     _orderly(command, subject.simple_question())
     try:
@@ -76,13 +76,13 @@ def _ends_with_input(subject: Subject) -> str:
     return "exit code 0"
 
 
-def _command(subject: Subject) -> CommandSubject:
+def _command(subject: CheckedBackend) -> CommandSubject:
     if not isinstance(subject, CommandSubject):
         raise TypeError("these rules are for commands")
     return subject
 
 
-def _orderly(command: CommandSubject, asked: Question, extra: str | None = None) -> str:
+def _orderly(command: CommandSubject, asked: CheckModel, extra: str | None = None) -> str:
     try:
         require_stated(asked.model, command.hello)
     except Unsupported as error:
@@ -97,39 +97,39 @@ def _orderly(command: CommandSubject, asked: Question, extra: str | None = None)
 
 
 #: In the order in which they are tested.
-COMMAND_RULES: Iterable[Rule] = (
-    Rule(
+COMMAND_RULES: Iterable[BackendRule] = (
+    BackendRule(
         "answers hello",
         "answer the first line with one line of JSON, flushed, with all fields of the protocol",
         _greets,
     ),
-    Rule(
+    BackendRule(
         "answers run with its id, and files in the folder",
         "repeat the request's id; name regular files that stand in the request's folder; flush",
         _answers,
     ),
-    Rule(
+    BackendRule(
         "overlooks fields that it does not know",
         "read the fields that are needed and no others",
         _overlooks_fields,
     ),
-    Rule(
+    BackendRule(
         "stays for the next case, and writes nothing unasked",
         "read requests in a loop; send what libraries print to standard error",
         _stays,
     ),
-    Rule(
+    BackendRule(
         "reports a damaged model, and goes on",
         'answer {"id": ..., "error": "..."} when the model cannot be read',
         _refuses_damaged,
     ),
     *COMMON_RULES,
-    Rule(
+    BackendRule(
         "ends with exit code 0 on shutdown",
         "end the loop at the request shutdown, and release everything in order",
         _ends_when_told,
     ),
-    Rule(
+    BackendRule(
         "ends with exit code 0 when its input ends",
         "end the loop at the end of standard input too: nobody is there to ask any more",
         _ends_with_input,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper
 
-from onnxopt_cli.backends.check.questions import LIKELY, Question, question
-from onnxopt_cli.backends.check.rule import Broken, NotShown, Rule
-from onnxopt_cli.backends.check.subject import BREAKDOWNS, Subject
+from onnxopt_cli.backends.check.questions import LIKELY, CheckModel, question
+from onnxopt_cli.backends.check.rule import BackendRule, Broken, NotShown
+from onnxopt_cli.backends.check.subject import BREAKDOWNS, CheckedBackend
 from onnxopt_cli.backends.check.unknown_operators import says_unsupported
 from onnxopt_cli.backends.outputs import normalise_outputs
 from onnxopt_cli.core.text import exception_text
@@ -21,7 +21,7 @@ _NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
 _ELEMENT_TYPES = ("FLOAT", "DOUBLE", "FLOAT16", "INT32", "INT64", "BOOL")
 
 
-def keeps_types(subject: Subject) -> str:
+def keeps_types(subject: CheckedBackend) -> str:
     """Outputs have the element type and the shape that the operator gives them."""
     shown = []
     for name in _ELEMENT_TYPES:
@@ -45,7 +45,7 @@ def keeps_types(subject: Subject) -> str:
     return ", ".join(shown)
 
 
-def answers_alike(subject: Subject) -> str:
+def answers_alike(subject: CheckedBackend) -> str:
     """The same question has the same answer."""
     asked = what_it_runs(subject, subject.tensor())
     first, second = (answered(subject, asked) for _ in range(2))
@@ -55,25 +55,25 @@ def answers_alike(subject: Subject) -> str:
     return f"{len(first)} outputs, twice"
 
 
-def survives_empty(subject: Subject) -> str:
+def survives_empty(subject: CheckedBackend) -> str:
     """A tensor without elements is answered in an orderly way."""
     shape = subject.shape[:-2]
     return _survives(subject, np.zeros((*shape, 0, 3), subject.dtype))
 
 
-def survives_large(subject: Subject) -> str:
+def survives_large(subject: CheckedBackend) -> str:
     """A tensor of ten megabytes is answered in an orderly way."""
     dtype = subject.dtype
     ones = (1,) * (len(subject.shape) - 1)
     return _survives(subject, np.ones((*ones, _TEN_MEGABYTES // dtype.itemsize), dtype))
 
 
-def survives_names(subject: Subject) -> str:
+def survives_names(subject: CheckedBackend) -> str:
     """Names of inputs and outputs that are not ASCII are answered in an orderly way."""
     return _survives(subject, subject.tensor(), _NOT_ASCII)
 
 
-def what_it_runs(subject: Subject, array: Array) -> Question:
+def what_it_runs(subject: CheckedBackend, array: Array) -> CheckModel:
     """Return a question that the backend can answer.
 
     Raises:
@@ -85,7 +85,7 @@ def what_it_runs(subject: Subject, array: Array) -> Question:
     return asked
 
 
-def answered(subject: Subject, asked: Question) -> Sequence[Value]:
+def answered(subject: CheckedBackend, asked: CheckModel) -> Sequence[Value]:
     """Return the outputs of a question.
 
     Raises:
@@ -107,7 +107,7 @@ def _declared(output: ValueInfoProto) -> Array:
     return np.broadcast_to(np.zeros((), helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
 
 
-def _survives(subject: Subject, array: Array, names: tuple[str, str] = ("x", "y")) -> str:
+def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("x", "y")) -> str:
     asked = subject.ask_what_it_runs(array, names)
     if asked is None and subject.runs is not None:
         raise NotShown(f"{subject.runs.operator}, which it runs, takes no such tensor")
@@ -131,24 +131,24 @@ def _words(error: Exception) -> str:
 _SURVIVE = "answer outputs, unsupported or an error, whatever the sizes and names are"
 
 #: In the order in which they are tested.
-COMMON_RULES: Iterable[Rule] = (
-    Rule(
+COMMON_RULES: Iterable[BackendRule] = (
+    BackendRule(
         "says that it does not know an operator",
         "say unsupported, not error, for what is not implemented: only then is a model with "
         "primitive operators tried, and the gap not counted as a defect",
         says_unsupported,
     ),
-    Rule(
+    BackendRule(
         "gives outputs their element type and shape",
         "return arrays of the dtype and shape that the operator defines",
         keeps_types,
     ),
-    Rule(
+    BackendRule(
         "answers the same question alike",
         "look for state that is kept from one case to the next, and for uninitialised memory",
         answers_alike,
     ),
-    Rule("survives an empty tensor", _SURVIVE, survives_empty),
-    Rule("survives a tensor of 10 MB", _SURVIVE, survives_large),
-    Rule("survives names that are not ASCII", _SURVIVE, survives_names),
+    BackendRule("survives an empty tensor", _SURVIVE, survives_empty),
+    BackendRule("survives a tensor of 10 MB", _SURVIVE, survives_large),
+    BackendRule("survives names that are not ASCII", _SURVIVE, survives_names),
 )

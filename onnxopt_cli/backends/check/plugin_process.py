@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from onnxopt_cli.backends.check.rule import Finding, Rule, Verdict, apply_rule, broken
+from onnxopt_cli.backends.check.rule import BackendRule, RuleOutcome, RuleResult, apply_rule, broken
 from onnxopt_cli.backends.check.subject import BREAKDOWNS, PluginSubject
 from onnxopt_cli.backends.exec.process import CommandProcess
 from onnxopt_cli.errors import BackendHangs, OnnxoptError
@@ -24,7 +24,7 @@ serve()
 _SECONDS = 60.0
 
 
-def findings_in_process(text: str, rules: Sequence[Rule]) -> Iterator[Finding]:
+def findings_in_process(text: str, rules: Sequence[BackendRule]) -> Iterator[RuleResult]:
     """Yield what is found of each rule; a process that ends is replaced for the next rule.
 
     Args:
@@ -44,8 +44,8 @@ def findings_in_process(text: str, rules: Sequence[Rule]) -> Iterator[Finding]:
                 hung = isinstance(error, BackendHangs)
                 yield broken(rule, _of_backend(error), hung=hung)
                 continue
-            finding = Finding(rule, *json.loads(line))
-            yield replace(finding, verdict=Verdict(finding.verdict))
+            finding = RuleResult(rule, *json.loads(line))
+            yield replace(finding, verdict=RuleOutcome(finding.verdict))
     finally:
         if process is not None:
             process.kill()

@@ -41,7 +41,7 @@ _OTHER_TYPES = (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CheckModel:
     """A model and its inputs.
 
     Attributes:
@@ -68,7 +68,7 @@ def all_operators() -> Iterator[str]:
 
 def question(
     operator: str, array: Array, opset: int, *, names: tuple[str, str] = ("x", "y")
-) -> Question:
+) -> CheckModel:
     """Return a model of one operator, fed with one tensor wherever it takes it.
 
     Args:
@@ -104,15 +104,15 @@ def question(
         known = all(dimension.HasField("dim_value") for dimension in tensor.shape.dim)
         if not tensor.HasField("shape") or not known:
             raise ValueError(f"{operator} does not say what it returns")
-    return Question(model, inputs)
+    return CheckModel(model, inputs)
 
 
-def unknown(operator: str, domain: str, array: Array, opset: int) -> Question:
+def unknown(operator: str, domain: str, array: Array, opset: int) -> CheckModel:
     """Return a model of an operator that nobody knows, from one tensor to one like it."""
     node = helper.make_node(operator, ["x"], ["y"], domain=domain)
     model = _model(node, {"x": array}, opset, [])
     model.graph.output.append(_tensor_info("y", array))
-    return Question(model, {"x": array})
+    return CheckModel(model, {"x": array})
 
 
 def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str, Value]]:
@@ -135,7 +135,7 @@ def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str,
 
 def _formula_question(
     operator: Operator, array: Array, opset: int, names: tuple[str, str]
-) -> Question:
+) -> CheckModel:
     if array.dtype.name not in operator.dtypes:
         raise ValueError(f"{operator.name} takes no such tensor")
     values = [np.ones((), scalar.dtypes[0]) for scalar in operator.scalars]
@@ -149,7 +149,7 @@ def _formula_question(
     model.graph.output[0].name = model.graph.node[0].output[0] = names[1]
     model.opset_import.append(helper.make_opsetid("", opset))
     model.ir_version = _IR_VERSION
-    return Question(model, dict(zip(input_names, values, strict=True)))
+    return CheckModel(model, dict(zip(input_names, values, strict=True)))
 
 
 def _value(attribute: Attribute) -> AttributeValue:

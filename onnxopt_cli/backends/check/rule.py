@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from onnxopt_cli.backends.check.subject import Subject
+from onnxopt_cli.backends.check.subject import CheckedBackend
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
 
-class Verdict(StrEnum):
+class RuleOutcome(StrEnum):
     """What is known of a rule and a backend."""
 
     PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class BackendRule:
     """A rule.
 
     Attributes:
@@ -32,11 +32,11 @@ class Rule:
 
     name: str
     remedy: str
-    test: Callable[[Subject], str]
+    test: Callable[[CheckedBackend], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleResult:
     """What was found of a rule.
 
     Attributes:
@@ -49,8 +49,8 @@ class Finding:
         exit_code: what the command ends with for it.
     """
 
-    rule: Rule
-    verdict: Verdict
+    rule: BackendRule
+    verdict: RuleOutcome
     found: str
     hung: bool = False
     remedy: str = ""
@@ -77,14 +77,14 @@ class NotShown(Exception):
     """The backend gave no occasion to tell; the message says why. No user ever meets this one."""
 
 
-def apply_rule(rule: Rule, subject: Subject) -> Finding:
+def apply_rule(rule: BackendRule, subject: CheckedBackend) -> RuleResult:
     """Test a backend against a rule; whatever it raises, except KeyboardInterrupt, is a finding."""
     try:
-        return Finding(rule, Verdict.PASS, rule.test(subject))
+        return RuleResult(rule, RuleOutcome.PASS, rule.test(subject))
     except KeyboardInterrupt:
         raise
     except NotShown as error:
-        return Finding(rule, Verdict.NOT_SHOWN, str(error))
+        return RuleResult(rule, RuleOutcome.NOT_SHOWN, str(error))
     except Broken as error:
         finding = broken(rule, str(error))
         return replace(finding, remedy=error.remedy or rule.remedy, write=error.write)
@@ -95,6 +95,6 @@ def apply_rule(rule: Rule, subject: Subject) -> Finding:
         return broken(rule, exception_text(error))
 
 
-def broken(rule: Rule, found: str, *, hung: bool = False, exit_code: int = 1) -> Finding:
+def broken(rule: BackendRule, found: str, *, hung: bool = False, exit_code: int = 1) -> RuleResult:
     """Return that a rule is broken."""
-    return Finding(rule, Verdict.FAIL, found, hung, rule.remedy, exit_code=exit_code)
+    return RuleResult(rule, RuleOutcome.FAIL, found, hung, rule.remedy, exit_code=exit_code)

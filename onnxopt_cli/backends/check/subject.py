@@ -14,7 +14,7 @@ from onnxopt_cli.backends.check.questions import (
     LIKELY,
     OPSETS,
     SHAPES,
-    Question,
+    CheckModel,
     all_operators,
     formulas,
     question,
@@ -58,7 +58,7 @@ class Runs:
     shape: tuple[int, ...]
 
 
-class Subject:
+class CheckedBackend:
     """A backend that can be asked to run models.
 
     Args:
@@ -70,7 +70,7 @@ class Subject:
         self._runs: Runs | None = None
         self._searched = False
 
-    def returned(self, asked: Question) -> object:
+    def returned(self, asked: CheckModel) -> object:
         """Return what the backend answers, as it is."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class Subject:
 
     def ask_what_it_runs(
         self, array: Array, names: tuple[str, str] = ("x", "y")
-    ) -> Question | None:
+    ) -> CheckModel | None:
         """Return a question that the backend can answer, about a tensor of its own kind or another.
 
         None if there is none, or the operator takes no such tensor.
@@ -96,7 +96,7 @@ class Subject:
         except ValueError:
             return None
 
-    def simple_question(self) -> Question:
+    def simple_question(self) -> CheckModel:
         """Return a question that the backend can answer, or the likeliest one."""
         array = self.tensor()
         return self.ask_what_it_runs(array) or question(LIKELY[0], array, self.opset)
@@ -171,7 +171,7 @@ def _tensor(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     return np.arange(1, 1 + np.prod(shape)).reshape(shape).astype(dtype)
 
 
-class PluginSubject(Subject):
+class PluginSubject(CheckedBackend):
     """A backend in Python.
 
     Args:
@@ -189,12 +189,12 @@ class PluginSubject(Subject):
             self._backend = resolve_backend(self.text)
         return self._backend
 
-    def returned(self, asked: Question) -> object:
+    def returned(self, asked: CheckModel) -> object:
         """Return what the backend answers, as it is."""
         return self.backend.prepare(asked.model).run(asked.inputs)
 
 
-class CommandSubject(Subject):
+class CommandSubject(CheckedBackend):
     """A command.
 
     Args:
@@ -228,13 +228,13 @@ class CommandSubject(Subject):
         lowest, highest = self.hello.domains.get("", (min(OPSETS), max(OPSETS)))
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
-    def returned(self, asked: Question) -> list[Value]:
+    def returned(self, asked: CheckModel) -> list[Value]:
         """Return the outputs of a model, if the command states all that it needs."""
         require_stated(asked.model, self.hello)
         return self.run(asked)
 
     def run(
-        self, asked: Question, content: bytes | None = None, extra: str | None = None
+        self, asked: CheckModel, content: bytes | None = None, extra: str | None = None
     ) -> list[Value]:
         """Have the command run a model.
 

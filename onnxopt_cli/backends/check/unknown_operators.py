@@ -17,9 +17,9 @@ from itertools import pairwise
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxopt_cli.backends.check.questions import TRAINING, Question, formulas, question, unknown
+from onnxopt_cli.backends.check.questions import TRAINING, CheckModel, formulas, question, unknown
 from onnxopt_cli.backends.check.rule import Broken
-from onnxopt_cli.backends.check.subject import BREAKDOWNS, Subject
+from onnxopt_cli.backends.check.subject import BREAKDOWNS, CheckedBackend
 from onnxopt_cli.backends.unsupported import Recognised, compile_pattern, error_text
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied, BackendFailure, Unsupported
@@ -57,7 +57,7 @@ class _Said:
     kind: str = ""
 
 
-def says_unsupported(subject: Subject) -> str:
+def says_unsupported(subject: CheckedBackend) -> str:
     """An operator that nobody knows is reported as unsupported."""
     contrasts = [said.text for said in _about_wrong_models(subject) if not said.known]
     asked = {domain: _about_nobodys(subject, domain) for domain in _DOMAINS}
@@ -89,7 +89,7 @@ def says_unsupported(subject: Subject) -> str:
     return "".join([f"it says: {heard}", *others])
 
 
-def _about_nobodys(subject: Subject, domain: str) -> dict[str, _Said]:
+def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, _Said]:
     """Return what a backend says of operators that nobody knows, by their names."""
     said: dict[str, _Said] = {}
     for name in _NAMES:
@@ -101,7 +101,7 @@ def _about_nobodys(subject: Subject, domain: str) -> dict[str, _Said]:
     return said
 
 
-def _about_training(subject: Subject) -> dict[str, _Said]:
+def _about_training(subject: CheckedBackend) -> dict[str, _Said]:
     """Return what a backend says of training operators that it does not run."""
     dtype = subject.dtype if subject.dtype.name in {"float32", "float64"} else np.dtype(np.float32)
     array = subject.tensor().astype(dtype)
@@ -111,7 +111,7 @@ def _about_training(subject: Subject) -> dict[str, _Said]:
     return {name.rpartition(":")[2]: said for name, said in asked.items() if said is not None}
 
 
-def _about_wrong_models(subject: Subject) -> Iterator[_Said]:
+def _about_wrong_models(subject: CheckedBackend) -> Iterator[_Said]:
     """Yield what a backend says of an operator that it runs, in models that are wrong.
 
     Raises:
@@ -136,7 +136,7 @@ def _about_wrong_models(subject: Subject) -> Iterator[_Said]:
         yield said
 
 
-def _wrong_models(subject: Subject) -> Iterator[tuple[str, Question]]:
+def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, CheckModel]]:
     asked = subject.simple_question()
     asked.model.graph.node[0].input[0] = "nowhere"
     yield "an input that nothing yields", asked
@@ -156,7 +156,7 @@ def _wrong_models(subject: Subject) -> Iterator[tuple[str, Question]]:
     yield "an output of another type than the operator gives", asked
 
 
-def _ask(subject: Subject, asked: Question) -> _Said | None:
+def _ask(subject: CheckedBackend, asked: CheckModel) -> _Said | None:
     """Return what a backend says; None if it returns outputs."""
     try:
         subject.returned(asked)
@@ -260,13 +260,13 @@ def _excerpt(said: Mapping[str, _Said], pattern: str) -> str:
     return printable(next(found, text).strip()[:_SHOWN])
 
 
-def _why(subject: Subject) -> str:
+def _why(subject: CheckedBackend) -> str:
     if subject.runs is None:
         return "it runs nothing that it was asked for, so these words may mean anything"
     return "no words in it tell it from what it says of a wrong model"
 
 
-def _option(subject: Subject, patterns: Sequence[str]) -> str:
+def _option(subject: CheckedBackend, patterns: Sequence[str]) -> str:
     before, given, pattern = subject.text.partition(",unsupported=")
     joined = "|".join([pattern] * bool(given) + list(patterns))
     return f"-b {shlex.quote(f'{before},unsupported={joined}')}"

@@ -21,7 +21,7 @@ from onnxopt_cli.readings.bound.number_range import (
     smallest,
 )
 from onnxopt_cli.readings.bound.precision import UNTYPED, Precision, coarsest, finest
-from onnxopt_cli.readings.bound.propagation import COMPARISONS, RULES, Rule
+from onnxopt_cli.readings.bound.propagation import COMPARISONS, RULES, RoundingRule
 from onnxopt_cli.readings.evaluate import WIDE
 
 
@@ -162,7 +162,7 @@ def as_bounded(operand: Any) -> Bounded:
     return operand if isinstance(operand, Bounded) else Bounded(operand, np.float64(0.0))
 
 
-def _operate(ufunc: np.ufunc, rule: Rule, operands: list[Bounded]) -> Bounded:
+def _operate(ufunc: np.ufunc, rule: RoundingRule, operands: list[Bounded]) -> Bounded:
     """Carry out an operation in the types that an honest implementation may choose.
 
     Tensors of unlike types may be combined in the coarser type, as one does who computes in the
@@ -190,7 +190,7 @@ def _operate(ufunc: np.ufunc, rule: Rule, operands: list[Bounded]) -> Bounded:
     return replace(result, kept=kept) if kept else result
 
 
-def _operate_on_both(ufunc: np.ufunc, rule: Rule, operands: list[Bounded]) -> Bounded:
+def _operate_on_both(ufunc: np.ufunc, rule: RoundingRule, operands: list[Bounded]) -> Bounded:
     """Carry out an operation for both results of a choice that its operands come from.
 
     Of operands from several choices, anything between the results of each may be right.
@@ -264,7 +264,7 @@ def within_range(operand: Bounded) -> Bounded:
 
 
 def _propagate(
-    ufunc: np.ufunc, rule: Rule, operands: list[Bounded], level: Level, precision: Precision
+    ufunc: np.ufunc, rule: RoundingRule, operands: list[Bounded], level: Level, precision: Precision
 ) -> Bounded:
     operands = [joining(operand, level, precision) for operand in operands]
     value = ufunc(*(operand.value for operand in operands))
@@ -292,7 +292,7 @@ def _propagate(
     )
 
 
-def _unit_roundoff(rule: Rule, operands: list[Bounded], precision: Precision) -> float:
+def _unit_roundoff(rule: RoundingRule, operands: list[Bounded], precision: Precision) -> float:
     """Return the relative error of one rounding.
 
     In a product it is the coarsest operand's: a scalar may have met another factor in its own type.
@@ -303,7 +303,7 @@ def _unit_roundoff(rule: Rule, operands: list[Bounded], precision: Precision) ->
     return coarsest((precision, *typed)).unit_roundoff
 
 
-def _factors(rule: Rule, operands: Sequence[Bounded]) -> tuple[tuple[Bounded, int], ...]:
+def _factors(rule: RoundingRule, operands: Sequence[Bounded]) -> tuple[tuple[Bounded, int], ...]:
     return tuple(
         (factor, exponent * sign)
         for operand, sign in zip(operands, rule.exponents, strict=False)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onnxopt_cli.readings.bound.precision import Precision
-from onnxopt_cli.readings.bound.propagation import Approximate, Rule
+from onnxopt_cli.readings.bound.propagation import Approximate, RoundingRule
 
 
 class Factor(Protocol):
@@ -40,7 +40,9 @@ def allow_for_range(value: Any, magnitude: Any, error: Any, precision: Precision
     return error
 
 
-def settle_not_finite(rule: Rule, value: Any, error: Any, operands: Sequence[Approximate]) -> Any:
+def settle_not_finite(
+    rule: RoundingRule, value: Any, error: Any, operands: Sequence[Approximate]
+) -> Any:
     """Say which NaN and Inf every honest evaluation yields, as IEEE arithmetic on the inputs does.
 
     Others come from values that have left the range, or may be zero, or of either sign.

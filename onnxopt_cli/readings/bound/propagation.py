@@ -53,7 +53,7 @@ class Approximate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RoundingRule:
     """How errors pass through one ufunc.
 
     Attributes:
@@ -153,18 +153,18 @@ def _is_zero(operand: Approximate) -> Any:
 
 
 #: The rule of every ufunc that formulas may use, comparisons aside.
-RULES: Mapping[np.ufunc, Rule] = {
-    np.add: Rule(_sum_error, 1, _sum_crosses, is_sum=True),
-    np.subtract: Rule(_sum_error, 1, partial(_sum_crosses, sign=-1), is_sum=True),
-    np.multiply: Rule(_product_error, 1, _with_operands, exponents=(1, 1)),
-    np.divide: Rule(_quotient_error, 2, _with_operands, exponents=(1, -1)),
-    np.sqrt: Rule(_root_error, 4, _never),
-    np.exp: Rule(_exponential_error, 4, _never),
-    np.power: Rule(_power_error, 4, _with_operands, exact=_power_is_exact),
-    np.negative: Rule(_same_error, 0, _with_operands, exponents=(1,)),
-    np.absolute: Rule(_same_error, 0, _never, exponents=(1,)),
-    np.maximum: Rule(_larger_error, 0, _with_operands),
-    np.minimum: Rule(_larger_error, 0, _with_operands),
+RULES: Mapping[np.ufunc, RoundingRule] = {
+    np.add: RoundingRule(_sum_error, 1, _sum_crosses, is_sum=True),
+    np.subtract: RoundingRule(_sum_error, 1, partial(_sum_crosses, sign=-1), is_sum=True),
+    np.multiply: RoundingRule(_product_error, 1, _with_operands, exponents=(1, 1)),
+    np.divide: RoundingRule(_quotient_error, 2, _with_operands, exponents=(1, -1)),
+    np.sqrt: RoundingRule(_root_error, 4, _never),
+    np.exp: RoundingRule(_exponential_error, 4, _never),
+    np.power: RoundingRule(_power_error, 4, _with_operands, exact=_power_is_exact),
+    np.negative: RoundingRule(_same_error, 0, _with_operands, exponents=(1,)),
+    np.absolute: RoundingRule(_same_error, 0, _never, exponents=(1,)),
+    np.maximum: RoundingRule(_larger_error, 0, _with_operands),
+    np.minimum: RoundingRule(_larger_error, 0, _with_operands),
 }
 
 #: Comparisons, which rounding turns over where the operands are closer than their errors.

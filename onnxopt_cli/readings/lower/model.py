@@ -24,7 +24,7 @@ OLDEST_OPSET = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Lowering:
+class LoweredModel:
     """What became of a model.
 
     Attributes:
@@ -56,7 +56,7 @@ def lower_model(model: onnx.ModelProto) -> onnx.ModelProto:
     return lower(model).model
 
 
-def lower(model: onnx.ModelProto) -> Lowering:
+def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula, also in subgraphs and in model-local functions.
 
     Functions that contain one are inlined. The result imports ai.onnx, and none of the operators'
@@ -74,7 +74,7 @@ def lower(model: onnx.ModelProto) -> Lowering:
     if not formula_operators(model):
         unchanged = onnx.ModelProto()
         unchanged.CopyFrom(model)
-        return Lowering(unchanged, (), 0)
+        return LoweredModel(unchanged, (), 0)
     lowered = inline_formulas(model)
     _require_opset(lowered)
     names = FreshNames(lowered)
@@ -89,7 +89,7 @@ def lower(model: onnx.ModelProto) -> Lowering:
         replaced += sweep.replaced
         primitives += sweep.primitives
     _drop_unused_imports(lowered)
-    return Lowering(lowered, tuple(replaced), primitives)
+    return LoweredModel(lowered, tuple(replaced), primitives)
 
 
 @dataclass(slots=True)
