@@ -13,7 +13,7 @@ from trajectory_files import GRADIENTS, START, trajectory_text
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.record_json import result_from_json, result_to_json
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.run.in_process import InProcess
+from onnxopt_cli.run.executors import InProcess
 from onnxopt_cli.run.runner import Plan, run
 
 PLUGINS = Path(__file__).parent / "plugins" / "drifting.py"

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import onnx
 
-from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.backends.lowering import Kept, LoweringMode
+from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.limits import Limits
-from onnxopt_cli.isolation.response import Aside, Response
-from onnxopt_cli.run.in_process import InProcess
-from onnxopt_cli.run.own_reference import OwnReference
+from onnxopt_cli.isolation.response import Aside, Response, keeping, respond, tear_down
+from onnxopt_cli.readings.single_node import sole_operator
 
 if TYPE_CHECKING:
     from onnxopt_cli.isolation.pool import Pool, Switchboard
@@ -163,3 +163,113 @@ def _require_distinct(texts: Sequence[str]) -> None:
                     hint="give each backend once; --jobs runs more of its cases at a time",
                 )
         known.append((text, asked))
+
+
+class InProcess:
+    """A backend in the runner's own process: if it crashes, so does the runner."""
+
+    ahead = 1
+
+    def __init__(self, text: str, lowering: LoweringMode, interruption: Interruption) -> None:
+        self._text = text
+        self._backend = resolve_backend(text)
+        self._lowering = lowering
+        self._interruption = interruption
+        self._kept: Kept | None = None
+        self.name = text
+        self.version = self._backend.version
+
+    def ready(self) -> None:
+        """Do nothing: it has started."""
+
+    def submit(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+        started: Callable[[], None],
+        *,
+        keep: bool = False,
+    ) -> Pending:
+        """Have a case run when its result is asked for."""
+
+        def run() -> Response | str:
+            if self._interruption.signal:
+                return "interrupted"
+            started()
+            self._kept = keeping(self._kept, model) if keep else None
+            return respond(self._backend, model, inputs, self._lowering, self._kept)
+
+        return _Later(run)
+
+    def renew(self) -> None:
+        """Make the backend anew, as far as that is possible within one process."""
+        self._backend = resolve_backend(self._text)
+        self._kept = None
+
+    def finish(self) -> list[Aside]:
+        """End it; return what went wrong then. All else outside of cases it did to this process."""
+        trouble = tear_down(self._backend)
+        if trouble is None:
+            return []
+
+        return [Aside("teardown", *trouble)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    run: Callable[[], Response | str]
+
+    def result(self) -> Response | str:
+        return self.run()
+
+
+class OwnReference:
+    """Our own reference: formulas it computes in this process, all other models in workers.
+
+    A formula takes as much time and memory as its inputs let expect, and its nodes are checked
+    before. Any other model may loop without end or make terabytes out of a few bytes.
+
+    Args:
+        here: it in this process.
+        open_pool: starts it in workers; called when there is a model for them.
+    """
+
+    def __init__(self, here: InProcess, open_pool: Callable[[], Pool]) -> None:
+        self._here = here
+        self._open_pool = open_pool
+        self._pool: Pool | None = None
+        self.name = here.name
+        self.version = here.version
+
+    @property
+    def ahead(self) -> int:
+        """As many as the workers have use for, once there are any."""
+        return self._pool.ahead if self._pool else self._here.ahead
+
+    def ready(self) -> None:
+        """Do nothing: it has started as far as is known to be needed."""
+
+    def submit(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+        started: Callable[[], None],
+        *,
+        keep: bool = False,
+    ) -> Pending:
+        """Have a case run in the place that is right for its model."""
+        if sole_operator(model) is not None:
+            return self._here.submit(model, inputs, started, keep=keep)
+        if self._pool is None:
+            self._pool = self._open_pool()
+        return self._pool.submit(model, inputs, started, keep=keep)
+
+    def renew(self) -> None:
+        """Make the backend anew in both places."""
+        self._here.renew()
+        if self._pool is not None:
+            self._pool.renew()
+
+    def finish(self) -> list[Aside]:
+        """End it in both places; return what it did outside of any case."""
+        return [*self._here.finish(), *(self._pool.finish() if self._pool else ())]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.readings.bound.exactness import UNROUNDED, is_unrounded, rounding
+from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.readings.bound.number_range import (
     allow_for_order,
     allow_for_range,
@@ -22,7 +22,11 @@ from onnxopt_cli.readings.bound.number_range import (
 )
 from onnxopt_cli.readings.bound.precision import UNTYPED, Precision, coarsest, finest
 from onnxopt_cli.readings.bound.propagation import COMPARISONS, RULES, RoundingRule
+from onnxopt_cli.readings.bound.reductions import Reduced, multiplied, ranked, summed
 from onnxopt_cli.readings.evaluate import WIDE
+
+# Operations whose exact result every honest evaluation yields in a type that can hold it.
+_UNROUNDED = frozenset({np.add, np.subtract, np.absolute, np.negative})
 
 
 class Level(IntEnum):
@@ -81,13 +85,10 @@ class Bounded(NDArrayOperatorsMixin):
         if method != "__call__" or options:
             raise NotImplementedError(f"the bound reading knows numpy.{ufunc.__name__} as it is")
         operands = [as_bounded(operand) for operand in inputs]
-        # They make operands of this class.
-        from onnxopt_cli.readings.bound.functions import compare, matrix_product
-
         if ufunc in COMPARISONS:
-            return compare(ufunc, *operands)
+            return _compare(ufunc, *operands)
         if ufunc is np.matmul:
-            return matrix_product(*operands)
+            return _matrix_product(*operands)
         if ufunc not in RULES:
             raise NotImplementedError(f"the bound reading has no rule for numpy.{ufunc.__name__}")
         return _operate(ufunc, RULES[ufunc], operands)
@@ -99,14 +100,11 @@ class Bounded(NDArrayOperatorsMixin):
         inputs: Sequence[Any],
         options: dict[str, Any],
     ) -> Any:
-        # They make operands of this class.
-        from onnxopt_cli.readings.bound.functions import FUNCTIONS
-
-        if function not in FUNCTIONS:
+        if function not in _FUNCTIONS:
             raise NotImplementedError(
                 f"the bound reading has no rule for numpy.{function.__name__}"
             )
-        return FUNCTIONS[function](*inputs, **options)
+        return _FUNCTIONS[function](*inputs, **options)
 
     @cached_property
     def magnitude(self) -> Any:
@@ -252,7 +250,7 @@ def _converted(operand: Bounded, precision: Precision) -> Bounded:
     """Round an operand to a type."""
     if operand.precision is UNTYPED:
         operand = _typed(operand, precision)
-    error = operand.error + rounding(operand, precision)
+    error = operand.error + _rounding(operand, precision)
     plain = replace(operand, factors=(), terms=(), kept=None, unrounded=None)
     return within_range(replace(plain, error=error, precision=precision))
 
@@ -288,7 +286,7 @@ def _propagate(
         may_cross=rule.crosses(magnitude, error, *operands),
         factors=factors,
         terms=tuple(operands) if rule.is_sum else (),
-        unrounded=partial(is_unrounded, operands, rounded) if ufunc in UNROUNDED else None,
+        unrounded=partial(_is_unrounded, operands, rounded) if ufunc in _UNROUNDED else None,
     )
 
 
@@ -309,3 +307,113 @@ def _factors(rule: RoundingRule, operands: Sequence[Bounded]) -> tuple[tuple[Bou
         for operand, sign in zip(operands, rule.exponents, strict=False)
         for factor, exponent in operand.factors or ((operand, 1),)
     )
+
+
+def _is_unrounded(operands: Sequence[Bounded], result: Bounded) -> Any:
+    """Tell where operands are exact, and so is the result, because its type can hold it."""
+    exact: Any = np.bool_(True)
+    for operand in operands:
+        exact = exact & (operand.doubt == 0)
+    normal = (result.value == 0) | (result.magnitude >= result.precision.smallest_normal)
+    return exact & normal & _is_held(result.value, result.precision)
+
+
+def _rounding(operand: Bounded, precision: Precision) -> Any:
+    """Return the error of rounding to a type, which what it can hold does not have.
+
+    Infinity and NaN are among it.
+    """
+    error = precision.unit_roundoff * operand.magnitude
+    if not (error < np.inf).all():
+        error = np.where(error < np.inf, error, 0.0)
+    exact = operand.error == 0
+    if not exact.any():
+        return error
+    return np.where(exact & _is_held(operand.value, precision), 0.0, error)
+
+
+def _is_held(value: Any, precision: Precision) -> Any:
+    """Tell where a type can hold a value, which no type is known to be able to."""
+    if precision.dtype is None:
+        return np.bool_(False)
+    return value == np.asarray(value).astype(precision.dtype)
+
+
+def _compare(ufunc: np.ufunc, a: Bounded, b: Bounded) -> Bounded:
+    """Compare; the error is positive where the operands are closer than theirs."""
+    a, b = either(a), either(b)
+    value = ufunc(a.value, b.value)
+    reach = a.doubt + b.doubt
+    undecided = reach > 0
+    if undecided.any():
+        certain = _is_nan(a) | _is_nan(b)
+        undecided = undecided & ~certain & ~(np.abs(np.float64(a.value - b.value)) > reach)
+    return Bounded(value, np.float64(undecided))
+
+
+def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
+    """Multiply matrices, or a matrix and a vector, adding the products in any order."""
+    a, b = either(a), either(b)
+    level = max(a.level, b.level)
+    precision = coarsest(each.precision for each in (a, b) if each.level == level)
+    a, b = joining(a, level, precision), joining(b, level, precision)
+    value, error, may_cross = multiplied(a, b, precision)
+    return within_range(Bounded(value, error, precision, level, may_cross))
+
+
+def _is_nan(operand: Bounded) -> Any:
+    return np.isnan(operand.value) & (operand.error == 0)
+
+
+def _choose(condition: Any, x: Any, y: Any) -> Bounded:
+    """Apply numpy.where, both ways where rounding can turn the condition over."""
+    condition, x, y = as_bounded(condition), either(as_bounded(x)), either(as_bounded(y))
+    chosen = _chosen(condition.value, x, y)
+    undecided = condition.error > 0
+    if not undecided.any():
+        return chosen
+    other = _chosen(condition.value ^ undecided, x, y)
+    return with_both(chosen, other, condition)
+
+
+def _chosen(condition: Any, x: Bounded, y: Bounded) -> Bounded:
+    kept = None
+    if x.kept or y.kept:
+        kept = _chosen(condition, x.kept or x, y.kept or y)
+    level = max(x.level, y.level)
+    precision = coarsest(each.precision for each in (x, y) if each.level == level)
+    x, y = joining(x, level, precision), joining(y, level, precision)
+    value = np.where(condition, x.value, y.value)
+    error = np.where(condition, x.error, y.error)
+    may_cross: Any = x.may_cross | y.may_cross
+    if np.any(may_cross):
+        may_cross = np.where(condition, x.may_cross, y.may_cross)
+    factors = (x if condition else y).factors if np.ndim(condition) == 0 else ()
+    return Bounded(value, error, precision, level, may_cross, factors, kept=kept)
+
+
+def _sum(operand: Bounded) -> Bounded:
+    result = _reduced(operand, partial(summed, either(operand)))
+    return replace(result, kept=_sum(operand.kept)) if operand.kept else result
+
+
+def _percentile(operand: Bounded, percent: Any) -> Bounded:
+    elements = either(operand)
+    result = _reduced(
+        operand,
+        lambda precision: ranked(elements, elements.doubt, as_bounded(percent), precision),
+    )
+    return replace(result, kept=_percentile(operand.kept, percent)) if operand.kept else result
+
+
+def _reduced(operand: Bounded, reduce: Callable[[Precision], Reduced]) -> Bounded:
+    value, error, may_cross = reduce(operand.precision)
+    return within_range(Bounded(value, error, operand.precision, operand.level, may_cross))
+
+
+# Functions that are no ufuncs.
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    np.where: _choose,
+    np.sum: _sum,
+    percentile: _percentile,
+}
