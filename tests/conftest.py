@@ -13,8 +13,6 @@ from onnxopt_cli.cli import main
 # A shell has what it starts with & ignore Ctrl-C, and so would the commands of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REPOSITORY = Path(__file__).parent.parent
-
 
 @dataclass(frozen=True)
 class Answer:

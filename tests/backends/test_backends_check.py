@@ -1,0 +1,258 @@
+"""``onnxopt backends check``: each rule is tied to a backend that breaks it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+from exec_commands import spec
+from places import PLUGINS
+
+from onnxopt_cli.backends.check.check import check_backend
+from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
+from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
+from onnxopt_cli.backends.check.rule import RuleOutcome
+
+#: How exec_identity.py breaks which rules; what stands after the first follows from it.
+BREAKING_COMMANDS = {
+    "fields": ["overlooks fields that it does not know"],
+    "chatter": ["stays for the next case, and writes nothing unasked", ...],
+    "id": ["answers run with its id, and files in the folder", ...],
+    "folder": ["answers run with its id, and files in the folder", ...],
+    "damaged": ["reports a damaged model, and goes on"],
+    "unsupported": ["says that it does not know an operator"],
+    "type": ["gives outputs their element type and shape", ...],
+    "alike": ["answers the same question alike"],
+    "empty": ["survives an empty tensor"],
+    "large": ["survives a tensor of 10 MB"],
+    "names": ["survives names that are not ASCII"],
+    "shutdown": ["ends with exit code 0 on shutdown"],
+    "end-of-input": ["ends with exit code 0 when its input ends"],
+}
+BREAKING_PLUGINS = {
+    "Bare": ["returns a list, tuple or dict of outputs", ...],
+    "Scribbles": ["leaves its inputs as they are", ...],
+    "AcceptsAll": ["raises for a model that is wrong"],
+    "FailsForUnknown": ["says that it does not know an operator"],
+    "Doubles": ["gives outputs their element type and shape", ...],
+    "Counts": ["answers the same question alike"],
+    "EndsOnEmpty": ["survives an empty tensor"],
+    "CrashesOnLarge": ["survives a tensor of 10 MB"],
+    "CrashesOnNames": ["survives names that are not ASCII"],
+    "Prints": ["prints nothing"],
+}
+
+
+def command(breaks=""):
+    return spec(breaks, command=PLUGINS / "exec_identity.py", timeout=5)
+
+
+def plugin(name):
+    return f"python:{PLUGINS / 'rule_breakers.py'}:{name}"
+
+
+def broken(backend):
+    return [f.rule.name for f in check_backend(backend) if f.verdict is RuleOutcome.FAIL]
+
+
+@pytest.mark.parametrize("breaks", BREAKING_COMMANDS)
+def test_a_command_that_breaks_a_rule_is_found_by_that_rule(breaks):
+    expected = BREAKING_COMMANDS[breaks]
+    found = broken(command(breaks))
+    assert expected[0] in found
+    assert expected[-1] is ... or found == expected
+
+
+@pytest.mark.parametrize("name", BREAKING_PLUGINS)
+def test_a_plugin_that_breaks_a_rule_is_found_by_that_rule(name):
+    expected = BREAKING_PLUGINS[name]
+    found = broken(plugin(name))
+    assert expected[0] in found
+    assert expected[-1] is ... or found == expected
+
+
+def test_every_rule_has_a_backend_that_breaks_it():
+    tied = {names[0] for names in BREAKING_COMMANDS.values()}
+    assert {rule.name for rule in COMMAND_RULES} - tied == {"answers hello"}
+    tied = {names[0] for names in BREAKING_PLUGINS.values()}
+    assert {rule.name for rule in PLUGIN_RULES} - tied == {"is found, and has prepare or run"}
+
+
+@pytest.mark.parametrize("backend", [command(), plugin("Keeps"), "numpy"])
+def test_a_backend_that_keeps_all_rules_passes_each(backend, onnxopt):
+    answer = onnxopt("backends", "check", backend)
+    lines = answer.out.splitlines()
+    count = len(tuple(COMMAND_RULES if backend.startswith("exec:") else PLUGIN_RULES))
+    assert answer.code == 0
+    assert lines[-1] == f"{count} pass"
+    assert sum(line.startswith("pass") for line in lines) == count
+
+
+def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
+    answer = onnxopt("backends", "check", plugin("CrashesOnLarge"))
+    words = " ".join(answer.out.split())
+    assert answer.code == 1
+    assert "fail survives a tensor of 10 MB its process was killed by SIGSEGV" in words
+    assert "to do: answer outputs, unsupported or an error" in words
+    assert words.endswith("10 pass, 1 fail")
+
+
+@pytest.mark.parametrize(
+    ("backend", "words", "code"),
+    [
+        (spec("hello-error"), "no licence", 4),
+        (spec("hello-dies"), "ended with exit code 3", 4),
+        ("exec:./not-here", "is not there", 4),
+        (plugin("Nothing"), "neither prepare", 4),
+        (plugin("Misspelt"), "has no Misspelt", 4),
+        ("no-such-backend", "there is no backend", 2),
+    ],
+)
+def test_a_backend_that_does_not_start_breaks_the_first_rule_and_is_asked_no_more(
+    backend, words, code, onnxopt
+):
+    answer = onnxopt("backends", "check", backend)
+    assert answer.code == code
+    assert words in " ".join(answer.out.split())
+    assert answer.out.splitlines()[-1] == "1 fail"
+
+
+def test_a_command_that_hangs_costs_its_timeout_only():
+    found = list(check_backend(spec("hello-hangs", timeout=0.3)))
+    assert len(found) == 1
+    assert found[0].found == "the command did not answer within 0.3 s, and was killed"
+
+
+@pytest.mark.parametrize("kind", ["command", "plugin"])
+def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it(
+    kind, monkeypatch, tmp_path
+):
+    if kind == "command":
+        backend = spec("hangs", tmp_path / "marker", timeout=0.3)
+    else:
+        monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 5.0)
+        backend = plugin("Sleeps")
+    *passed, last = check_backend(backend)
+    assert {finding.verdict for finding in passed} == {RuleOutcome.PASS}
+    assert last.verdict is RuleOutcome.FAIL
+    assert "and was killed" in last.found
+
+
+def test_a_command_with_an_unknown_option_is_wrong_usage(onnxopt):
+    assert onnxopt("backends", "check", spec(speed="1")).code == 2
+
+
+def test_a_plugin_is_found_where_this_process_finds_it(workplace, monkeypatch):
+    (workplace / "here").mkdir()
+    (workplace / "here" / "vendor.py").write_text((PLUGINS / "rule_breakers.py").read_text())
+    monkeypatch.setattr(sys, "path", [str(workplace / "here"), *sys.path])
+    assert broken("python:vendor:Keeps") == []
+
+
+def test_a_command_is_asked_about_types_that_it_states(tmp_path):
+    script = tmp_path / "double_only.py"
+    text = (PLUGINS / "exec_identity.py").read_text()
+    script.write_text(text.replace('"FLOAT", "INT64"', '"DOUBLE"'))
+    findings = {f.rule.name: f for f in check_backend(spec("", command=script))}
+    assert {finding.verdict for finding in findings.values()} == {RuleOutcome.PASS}
+    assert findings["gives outputs their element type and shape"].found == "DOUBLE"
+
+
+def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_ends(tmp_path):
+    script = tmp_path / "other_domain.py"
+    text = (PLUGINS / "exec_identity.py").read_text()
+    script.write_text(text.replace('"ai.onnx"', '"com.acme"'))
+    verdicts = {f.rule.name: f.verdict for f in check_backend(spec("", command=script))}
+    assert RuleOutcome.FAIL not in verdicts.values()
+    assert verdicts["answers run with its id, and files in the folder"] is RuleOutcome.NOT_SHOWN
+
+
+def own(name, pattern=None):
+    option = "" if pattern is None else f",unsupported={pattern}"
+    return f"python:{PLUGINS / 'own_errors.py'}:{name}{option}"
+
+
+RULE = "says that it does not know an operator"
+
+
+def proposed(onnxopt, backend):
+    """Return the backend that the check tells the user to write."""
+    found = next(it for it in check_backend(backend) if it.rule.name == RULE)
+    assert found.verdict is RuleOutcome.FAIL
+    assert found.write in onnxopt("backends", "check", backend).out.splitlines()
+    option, written = shlex.split(found.write)
+    assert option == "-b"
+    return written
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("Only", "translation of the operator"),
+        ("OnlyAdam", "translation of the operator"),
+        ("OnlyAdd", "translation of the operator"),
+        ("OnlyGemmInDouble", "translation of the operator"),
+        ("OnlyNotOfBooleans", "translation of the operator"),
+        ("SaysItByType", "^OperatorIsMissing:"),
+        ("SaysTwoThings", "translation of the operator"),
+        ("SaysTwoThings", "has no dialect"),
+        ("LacksAdamInOtherWords", "cannot lower"),
+    ],
+)
+def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pattern):
+    written = proposed(onnxopt, own(name))
+    assert pattern in written.partition(",unsupported=")[2]
+    findings = {it.rule.name: it for it in check_backend(written)}
+    assert findings[RULE].verdict is RuleOutcome.PASS, findings[RULE].found
+    assert findings["returns a list, tuple or dict of outputs"].verdict is RuleOutcome.PASS
+    assert broken(written) == []
+
+
+def test_what_is_proposed_adds_to_what_is_written(onnxopt):
+    written = proposed(onnxopt, own("SaysTwoThings", "has no dialect"))
+    assert written == own("SaysTwoThings", written.partition(",unsupported=")[2])
+    assert "unsupported=has no dialect|" in written
+    assert broken(written) == []
+
+
+def test_a_pattern_that_takes_other_errors_too_is_found():
+    found = {it.rule.name: it for it in check_backend(own("Only", "RuntimeFault"))}
+    assert found[RULE].verdict is RuleOutcome.FAIL
+    assert "unsupported=REGEX is too broad" in found[RULE].found
+    assert "no such tensor: nowhere" in found[RULE].found
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SaysTheSameOfAll", "no words in it tell it from what it says of a wrong model"),
+        ("RefusesEverything", "it runs nothing that it was asked for"),
+    ],
+)
+def test_words_that_mean_anything_are_not_proposed(name, words):
+    found = {it.rule.name: it for it in check_backend(own(name))}
+    assert found[RULE].verdict is RuleOutcome.FAIL
+    assert words in found[RULE].found
+    assert not found[RULE].write
+
+
+def test_a_defect_of_one_training_operator_is_not_taken_for_a_gap():
+    found = {it.rule.name: it for it in check_backend(own("BreaksInAdam"))}
+    assert found[RULE].verdict is RuleOutcome.PASS
+    assert "of Adam: RuntimeFault: the shapes of V and H contradict" in found[RULE].found
+
+
+def test_a_command_is_told_what_to_write(tmp_path):
+    script = tmp_path / "failing.py"
+    text = (PLUGINS / "exec_identity.py").read_text()
+    text = text.replace(
+        '{"unsupported": "only Identity is known"}',
+        '{"error": f"no translation of {re.findall(rb\'[A-Z][A-Za-z0-9]{3,}\', model)[:1]}"}',
+    )
+    text = text.replace("import json\n", "import json\nimport re\n")
+    script.write_text(text)
+    found = {it.rule.name: it for it in check_backend(spec("", command=script))}
+    written = shlex.split(found[RULE].write)[1]
+    assert ",unsupported=no translation of" in written
+    assert broken(written) == []

@@ -1,0 +1,154 @@
+"""``onnxopt backends new``: what it writes works, from its folder and installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+CASE = """\
+onnxopt: 1
+suite: demo
+operator: {operator}
+opset: 18
+cases:
+  - name: one
+    inputs: {inputs}
+    outputs: {outputs}
+"""
+
+
+def write_case(operator, inputs, outputs):
+    Path("demo.yaml").write_text(CASE.format(operator=operator, inputs=inputs, outputs=outputs))
+
+
+@pytest.mark.parametrize("language", ["python", "shell"])
+def test_what_is_written_passes_the_check_that_is_named_next(language, workplace, onnxopt):
+    written = onnxopt("backends", "new", "my acme-x", "--language", language)
+    assert written.code == 0
+    *files, following = written.out.splitlines()
+    assert all(Path(line.removeprefix("wrote ")).is_file() for line in files)
+    command = shlex.split(following.removeprefix("next: "))
+    assert command[:3] == ["onnxopt", "backends", "check"]
+    checked = onnxopt(*command[1:])
+    assert checked.code == 0
+    assert "fail" not in checked.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("language", ["python", "shell"])
+def test_what_is_written_bears_the_name_of_its_folder(language, workplace, onnxopt):
+    onnxopt("backends", "new", "deep/Acme-X", "--language", language)
+    texts = [path.read_text() for path in Path("deep/Acme-X").rglob("*") if path.is_file()]
+    assert all("acme_x" in text and "my_backend" not in text for text in texts)
+
+
+@pytest.mark.parametrize("language", ["python", "shell"])
+def test_a_readme_says_what_to_implement_and_how_to_run_it(language, workplace, onnxopt):
+    onnxopt("backends", "new", "acme", "--language", language)
+    readme = Path("acme/README.md").read_text()
+    backend = "acme" if language == "python" else "exec:./adapter"
+    for words in (
+        f"onnxopt backends check {backend}",
+        f"onnxopt run cases/ -b {backend} --expect",
+        "## What means unsupported",
+    ):
+        assert words in readme
+
+
+def test_a_plugin_that_was_written_computes(workplace, onnxopt):
+    onnxopt("backends", "new", "acme")
+    write_case("Sub", "{A: [3.0, 1.0], B: [1.0, 1.0]}", "{C: [2.0, 0.0]}")
+    assert onnxopt("run", "demo.yaml", "-b", "python:acme/acme/__init__.py:Backend").code == 0
+    write_case("Exp", "{input: [0.0]}", "{output: [1.0]}")
+    answer = onnxopt("run", "demo.yaml", "-b", "python:acme/acme/__init__.py:Backend")
+    assert answer.code == 1
+    assert "ai.onnx:Exp" in answer.out
+
+
+def test_an_adapter_that_was_written_runs_the_program_beside_it(workplace, onnxopt):
+    onnxopt("backends", "new", "acme", "--language", "shell")
+    write_case("Identity", "{input: [3.0, 1.0]}", "{output: [3.0, 1.0]}")
+    program = Path("acme/run_model")
+
+    def outcome(script):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return onnxopt("run", "demo.yaml", "-b", "exec:acme/adapter")
+
+    assert outcome('cp "$1/input_0.pb" "$1/output_0.pb"').code == 0
+    answer = outcome("printf 'no \"\\\\\\033\\n Identity'; exit 2")
+    assert "unsupported" in answer.out
+    assert 'no "\\ Identity' in re.sub(r" +", " ", answer.out)
+    answer = outcome("echo wrong shape; exit 1")
+    assert "wrong shape" in answer.out
+    assert "unsupported" not in answer.out
+
+
+@pytest.mark.parametrize("name", ["1acme", "größe", "class", "a", "_", "a;b", "a$(b)"])
+def test_a_name_that_no_package_can_have_is_refused(name, workplace, onnxopt):
+    answer = onnxopt("backends", "new", name)
+    assert answer.code == 2
+    assert "cannot be the name of a backend" in answer.err
+    assert list(workplace.iterdir()) == []
+
+
+def test_a_folder_with_something_in_it_is_left_alone(workplace, onnxopt):
+    Path("acme").mkdir()
+    Path("acme/kept").write_text("mine")
+    answer = onnxopt("backends", "new", "acme")
+    assert answer.code == 2
+    assert "acme is not empty" in answer.err
+    assert [path.name for path in Path("acme").iterdir()] == ["kept"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_usage(workplace, onnxopt):
+    Path("file").write_text("")
+    answer = onnxopt("backends", "new", "file/acme")
+    assert answer.code == 2
+    assert "cannot be written" in answer.err
+
+
+def test_an_entry_point_is_listed_checked_and_run_by_name(workplace, onnxopt, monkeypatch):
+    onnxopt("backends", "new", "acme")
+    shutil.copytree("acme/acme", "site/acme")
+    metadata = Path("site/acme-0.1.0.dist-info")
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[onnxopt.backends]\nacme = acme:Backend\n")
+    monkeypatch.syspath_prepend(workplace / "site")
+    assert re.search(r"^acme +acme:Backend +acme 0\.1\.0 *$", onnxopt("backends").out, re.MULTILINE)
+    assert onnxopt("backends", "check", "acme").code == 0
+    write_case("Add", "{A: [3.0, 1.0], B: [1.0, 1.0]}", "{C: [4.0, 2.0]}")
+    assert onnxopt("run", "demo.yaml", "-b", "acme").code == 0
+
+
+@pytest.mark.slow
+def test_a_plugin_that_pip_installs_is_run_by_name(workplace, onnxopt):
+    pytest.importorskip("hatchling", reason="pip needs it to build the package without a network")
+    onnxopt("backends", "new", "acme")
+    install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([sys.executable, "-m", "pip", *install, "--target=site", "./acme"], check=True)
+    write_case("Add", "{A: [3.0, 1.0], B: [1.0, 1.0]}", "{C: [4.0, 2.0]}")
+    paths = os.pathsep.join(["site", str(REPOSITORY)])
+    ran = subprocess.run(
+        [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", "acme"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_protocol_is_printed_as_it_is_shipped(onnxopt):
+    answer = onnxopt("backends", "protocol")
+    assert answer.code == 0
+    shipped = REPOSITORY / "onnxopt_cli" / "backends" / "protocol.md"
+    assert answer.out == shipped.read_text()

@@ -1,0 +1,319 @@
+"""Backends that others write in Python."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import numpy as np
+import pytest
+from backend_models import ADAM_INPUTS, ADAM_X_NEW, adam, one_node
+from numpy.testing import assert_allclose, assert_array_equal
+from places import PLUGINS
+
+from onnxopt_cli.backends.resolve import known_backends, resolve_backend
+from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
+
+INPUTS = {"x": np.array([1, 2, 3], np.float32)}
+
+
+@pytest.fixture(autouse=True)
+def _same_path_afterwards(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def plugin(file, attribute, options=""):
+    return resolve_backend(f"python:{PLUGINS / file}.py:{attribute}{options}")
+
+
+def negated(backend):
+    return backend.prepare(one_node("Neg")).run(INPUTS)
+
+
+def write(folder, text, name="vendor.py"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "attribute", ["ReferenceAsPlugin", "NeedsInstance", "instance", "Holder.Inner"]
+)
+def test_onnxs_interface_is_taken_as_class_and_as_instance(attribute):
+    (X_new, _, _) = plugin("onnx_interface", attribute).prepare(adam()).run(ADAM_INPUTS)
+    assert_allclose(X_new, ADAM_X_NEW, rtol=1e-6)
+
+
+def test_onnxs_interface_is_taken_as_module(monkeypatch):
+    monkeypatch.syspath_prepend(PLUGINS.parent)
+    import_module("plugins.onnx_interface")
+    backend = resolve_backend("python:plugins:onnx_interface")
+    assert_array_equal(negated(backend)[0], -INPUTS["x"])
+
+
+@pytest.mark.filterwarnings("ignore:onnx.version is deprecated")
+def test_onnx_runtimes_own_backend_module_is_a_plugin():
+    pytest.importorskip("onnxruntime")
+    backend = resolve_backend("python:onnxruntime.backend:backend")
+    assert_array_equal(negated(backend)[0], -INPUTS["x"])
+    assert backend.version.startswith("onnxruntime 1.")
+
+
+@pytest.mark.parametrize("attribute", ["Negate", "StaticNegate", "instance"])
+def test_an_object_with_run_is_a_plugin(attribute):
+    assert_array_equal(negated(plugin("run_interface", attribute))[0], -INPUTS["x"])
+
+
+def test_name_and_version_are_those_of_the_plugin():
+    backend = plugin("onnx_interface", "ReferenceAsPlugin", ",device=CUDA:1")
+    assert backend.name.endswith("onnx_interface.py:ReferenceAsPlugin,device=CUDA:1")
+    assert backend.version == "onnx_interface 2.5"
+    negated(backend)
+
+
+def test_a_device_that_the_plugin_does_not_support_makes_it_unavailable():
+    with pytest.raises(BackendUnavailable, match="does not support the device TPU"):
+        plugin("onnx_interface", "ReferenceAsPlugin", ",device=TPU")
+    with pytest.raises(BackendUnavailable, match="does not support the device CPU"):
+        plugin("wrong", "NoDevice")
+
+
+def test_a_model_that_is_not_compatible_is_unsupported():
+    backend = plugin("onnx_interface", "ReferenceAsPlugin")
+    with pytest.raises(Unsupported, match="not compatible with the model on CPU"):
+        backend.prepare(one_node("Exp"))
+
+
+@pytest.mark.parametrize("attribute", ["says_not_implemented", "says_skip", "says_unsupported"])
+def test_a_plugin_can_say_that_it_does_not_know_something(attribute):
+    with pytest.raises(Unsupported, match="no Neg") as caught:
+        negated(plugin("run_interface", attribute))
+    assert "\x1b" not in caught.value.message
+    assert caught.value.operator == ("ai.onnx:Neg" if attribute == "says_unsupported" else "")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "error"), [("fails", ZeroDivisionError), ("exits", SystemExit)]
+)
+def test_anything_else_that_a_plugin_raises_is_its_failure(attribute, error):
+    with pytest.raises(error):
+        negated(plugin("run_interface", attribute))
+
+
+def test_a_plugin_that_prepares_nothing_fails():
+    with pytest.raises(TypeError, match="prepare returned a NoneType, which has no run"):
+        negated(plugin("wrong", "PreparesNothing"))
+
+
+def test_a_plugin_cannot_change_the_model_for_others():
+    model = one_node("Neg")
+    inputs = dict(INPUTS)
+    plugin("run_interface", "Vandal").prepare(model).run(inputs)
+    assert len(model.graph.node) == 1
+    assert inputs.keys() == INPUTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "found"),
+    [
+        ("NeitherInterface", "a class"),
+        ("function", "of type function"),
+        ("number", "of type int"),
+    ],
+)
+def test_an_object_without_interface_is_unavailable(attribute, found):
+    with pytest.raises(BackendUnavailable, match=f"is {found} with neither prepare") as caught:
+        plugin("wrong", attribute)
+    assert "run(model, inputs)" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [("NeedsArguments", "TypeError"), ("hostile", "SystemExit")],
+)
+def test_an_object_that_cannot_be_made_is_unavailable(attribute, message):
+    with pytest.raises(BackendUnavailable, match=message):
+        plugin("wrong", attribute)
+
+
+def test_a_plugin_with_run_has_no_device():
+    with pytest.raises(UsageError, match="has no option device") as caught:
+        plugin("run_interface", "Negate", ",device=CPU")
+    assert caught.value.hint == "its options: unsupported"
+
+
+def test_an_option_that_onnxs_interface_does_not_have_is_a_usage_error():
+    with pytest.raises(UsageError, match="has no option devize") as caught:
+        plugin("onnx_interface", "ReferenceAsPlugin", ",devize=CPU")
+    assert caught.value.hint == "its options: device, unsupported"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("raise ValueError('bad \\x1b[31m\\u202e name')", r"ValueError: bad \x1b[31m\u202e name"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        (
+            "class E(BaseException):\n  def __str__(self): raise SystemExit\nraise E",
+            "E: (its message",
+        ),
+        ("def broken(:", "SyntaxError"),
+        ("import a_module_that_the_vendor_has", "ModuleNotFoundError"),
+        ("raise StopIteration", "StopIteration"),
+        ("from onnxopt_cli.errors import nothing", "ImportError"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_unavailable(tmp_path, text, expected):
+    path = write(tmp_path, text)
+    with pytest.raises(BackendUnavailable) as caught:
+        resolve_backend(f"python:{path}:Backend")
+    assert expected in caught.value.message
+    assert "\x1b" not in caught.value.message
+    # It is not left half imported: the next attempt fails in the same way.
+    with pytest.raises(BackendUnavailable):
+        resolve_backend(f"python:{path}:Backend")
+
+
+def test_an_interrupt_while_a_plugin_is_imported_passes(tmp_path):
+    path = write(tmp_path, "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        resolve_backend(f"python:{path}:Backend")
+
+
+def test_a_file_that_does_not_exist_is_unavailable(tmp_path):
+    with pytest.raises(BackendUnavailable, match=r"none\.py does not exist"):
+        resolve_backend(f"python:{tmp_path}/none.py:Backend")
+    with pytest.raises(BackendUnavailable, match="is no file"):
+        resolve_backend(f"python:{tmp_path}/:Backend")
+
+
+def test_an_attribute_that_does_not_exist_is_unavailable_with_near_names():
+    with pytest.raises(BackendUnavailable, match="has no negate") as caught:
+        plugin("run_interface", "negate")
+    assert "Negate" in caught.value.hint
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "onnx.no_such_module", "no_such.module"])
+def test_a_module_that_does_not_exist_is_unavailable(module):
+    with pytest.raises(BackendUnavailable, match="there is no module"):
+        resolve_backend(f"python:{module}:Backend")
+
+
+def test_a_module_that_lacks_another_is_unavailable(tmp_path, monkeypatch):
+    write(tmp_path, "import a_module_that_the_vendor_has", "vendor_lacking.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BackendUnavailable, match="a_module_that_the_vendor_has"):
+        resolve_backend("python:vendor_lacking:B")
+
+
+def test_what_is_no_modules_name_is_a_usage_error():
+    with pytest.raises(UsageError, match=r"is no module's name"):
+        resolve_backend("python:..os:Backend")
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
+    write(tmp_path, "class B:\n  def run(self, m, i): return [i['x']]", "vendor_in_folder.py")
+    monkeypatch.chdir(tmp_path)
+    backend = resolve_backend("python:vendor_in_folder:B")
+    assert backend.prepare(one_node("Neg")).run(INPUTS) == [INPUTS["x"]]
+
+
+def test_a_file_does_not_shadow_an_installed_module(tmp_path):
+    path = write(tmp_path, "class B:\n  def run(self, m, i): return [1]", "numpy.py")
+    resolve_backend(f"python:{path}:B")
+    assert sys.modules["numpy"] is np
+    assert sys.path.index(str(tmp_path)) == len(sys.path) - 1
+
+
+SPAWNS = """\
+import multiprocessing
+
+def twice(number):
+    return 2 * number
+
+class Backend:
+    def run(self, model, inputs):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return [pool.map(twice, [inputs["X"]])[0]]
+"""
+
+
+def test_functions_that_a_plugins_own_processes_run_are_found(onnxopt, workplace):
+    (workplace / "vendor.py").write_text(SPAWNS)
+    (workplace / "cases.yaml").write_text(
+        "onnxopt: 1\nsuite: mine\noperator: Neg\ncases:\n"
+        "  - {name: c, inputs: {X: [1.0]}, outputs: {Y: [2.0]}}\n"
+    )
+    answer = onnxopt("run", "cases.yaml", "-b", "python:vendor.py:Backend", "--timeout", "20")
+    assert answer.code == 0, answer.text
+
+
+def test_commas_colons_and_equals_signs_in_a_path_need_no_quoting(tmp_path):
+    folder = tmp_path / "a,b=c:d,e"
+    folder.mkdir()
+    path = write(folder, "class B:\n  def run(self, m, i): return [i['x']]", "x,y=z.py")
+    assert resolve_backend(f"python:{path}:B").prepare(one_node("Neg")).run(INPUTS)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A folder on sys.path in which distributions can be installed that offer a backend."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(name, entry, text=None):
+        information = tmp_path / f"{name}-3.1.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.1\n"
+        )
+        (information / "entry_points.txt").write_text(f"[onnxopt.backends]\n{entry}\n")
+        if text is not None:
+            write(tmp_path, text, f"{name}.py")
+
+    return install
+
+
+NEGATING = "class Backend:\n  def run(self, model, inputs): return [-inputs['x']]"
+
+
+def test_an_entry_point_is_a_backend(installed):
+    installed("acme_npu", "acme = acme_npu:Backend", NEGATING)
+    backend = resolve_backend("acme")
+    assert (backend.name, backend.version) == ("acme", "acme_npu 3.1")
+    assert_array_equal(negated(backend)[0], -INPUTS["x"])
+
+
+def test_an_entry_point_is_listed_without_being_imported(installed):
+    installed("acme_lazy", "lazy = acme_lazy:Backend", "raise SystemExit")
+    (row,) = [row for row in known_backends() if row.name == "lazy"]
+    assert (row.kind, row.version, row.problem) == ("acme_lazy:Backend", "acme_lazy 3.1", "")
+
+
+def test_an_entry_point_without_its_module_is_listed_as_such(installed):
+    installed("acme_gone", "gone = acme_gone:Backend")
+    (row,) = [row for row in known_backends() if row.name == "gone"]
+    assert (row.version, row.problem) == ("", "there is no module acme_gone")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [("acme_bad:Backend", "SystemExit"), ("acme_none:Backend", "ModuleNotFoundError")],
+)
+def test_an_entry_point_that_cannot_be_imported_is_unavailable(installed, entry, message):
+    name = entry.partition(":")[0]
+    installed(name, f"bad = {entry}", "raise SystemExit" if name == "acme_bad" else None)
+    with pytest.raises(BackendUnavailable, match=message):
+        resolve_backend("bad")
+
+
+def test_an_entry_point_does_not_replace_a_built_in_backend(installed):
+    installed("acme_thief", "numpy = acme_thief:Backend", NEGATING)
+    assert resolve_backend("numpy").version.startswith("numpy ")
+    assert [row.kind for row in known_backends() if row.name == "numpy"] == ["built in"]
+
+
+def test_an_unknown_name_is_met_with_near_ones(installed):
+    installed("acme_near", "acme-npu = acme_near:Backend", NEGATING)
+    with pytest.raises(UsageError, match="there is no backend 'acme_npu'") as caught:
+        resolve_backend("acme_npu")
+    assert caught.value.hint.startswith("did you mean acme-npu?")

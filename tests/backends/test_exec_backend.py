@@ -1,0 +1,402 @@
+"""Commands as backends: what they are asked, and what comes of every way to answer."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backend_models import model, one_node, value
+from exec_commands import spec
+from onnx import TensorProto, TypeProto, helper
+from places import REPOSITORY
+
+from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.errors import (
+    BackendDied,
+    BackendFailure,
+    BackendHangs,
+    BackendUnavailable,
+    ProtocolBreach,
+    Unsupported,
+    UsageError,
+)
+
+DIES_AFTER_STARTING = """\
+import os, signal
+from pathlib import Path
+from onnxopt_cli.backends.exec.process import CommandProcess
+process = CommandProcess(["sleep", "60"])
+print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+X = np.array([1.5, -2.0, np.nan], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path, monkeypatch):
+    """The place where folders for commands are made."""
+    place = tmp_path / "private"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def ask(backend, asked=None, inputs=None):
+    return backend.prepare(asked or one_node("Identity")).run(inputs or {"x": X})
+
+
+def test_what_a_command_writes_comes_back_bit_for_bit():
+    (output,) = ask(resolve_backend(spec()))
+    assert output.dtype == np.float32
+    assert output.tobytes() == X.tobytes()
+
+
+def test_a_command_states_its_version_and_is_named_as_asked_for():
+    backend = resolve_backend(spec())
+    assert backend.version == "copier 1.0"
+    assert backend.name == spec()
+
+
+def test_a_request_has_model_inputs_and_names_for_outputs_in_a_private_folder(tmp_path):
+    seen = tmp_path / "seen.json"
+    backend = resolve_backend(spec("records", seen))
+    ask(backend)
+    request = json.loads(seen.read_text())
+    assert request["device"] == "CPU"
+    assert request["model"] == "model.onnx"
+    assert request["inputs"] == [{"name": "x", "file": "input_0.pb"}]
+    assert request["outputs"] == [{"name": "y", "file": "output_0.pb"}]
+    assert request["files"] == ["input_0.pb", "model.onnx"]
+    assert Path(request["folder"]).parent.stat().st_mode & 0o077 == 0
+
+
+def test_the_option_device_is_passed_on(tmp_path):
+    seen = tmp_path / "seen.json"
+    ask(resolve_backend(spec("records", seen, device="GPU:0")))
+    assert json.loads(seen.read_text())["device"] == "GPU:0"
+
+
+@pytest.mark.parametrize("mode", ["copies", "leaves-rubbish", "error", "rubbish"])
+def test_the_folder_of_a_case_is_gone_after_it(mode, private_folders):
+    backend = resolve_backend(spec(mode))
+    with suppress(BackendFailure, ProtocolBreach):
+        ask(backend)
+    (session,) = private_folders.iterdir()
+    assert list(session.iterdir()) == []
+
+
+def test_nothing_is_left_of_a_backend_that_is_let_go(private_folders):
+    backend = resolve_backend(spec())
+    ask(backend)
+    del backend
+    gc.collect()
+    assert list(private_folders.iterdir()) == []
+
+
+def test_strings_and_empty_tensors_pass_through():
+    for array in (np.array(["", "größe", "a\0b"], object), np.zeros(3, np.int64)[:0]):
+        dtype = TensorProto.STRING if array.dtype == object else TensorProto.INT64
+        shape = list(array.shape)
+        asked = model(
+            [helper.make_node("Identity", ["x"], ["y"])],
+            [value("x", dtype, shape)],
+            [value("y", dtype, shape)],
+        )
+        (output,) = ask(resolve_backend(spec()), asked, {"x": array})
+        assert output.dtype == array.dtype
+        assert output.tolist() == array.tolist()
+
+
+def test_sequences_and_optionals_pass_through():
+    sequence = TypeProto()
+    sequence.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    optional = TypeProto()
+    optional.optional_type.elem_type.CopyFrom(sequence)
+    for declared, given in ((sequence, [X, X[:1]]), (optional, None), (optional, [X])):
+        asked = model(
+            [helper.make_node("Identity", ["x"], ["y"])],
+            [helper.make_value_info("x", declared)],
+            [helper.make_value_info("y", declared)],
+        )
+        (output,) = ask(resolve_backend(spec()), asked, {"x": given})
+        if given is None:
+            assert output is None
+        else:
+            assert [item.tobytes() for item in output] == [item.tobytes() for item in given]
+
+
+def test_a_wrong_dtype_and_shape_are_kept_for_the_comparison():
+    (output,) = ask(resolve_backend(spec("double")))
+    assert (output.dtype, output.shape) == (np.float64, (1,))
+
+
+def test_missing_outputs_are_kept_for_the_comparison():
+    assert ask(resolve_backend(spec("no-outputs"))) == []
+
+
+def test_unsupported_names_the_operator():
+    with pytest.raises(Unsupported, match="cannot do it") as caught:
+        ask(resolve_backend(spec("unsupported")))
+    assert caught.value.operator == ":Neg"
+
+
+def test_an_error_is_the_commands_own_words_without_escape_sequences():
+    with pytest.raises(BackendFailure) as caught:
+        ask(resolve_backend(spec("error")))
+    assert caught.value.message == r"out of \x1b[31mluck"
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("garbage", "no line of JSON: 'hello there'"),
+        ("empty-line", "no line of JSON"),
+        ("not-utf-8", "no line of JSON"),
+        ("nested", "no line of JSON"),
+        ("nan", "NaN is no JSON"),
+        ("field-twice", "twice"),
+        ("a-list", "a JSON list, no object"),
+        ("other-id", "answered the request 99, but was asked 2"),
+        ("true-id", "answered the request true, but was asked 2"),
+        ("no-id", "answered the request null"),
+        ("too-long", "a line of more than 1048576 bytes"),
+        ("never-ending-line", "a line of more than 1048576 bytes"),
+        ("unknown-field", 'unknown field "seconds"'),
+        ("two-answers", 'unknown field "outputs"'),
+        ("no-answer", "lacks outputs"),
+        ("empty-error", 'the command\'s "error" is "", expected a text'),
+        ("outputs-no-list", "no list of file names"),
+        ("missing-file", "'output_0.pb' is missing"),
+        ("path-up", "no name of a file in the folder"),
+        ("absolute-path", "no name of a file in the folder"),
+        ("dot-dot", "no name of a file in the folder"),
+        ("surrogate", "no name of a file in the folder"),
+        ("the-model", "'model.onnx' has no element type"),
+        ("link", "is a symbolic link"),
+        ("pipe", "is not a regular file"),
+        ("rubbish", "is not a TensorProto"),
+        ("huge", "has 2147483648 bytes"),
+    ],
+)
+def test_an_answer_that_breaks_the_protocol_is_told_apart_and_quoted(mode, words):
+    backend = resolve_backend(spec(mode))
+    with pytest.raises(ProtocolBreach) as caught:
+        ask(backend)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "words"),
+    [
+        ("dies", BackendDied, "ended with exit code 7, without an answer"),
+        ("segfaults", BackendDied, "was killed by SIGSEGV, without an answer"),
+        ("hangs", BackendHangs, "did not answer within 0.5 s, and was killed"),
+        ("stops", BackendHangs, "did not answer within 0.5 s, and was killed"),
+        ("breaks-once", ProtocolBreach, "answered the request -1"),
+    ],
+)
+def test_a_command_that_breaks_off_is_started_again_for_the_next_case(mode, error, words, tmp_path):
+    backend = resolve_backend(spec(mode, tmp_path / "marker", timeout=0.5))
+    with pytest.raises(error) as caught:
+        ask(backend)
+    assert words in caught.value.message
+    assert ask(backend)[0].tobytes() == X.tobytes()
+
+
+def test_a_command_that_says_otherwise_of_itself_when_started_again_is_not_asked():
+    backend = resolve_backend(spec("hello-differs"))
+    before = backend.version
+    with pytest.raises(BackendDied):
+        ask(backend)
+    for _ in range(2):
+        with pytest.raises(ProtocolBreach, match="started again, says other things of itself"):
+            ask(backend)
+    assert backend.version == before
+
+
+def test_a_command_that_closes_its_output_has_died(monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.backends.exec.process._GRACE", 0.1)
+    with pytest.raises(BackendDied, match="closed its standard output"):
+        ask(resolve_backend(spec("closes-output")))
+
+
+@pytest.mark.parametrize("mode", ["chatters", "answers-twice"])
+def test_what_a_command_writes_unasked_is_never_taken_for_the_next_answer(mode):
+    backend = resolve_backend(spec(mode))
+
+    def ask_twice():
+        for _ in range(2):
+            ask(backend)
+            time.sleep(0.2)
+
+    with pytest.raises(ProtocolBreach, match=r"after its answer|before it was asked"):
+        ask_twice()
+
+
+def test_a_command_that_leaves_between_cases_is_noticed_at_the_next():
+    backend = resolve_backend(spec("answers-and-dies"))
+    ask(backend)
+    time.sleep(0.2)
+    with pytest.raises(BackendDied, match="ended with exit code 0"):
+        ask(backend)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "operator"),
+    [
+        (
+            one_node("Identity", domain="com.acme"),
+            "Identity is of com.acme version 1; the command states none",
+            "com.acme:Identity",
+        ),
+        (
+            one_node("Identity", opset=22),
+            "Identity is of ai.onnx version 22; the command states the versions 1 to 21",
+            ":Identity",
+        ),
+        (
+            one_node("Identity", TensorProto.BOOL),
+            "x is of BOOL, which the command does not state",
+            "",
+        ),
+    ],
+)
+def test_what_a_command_does_not_state_is_unsupported_and_not_sent(asked, words, operator):
+    backend = resolve_backend(spec("dies", "/nonexistent"))
+    with pytest.raises(Unsupported) as caught:
+        backend.prepare(asked)
+    assert caught.value.message == words
+    assert caught.value.operator == operator
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("hello-error", r"no licence\x1b[31m"),
+        ("hello-dies", "ended with exit code 3"),
+        ("hello-hangs", "did not answer within 0.5 s"),
+        ("hello-without-version", "lacks version"),
+        ('hello={"protocol": "onnxopt-exec/2"}', "speaks the protocol onnxopt-exec/2, expected"),
+        ('hello={"speed": 1}', 'unknown field "speed"'),
+        ('hello={"name": ""}', "expected a name"),
+        ('hello={"devices": []}', "expected a list"),
+        ('hello={"dtypes": ["float32"]}', "float32, which is no name of TensorProto.DataType"),
+        ('hello={"domains": {"ai.onnx": 21}}', "expected [lowest, highest]"),
+        ('hello={"domains": {"": [1, 21]}}', "expected [lowest, highest]"),
+        ('hello={"domains": {"ai.onnx": [21, 1]}}', "expected [lowest, highest]"),
+        ('hello={"domains": {"ai.onnx": [true, 3]}}', "expected [lowest, highest]"),
+    ],
+)
+def test_a_command_that_does_not_greet_as_it_should_is_unavailable(mode, words, private_folders):
+    with pytest.raises(BackendUnavailable, match="does not start") as caught:
+        resolve_backend(spec(mode, timeout=0.5 if "hangs" in mode else 20))
+    assert words in caught.value.message
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_device_that_a_command_does_not_state_is_unavailable():
+    with pytest.raises(BackendUnavailable, match="does not support the device TPU") as caught:
+        resolve_backend(spec(device="TPU"))
+    assert caught.value.hint == "it states CPU, GPU:0"
+
+
+@pytest.mark.parametrize("name", ["no-such-command-here", "./no-such-file"])
+def test_a_command_that_is_not_there_is_unavailable(name):
+    with pytest.raises(BackendUnavailable, match="is not there"):
+        resolve_backend(f"exec:{name}")
+
+
+def test_a_file_that_may_not_be_executed_says_what_to_do(tmp_path):
+    script = tmp_path / "adapter"
+    script.write_text("#!/bin/sh\n")
+    with pytest.raises(BackendUnavailable, match="cannot be executed") as caught:
+        resolve_backend(f"exec:{script}")
+    assert caught.value.hint == f"chmod +x {script}"
+    script.write_text("no program")
+    script.chmod(0o755)
+    with pytest.raises(BackendUnavailable, match="Exec format error"):
+        resolve_backend(f"exec:{script}")
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "options"),
+    [
+        ("exec:./a -f,timeout=3,device=G:0", ("./a", "-f"), {"timeout": "3", "device": "G:0"}),
+        ('exec:./a "b c" d', ("./a", "b c", "d"), {}),
+        ('exec:./a "x=1,y=2"', ("./a", "x=1,y=2"), {}),
+        ("exec:./a $HOME *", ("./a", "$HOME", "*"), {}),
+    ],
+)
+def test_a_command_is_taken_apart_as_a_shell_would(text, command, options):
+    specification = parse_specification(text)
+    assert specification.command == command
+    assert specification.options == options
+
+
+@pytest.mark.parametrize("text", ["exec:", "exec:   ", "exec:''x\""])
+def test_a_specification_without_a_command_is_explained(text):
+    with pytest.raises(UsageError):
+        parse_specification(text)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_that_is_no_time_is_refused(seconds):
+    with pytest.raises(UsageError, match="expected seconds"):
+        resolve_backend(spec(timeout=seconds))
+
+
+def test_closing_ends_the_command_and_removes_the_folder(private_folders):
+    before = children()
+    backend = resolve_backend(spec())
+    backend.close()
+    assert list(private_folders.iterdir()) == []
+    assert children() <= before
+
+
+def test_a_command_that_ends_badly_is_told_of_when_it_is_closed():
+    with pytest.raises(BackendDied, match="told to end, ended with exit code 9"):
+        resolve_backend(spec("ends-badly")).close()
+
+
+def test_a_command_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.backends.exec.process._GRACE", 0.2)
+    before = children()
+    with pytest.raises(BackendHangs, match="was killed"):
+        resolve_backend(spec("never-ends")).close()
+    assert children() <= before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_no_command_survives_whoever_started_it():
+    started = subprocess.run(
+        [sys.executable, "-c", DIES_AFTER_STARTING],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        # The command's too: while it lives, its end would be waited for.
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    assert started.returncode == -signal.SIGKILL
+    status = Path(f"/proc/{int(started.stdout)}/stat")
+    deadline = time.monotonic() + 5
+    # What has ended may still wait for somebody to ask how.
+    while status.exists() and status.read_text().rpartition(") ")[2][0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children():
+    """Process ids of our own children; earlier tests may have left some of multiprocessing's."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())

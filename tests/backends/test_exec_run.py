@@ -1,0 +1,168 @@
+"""``onnxopt run`` on commands, through the command line itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from exec_commands import spec
+from isolated import start
+from places import PLUGINS
+
+from onnxopt_cli.backends.exec import process as exec_process
+
+CASE = """\
+onnxopt: 1
+suite: demo
+operator: {operator}
+opset: 18
+cases:
+  - name: first
+    inputs: {inputs}
+    outputs: {outputs}
+  - name: second
+    inputs: {inputs}
+    outputs: {outputs}
+"""
+MOMENTUM = """\
+onnxopt: 1
+suite: demo
+operator: Momentum
+cases:
+  - name: plain
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.1, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+"""
+
+
+@pytest.fixture
+def identity(workplace):
+    """Two cases that a command which copies its input passes."""
+    tensor = "[1.5, -2.0]"
+    text = CASE.format(
+        operator="Identity",
+        inputs=f"{{input: {tensor}}}",
+        outputs=f"{{output: {tensor}}}",
+    )
+    (workplace / "demo.yaml").write_text(text)
+    return workplace
+
+
+def outcomes(onnxopt, backend, *more, code):
+    answer = onnxopt("run", "demo.yaml", "-b", backend, "--report", "json=report.json", *more)
+    assert answer.code == code, answer.text
+    return {
+        result["case"].rpartition("/")[2]: result
+        for result in json.loads(Path("report.json").read_text())["results"]
+    }
+
+
+def test_a_command_that_computes_rightly_conforms(identity, onnxopt):
+    found = outcomes(onnxopt, spec(), code=0)
+    assert {result["outcome"] for result in found.values()} == {"pass"}
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+@pytest.mark.parametrize(
+    ("mode", "outcome", "words"),
+    [
+        ("dies", "crash", "ended with exit code 7"),
+        ("segfaults", "crash", "killed by SIGSEGV"),
+        ("hangs", "timeout", "did not answer within 0.5 s"),
+        ("breaks-once", "protocol", "answered the request -1"),
+    ],
+)
+def test_a_command_that_breaks_off_costs_one_case(
+    mode, outcome, words, isolation, identity, onnxopt
+):
+    backend = spec(mode, identity / "marker", timeout=0.5)
+    found = outcomes(onnxopt, backend, "--isolation", isolation, code=1)
+    assert found["first"]["outcome"] == outcome
+    assert words in found["first"]["message"]
+    assert found["second"]["outcome"] == "pass"
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+@pytest.mark.parametrize(
+    ("mode", "outcome", "words"),
+    [
+        ("ends-badly", "crash", "told to end, ended with exit code 9"),
+        ("never-ends", "timeout", "1 s"),
+    ],
+)
+def test_a_command_that_does_not_end_as_it_should_keeps_its_passes_and_does_not_conform(
+    mode, outcome, words, isolation, identity, onnxopt, monkeypatch
+):
+    monkeypatch.setattr(exec_process, "_GRACE", 1.0)
+    found = outcomes(onnxopt, spec(mode), "--isolation", isolation, "--timeout", "1", code=1)
+    teardown = found.pop("teardown")
+    assert teardown["case"] == "worker/teardown"
+    assert teardown["outcome"] == outcome
+    assert words in teardown["message"]
+    assert {result["outcome"] for result in found.values()} == {"pass"}
+
+
+@pytest.mark.parametrize(("isolation", "first"), [("process", "not-run"), ("none", "timeout")])
+def test_ctrl_c_on_a_terminal_ends_the_run_and_is_not_heard_by_the_command(
+    isolation, first, identity
+):
+    run = start(identity, hanging(identity, timeout=2), "--isolation", isolation, "-j", "1")
+    wait_for(identity / "marker")
+    for process in run.survivors(0):
+        os.kill(process.number, signal.SIGINT)
+    run.wait(20)
+    assert run.code == 130
+    assert run.outcomes == {"first": first, "second": "not-run"}
+    assert run.survivors() == []
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_no_command_survives_a_runner_that_is_killed(isolation, identity):
+    run = start(identity, hanging(identity), "--isolation", isolation, "-j", "1")
+    wait_for(identity / "marker")
+    assert any("exec_command.py" in process.command for process in run.survivors(0))
+    run.process.kill()
+    run.process.communicate()
+    assert run.survivors() == []
+
+
+def hanging(folder, **options):
+    """A command that hangs at its first case, and leaves a file named marker then."""
+    return spec("hangs", folder / "marker", **options)
+
+
+def wait_for(path, seconds=20):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome"),
+    [("error", "error"), ("unsupported", "unsupported"), ("double", "fail"), ("link", "protocol")],
+)
+def test_each_answer_has_its_outcome(mode, outcome, identity, onnxopt):
+    found = outcomes(onnxopt, spec(mode), code=1)
+    assert {result["outcome"] for result in found.values()} == {outcome}
+
+
+def test_a_command_that_does_not_start_ends_the_run_with_4(identity, onnxopt):
+    for backend in ("exec:./not-here", spec("hello-dies")):
+        answer = onnxopt("run", "demo.yaml", "-b", backend)
+        assert answer.code == 4
+        assert "does not start" in answer.err
+
+
+def test_a_command_without_the_training_domain_gets_primitive_operators(workplace, onnxopt):
+    (workplace / "demo.yaml").write_text(MOMENTUM)
+    script = PLUGINS / "exec_reference.py"
+    found = outcomes(onnxopt, spec(command=script), code=0)
+    assert found["plain"]["lowered"] is True
+    found = outcomes(onnxopt, spec(command=script), "--lower", "never", code=1)
+    assert found["plain"]["outcome"] == "unsupported"
+    assert "Momentum is of ai.onnx.preview.training version 1" in found["plain"]["message"]

@@ -1,0 +1,85 @@
+"""Wrong outputs fail with what is wrong; right ones pass in any container: the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from places import PLUGINS, REPOSITORY
+
+FAULTY = PLUGINS / "faulty.py"
+CASES = """\
+onnxopt: 1
+suite: demo
+operator: Momentum
+cases:
+  - name: plain
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.1, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+  - name: scalar
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.1, T: 1, X: 1.0, G: 0.5, V: 0.25}
+"""
+STRUCTURE = {
+    "wrong_shape": ("X_new", "is float32[1,2]"),
+    "broadcast": ("X_new", "is float32[3,2]"),
+    "too_short": ("X_new", "is float32[1]"),
+    "wrong_dtype": ("X_new", "is float64[2]"),
+    "missing": ("V_new", "is missing"),
+    "nothing": ("X_new", "is missing"),
+    "none": ("X_new", "is an empty optional"),
+    "extra": ("output 2", "is float32[2] too many"),
+}
+VALUES = {"wrong_value": 2, "nan": 1, "infinity": 1, "all_nan": 2}
+RIGHT = [
+    ("lists", "plain"),
+    ("lists", "scalar"),
+    ("as_tuple", "plain"),
+    ("views", "plain"),
+    ("reversed_views", "plain"),
+    ("strided_views", "plain"),
+    ("read_only_arrays", "plain"),
+]
+
+
+@pytest.fixture(scope="module", params=["process", "none"])
+def results(request, tmp_path_factory):
+    """The results of one run on all backends, by name of the backend and of the case."""
+    place = tmp_path_factory.mktemp("faulty")
+    (place / "demo.yaml").write_text(CASES)
+    names = [*STRUCTURE, *VALUES, *dict.fromkeys(name for name, _ in RIGHT)]
+    backends = [word for name in names for word in ("-b", f"python:{FAULTY}:{name}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "--no-explain", "-j", "1",
+         "--isolation", request.param, "--report", "json=run.json", *backends],
+        cwd=place, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == ""
+    found = json.loads((place / "run.json").read_text())["results"]
+    return {(it["backend"].rsplit(":")[-1], it["case"].rsplit("/")[-1]): it for it in found}
+
+
+@pytest.mark.parametrize("backend", STRUCTURE)
+def test_an_output_of_another_structure_fails(results, backend):
+    result = results[backend, "plain"]
+    name, says = STRUCTURE[backend]
+    assert result["outcome"] == "fail"
+    assert (name, says) in [(it["name"], it["structure"]) for it in result["outputs"]]
+
+
+@pytest.mark.parametrize("backend", VALUES)
+def test_a_value_that_is_off_or_not_finite_fails(results, backend):
+    result = results[backend, "plain"]
+    assert result["outcome"] == "fail"
+    assert result["outputs"][0]["structure"] is None
+    assert result["outputs"][0]["mismatches"] == VALUES[backend]
+
+
+@pytest.mark.parametrize(("backend", "case"), RIGHT)
+def test_right_values_pass_as_the_array_that_they_are(results, backend, case):
+    assert results[backend, case]["outcome"] == "pass"

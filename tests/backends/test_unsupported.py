@@ -1,0 +1,273 @@
+"""A regular expression by which a backend's errors say "not supported": ``unsupported=REGEX``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from exec_commands import spec
+from isolated import start, write_cases
+from onnx import TensorProto, helper
+from places import PLUGINS
+
+from onnxopt_cli.backends.specification import parse_specification
+
+REJECTED = """\
+  - name: rejected
+    rejects: true
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.1, T: 1, X: [1.0, 2.0], G: [0.5, -0.5, 1.0], V: [0.25, 0.0]}
+"""
+
+
+def plugin(name, pattern=None):
+    option = "" if pattern is None else f",unsupported={pattern}"
+    return f"python:{PLUGINS / 'own_errors.py'}:{name}{option}"
+
+
+@pytest.fixture
+def demo(workplace):
+    """One case of Momentum."""
+    write_cases(workplace, {"plain": 0.1})
+    return workplace
+
+
+@pytest.fixture
+def run(onnxopt, demo):
+    """Run the case and return its result, with the exit code."""
+
+    def call(backend, *options):
+        answer = onnxopt("run", "demo.yaml", "-b", backend, "--report", "json=r.json", *options)
+        assert Path("r.json").exists(), answer.text
+        results = json.loads(Path("r.json").read_text())["results"]
+        found = {result["case"].rpartition("/")[2]: result for result in results}
+        return found["plain"] | {"code": answer.code}
+
+    return call
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        plugin("NoTraining", "no kernel"),
+        plugin("NoTraining", r"^RuntimeFault: .*\n?.*kernel for [A-Z]\w{1,9}, it's not 'known'$"),
+        plugin("NoTraining", "something else|no kernel"),
+        plugin("Panics", "^Panic"),
+        plugin("States"),
+        plugin("StatesCompiled"),
+        plugin("States", "something else"),
+    ],
+)
+def test_an_error_that_is_recognised_is_unsupported_and_the_model_is_lowered(
+    run, backend, isolation
+):
+    result = run(backend, "--isolation", isolation, "--lower", "never")
+    assert result["outcome"] == "unsupported"
+    assert "no kernel for Momentum" in result["message"]
+    result = run(backend, "--isolation", isolation)
+    assert (result["outcome"], result["lowered"], result["code"]) == ("pass", True, 0)
+
+
+def test_the_words_do_not_say_which_operator_is_missing_so_none_is_remembered(run, demo):
+    write_cases(demo, {"first": 0.5, "plain": 0.1})
+    result = run(plugin("LacksHalfOfIt", "no kernel"), "-j", "1")
+    assert (result["outcome"], result["lowered"]) == ("pass", False)
+    results = json.loads(Path("r.json").read_text())["results"]
+    assert [it["lowered"] for it in results] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["NoTraining", "HasAMethod"])
+def test_an_error_that_is_not_recognised_stays_an_error(run, name):
+    assert run(plugin(name, "no colonel"))["outcome"] == "error"
+    assert run(plugin(name))["outcome"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("backend", "outcome"),
+    [
+        (plugin("RunsOutOfMemory", "."), "oom"),
+        (plugin("SaysBadAlloc", "."), "oom"),
+        (plugin("EndsTheInterpreter", "."), "error"),
+        (plugin("Dies"), "crash"),
+        (plugin("Sleeps"), "timeout"),
+        (spec("dies", "marker") + ",unsupported=.", "crash"),
+        (spec("hangs", "marker", timeout=0.5) + ",unsupported=.", "timeout"),
+    ],
+)
+def test_what_is_no_answer_cannot_be_turned_into_unsupported(run, backend, outcome):
+    assert run(backend, "--timeout", "3")["outcome"] == outcome
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_a_pattern_that_takes_forever_is_given_up_and_said(run, isolation):
+    result = run(plugin("Floods", "(a+)+b"), "--isolation", isolation, "--timeout", "30")
+    assert result["outcome"] == "error"
+    assert "REGEX took more than 1 s, and was given up" in result["message"]
+
+
+def test_of_a_long_message_the_beginning_is_looked_at(run):
+    assert run(plugin("Floods", " no kernel"))["outcome"] == "error"
+    assert run(plugin("Floods", "^RuntimeError: a{3000}"))["outcome"] == "unsupported"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_backend_that_says_not_supported_has_not_refused_a_case(demo):
+    text = (demo / "demo.yaml").read_text()
+    (demo / "demo.yaml").write_text(text + REJECTED)
+    backend = plugin("States")
+    answer = start(demo, backend, "--lower", "never").wait()
+    assert answer.outcomes == {"plain": "unsupported", "rejected": "unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "answer", "outcome"),
+    [
+        ({"unsupported": "shapes"}, "error", "unsupported"),
+        ({"unsupported": "colonel"}, "error", "error"),
+    ],
+)
+def test_a_command_states_the_words_in_its_greeting(run, stated, answer, outcome, tmp_path):
+    script = tmp_path / "stating.py"
+    text = (PLUGINS / "exec_identity.py").read_text()
+    text = text.replace('"devices": ["CPU"],', f'"devices": ["CPU"], **{stated!r},')
+    text = text.replace('"ai.onnx": [18, 20]', '"ai.onnx.preview.training": [1, 1]')
+    text = text.replace('return {"unsupported": "only Identity is known"}',
+                        f'return {{"{answer}": "shapes, I think"}}')  # fmt: skip
+    text = text.replace("(source,), (target,) =", "source, target =")
+    text = text.replace('(folder / source["file"])', '(folder / source[0]["file"])')
+    script.write_text(text)
+    result = run(spec(command=script), "--lower", "never")
+    assert (result["outcome"], result["message"]) == (outcome, "shapes, I think")
+    option = run(spec(command=script) + ",unsupported=I think", "--lower", "never")
+    assert option["outcome"] == "unsupported"
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnx-reference"])
+def test_built_in_backends_have_the_option_too(run, name):
+    if name == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    assert run(f"{name},unsupported=of no use")["outcome"] in {"pass", "fail"}
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("(a", "at character 1"),
+        ("abc[", "at character 4"),
+        ("a{99999999999}", "not a regular expression"),
+        ("", "matches an empty text"),
+        ("x*", "matches an empty text"),
+        ("a" * 1001, "longer than 1000"),
+        ("a,device=CPU", r"write \x2c"),
+        ("a,unsupported=b", r"write \x2c"),
+    ],
+)
+@pytest.mark.parametrize("backend", [plugin("NoTraining"), spec(), "onnxruntime"])
+def test_what_is_no_pattern_is_wrong_usage(onnxopt, demo, backend, written, words):
+    answer = onnxopt("run", "demo.yaml", "-b", f"{backend},unsupported={written}")
+    assert answer.code == 2
+    assert words in " ".join(answer.text.split())
+
+
+@pytest.mark.parametrize("name", ["StatesNonsense", "StatesATuple"])
+def test_a_plugin_that_states_what_is_no_pattern_does_not_start(onnxopt, demo, name):
+    answer = onnxopt("run", "demo.yaml", "-b", plugin(name))
+    assert answer.code == 4
+    assert "its unsupported" in answer.text
+
+
+@pytest.mark.parametrize("stated", ["(", 7, ["a"], ""])
+def test_a_command_that_states_what_is_no_pattern_does_not_start(onnxopt, demo, stated):
+    words = json.dumps({"unsupported": stated})
+    answer = onnxopt("run", "demo.yaml", "-b", spec(f"hello={words}"))
+    assert answer.code == 4
+    assert '"unsupported"' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "rest"),
+    [
+        ("python:a.py:B,device=X,unsupported=a, b: 'c\", d", "a, b: 'c\", d", "a.py"),
+        ("exec:./a --b,timeout=5,unsupported=it's, 'x", "it's, 'x", ("./a", "--b")),
+        ("exec:./a 'x,unsupported=y'", None, ("./a", "x,unsupported=y")),
+        ("exec:./a 'x,unsupported=y',unsupported=z\"", 'z"', ("./a", "x,unsupported=y")),
+        ("onnxruntime,unsupported=a,b", "a,b", "onnxruntime"),
+    ],
+)
+def test_the_pattern_is_all_that_follows_quotes_and_commas_included(text, options, rest):
+    specification = parse_specification(text)
+    assert specification.options.get("unsupported") == options
+    assert rest in {specification.source, specification.command, specification.name}
+
+
+MISSING = {
+    "a file": "python:./none.py:Backend",
+    "a folder": "python:./:Backend",
+    "a module": "python:no_such_module:Backend",
+    "an attribute": plugin("NoTrainings"),
+    "a class without an interface": plugin("RuntimeFault"),
+    "a program": "exec:./none",
+    "a file that is no program": "exec:./demo.yaml",
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+@pytest.mark.parametrize("command", ["run", "fuzz", "check"])
+def test_a_backend_that_is_not_there_has_one_exit_code(onnxopt, demo, what, command):
+    arguments = {
+        "run": ["run", "demo.yaml", "-b"],
+        "fuzz": ["fuzz", "--examples", "5", "-b"],
+        "check": ["backends", "check"],
+    }[command]
+    assert onnxopt(*arguments, MISSING[what]).code == 4
+
+
+@pytest.mark.parametrize(
+    "backend", ["nmpy", "python:a.py", "python:..a:B", "exec:", plugin("NoTraining,speed=1")]
+)
+@pytest.mark.parametrize("command", [["run", "demo.yaml", "-b"], ["backends", "check"]])
+def test_what_is_written_wrongly_is_wrong_usage(onnxopt, demo, backend, command):
+    assert onnxopt(*command, backend).code == 2
+
+
+def test_a_backend_sees_the_default_domain_imported_and_the_file_stays_as_it_is(run, onnxopt):
+    assert run(plugin("NeedsDefaultDomain"))["outcome"] == "pass"
+    assert onnxopt("generate", "spec", "--format", "onnx", "-o", "spec").code == 0
+    model = next(Path("spec").rglob("model.onnx"))
+    assert [it.domain for it in onnx.load(model).opset_import] == ["ai.onnx.preview.training"]
+    before = model.read_bytes()
+    assert onnxopt("run", model.parent, "-b", plugin("NeedsDefaultDomain")).code == 0
+    assert model.read_bytes() == before
+
+
+def test_a_model_that_uses_the_default_domain_and_does_not_import_it_stays_wrong():
+    from onnxopt_cli.backends.lowering import _importing_default
+
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    imports = [helper.make_opsetid("com.acme", 1)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [value], [output]), opset_imports=imports
+    )
+    assert _importing_default(model) is model
+
+
+@pytest.mark.parametrize("version", range(4, 15))
+def test_the_version_that_is_imported_fits_the_ir_version(version):
+    from onnxopt_cli.backends.lowering import _importing_default
+
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([], "g", [value], [value])
+    imports = [helper.make_opsetid("ai.onnx.preview.training", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=version)
+    completed = _importing_default(model)
+    onnx.checker.check_model(completed, full_check=True)
+    added = completed.opset_import[-1]
+    assert added.domain == ""
+    assert helper.find_min_ir_version_for([added]) == version
+    assert len(model.opset_import) == 1

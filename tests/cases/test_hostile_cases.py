@@ -1,0 +1,200 @@
+"""Case files and models that mean harm, before the command as users start it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx_directories import identity, make_directory, tensor, tensor_type
+from places import REPOSITORY
+
+from onnxopt_cli.cases.values.declared import MAX_ELEMENTS
+
+PRLIMIT = shutil.which("prlimit") or ""
+pytestmark = pytest.mark.skipif(not PRLIMIT, reason="needs limits on memory")
+
+ADAM = """\
+onnxopt: 1
+suite: s
+cases:
+- name: c
+  operator: Adam
+  attributes: {alpha: 0.9, beta: 0.99, epsilon: 1.0e-7}
+  inputs: {R: {dtype: float64, data: 0.5}, T: 3, X: %s, G: %s, V: %s, H: %s}
+"""
+NORMAL = "{random: {normal: {}, seed: 1}, dtype: %s, shape: [%d]}"
+PLAIN = "{dtype: %s, data: [1.5]}"
+
+
+class Run:
+    """A finished ``onnxopt`` with its exit code, outputs and the most memory of its processes."""
+
+    def __init__(self, place: Path, *arguments: str, limit: int = 0) -> None:
+        report = place / "report.json"
+        wanted = ("--report", f"json={report}") if arguments[0] == "run" else ()
+        with (place / "out").open("w+") as out, (place / "err").open("w+") as err:
+            process = subprocess.Popen(
+                [PRLIMIT, f"--data={limit or 'unlimited'}", sys.executable, "-m", "onnxopt_cli",
+                 *arguments, *wanted],
+                cwd=place,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200",
+                     "OPENBLAS_NUM_THREADS": "1"},
+                stdout=out,
+                stderr=err,
+            )  # fmt: skip
+            _, status, usage = os.wait4(process.pid, 0)
+        self.code = process.returncode = os.waitstatus_to_exitcode(status)
+        self.out, self.err = (place / "out").read_text(), (place / "err").read_text()
+        self.memory = usage.ru_maxrss * 1024
+        assert "Traceback" not in self.out + self.err
+        assert "internal error" not in self.out + self.err
+        results = json.loads(report.read_text())["results"] if report.exists() else []
+        self.results = [(it["outcome"], it["message"]) for it in results]
+
+
+def shape_of_gigabytes():
+    """A few bytes that ask for 4 GiB."""
+    size = tensor(np.array([2**30], np.int64), "n")
+    node = helper.make_node("ConstantOfShape", ["n"], ["y"])
+    return model([node], [size], tensor_type(shape=[None]))
+
+
+def endless_loop():
+    """A Loop whose condition is the one it is given, and that one is true."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])],
+        "b",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, [1]),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]),
+        ],
+    )
+    true, start = tensor(np.array(True), "t"), tensor(np.ones(1, np.float32), "s")
+    return model(
+        [helper.make_node("Loop", ["", "t", "s"], ["y"], body=body)],
+        [true, start],
+        tensor_type(shape=[1]),
+    )
+
+
+def model(nodes, initializers, kind):
+    result = helper.make_value_info("y", kind)
+    graph = helper.make_graph(nodes, "g", [], [result], initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "options", "outcome", "words"),
+    [
+        (shape_of_gigabytes, ["--memory", "1GiB"], "oom", "Unable to allocate 4.00 GiB"),
+        (endless_loop, ["--timeout", "1"], "timeout", "no answer within 1 s"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["numpy", "onnxruntime"])
+def test_a_small_model_that_takes_everything_costs_its_case_alone(
+    tmp_path, hostile, options, outcome, words, backend
+):
+    expected = [tensor(np.ones(1, np.float32))]
+    make_directory(tmp_path / "test_hostile", hostile(), (), expected)
+    copy, start = helper.make_node("Identity", ["s"], ["y"]), tensor(np.ones(1, np.float32), "s")
+    right = model([copy], [start], tensor_type(shape=[1]))
+    make_directory(tmp_path / "test_right", right, (), expected)
+    assert len((tmp_path / "test_hostile" / "model.onnx").read_bytes()) < 300
+    run = Run(tmp_path, "run", ".", "-b", backend, *options)
+    assert run.code == 1
+    assert [found for found, _ in run.results] == [outcome, "pass"]
+    assert backend != "numpy" or words in run.results[0][1]
+    assert run.memory < 1 << 30
+
+
+@pytest.mark.slow
+def test_a_case_of_as_many_elements_as_may_be_takes_less_than_a_gibibyte(tmp_path):
+    # Nothing takes more memory for each element than this: X alone is large, the types are unlike.
+    others = [PLAIN % dtype for dtype in ("float32", "float64", "float32")]
+    text = ADAM % (NORMAL % ("float64", MAX_ELEMENTS - 5), *others)
+    (tmp_path / "c.yaml").write_text(text)
+    run = Run(tmp_path, "run", "c.yaml")
+    assert run.code == 0
+    assert run.memory < 1 << 30
+
+
+def test_all_values_of_a_case_together_may_have_so_many_elements(tmp_path):
+    quarter = NORMAL % ("float32", MAX_ELEMENTS // 4)
+    (tmp_path / "c.yaml").write_text(ADAM % ((quarter,) * 4))
+    run = Run(tmp_path, "list", "c.yaml")
+    assert run.code == 2
+    found = f"found {MAX_ELEMENTS + 2} elements in the case up to here, expected at most"
+    assert f"c.yaml:7: case c: inputs.H: {found}" in " ".join(run.err.split())
+
+
+def test_a_case_that_there_is_no_memory_for_is_out_of_memory_and_no_other(tmp_path):
+    small = ADAM.replace("- name: c\n", "- name: d\n") % ((PLAIN % "float32",) * 4)
+    large = NORMAL % ("float32", MAX_ELEMENTS // 5)
+    (tmp_path / "c.yaml").write_text(ADAM % ((large,) * 4) + small.partition("cases:\n")[2])
+    run = Run(tmp_path, "run", "c.yaml", limit=120 << 20)
+    assert run.code == 1
+    assert run.results == [("oom", "there is not enough memory to judge it"), ("pass", "")]
+
+
+def test_a_file_that_there_is_no_memory_for_is_named(tmp_path):
+    (tmp_path / "c.yaml").write_text(f"# {'x' * (15 << 20)}\n{ADAM % (('1',) * 4)}")
+    run = Run(tmp_path, "list", "c.yaml", limit=80 << 20)
+    assert run.code == 2
+    assert "c.yaml:1: there is not enough memory to read the file" in run.err
+
+
+def test_of_a_thousand_problems_a_hundred_are_shown_and_the_others_counted(tmp_path):
+    (tmp_path / "c.yaml").write_text("onnxopt: 1\nsuite: s\ncases:\n" + "- x\n" * 1000)
+    run = Run(tmp_path, "list", "c.yaml")
+    assert run.code == 2
+    assert run.err.count("expected a mapping") == 100
+    assert "c.yaml:104: 900 more problems from here on" in run.err
+
+
+class Bomb:
+    """What runs a command when it is unpickled."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("unpickled",))
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_a_pickle_in_an_array_file_is_refused_and_not_run(tmp_path, suffix):
+    file = io.BytesIO()
+    save = np.save if suffix == "npy" else np.savez
+    save(file, np.array([Bomb()], object), allow_pickle=True)
+    (tmp_path / f"x.{suffix}").write_bytes(file.getvalue())
+    (tmp_path / "c.yaml").write_text(ADAM % (f"{{file: x.{suffix}}}", "[1]", "[1]", "[1]"))
+    run = Run(tmp_path, "run", "c.yaml")
+    assert run.code == 2
+    assert "c.yaml:7: case c: inputs.X" in run.err
+    assert "object" in run.err
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_markup_in_names_is_shown_as_it_is(tmp_path):
+    given, wrong = tensor(np.ones(2, np.float32)), tensor(np.zeros(2, np.float32))
+    names = identity({"[int64][/x]=cmd": tensor_type(shape=[2])})
+    make_directory(tmp_path / "test_[int64][red]", names, [given], [wrong])
+    folder = f"{tmp_path.name}/test_[int64][red]/0"
+    assert folder in Run(tmp_path, "list", ".").out
+    shown = Run(tmp_path, "show", "test_[int64][red]").out
+    assert "[int64][/x]=cmd" in shown
+    assert "test_[int64][red]" in shown
+    run = Run(tmp_path, "run", ".")
+    assert run.code == 1
+    assert folder in run.out
+    assert "out_[int64][/x]=cmd" in run.out

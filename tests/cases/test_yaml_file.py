@@ -1,0 +1,356 @@
+"""YAML case files that are right, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema_rs
+import numpy as np
+import onnx
+import pytest
+from yaml_files import ADAM, ADAM_INPUTS, identity, only_case, read_text, save_model
+
+from onnxopt_cli.cases.yaml.file import read_yaml_file
+from onnxopt_cli.cases.yaml.schema import case_schema
+from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
+from onnxopt_cli.errors import InvalidCase
+
+
+def test_a_case_tells_what_is_written_about_it(tmp_path):
+    cases, problems = read_text(tmp_path, ADAM)
+    assert problems == []
+    (case,) = cases
+    assert case.id == "spec/file/adam"
+    assert str(case.location) == f"{tmp_path / 'file.yaml'}:5"
+    assert case.operators == ("Adam",)
+    assert case.about == "One tensor, first iteration."
+    assert case.source == "ONNX operator documentation"
+    assert case.tags == ("published", "small")
+
+
+def test_the_content_is_a_model_of_one_node_with_only_the_given_attributes(tmp_path):
+    content = only_case(tmp_path, ADAM)
+    onnx.checker.check_model(content.model, full_check=True)
+    (node,) = content.model.graph.node
+    given = {a.name: np.float32(onnx.helper.get_attribute_value(a)) for a in node.attribute}
+    assert given == {
+        "alpha": np.float32(0.95),
+        "beta": np.float32(0.1),
+        "epsilon": np.float32(1e-7),
+        "norm_coefficient": np.float32(0.001),
+    }
+    assert content.model.graph.name == "adam"
+    assert list(content.inputs) == ["R", "T", "X", "G", "V", "H"]
+    assert content.inputs["R"].dtype == np.float32
+    assert content.inputs["T"].dtype == np.int64
+    assert content.expected["V_new"].dtype == np.float32
+    assert content.tolerance == Relative(1e-3, 1e-7, Provenance.CASE)
+
+
+def test_outputs_of_an_operator_with_a_formula_may_be_left_out(tmp_path):
+    text = f"onnxopt: 1\nsuite: s\noperator: Adam\ncases: [{{name: c, inputs: {ADAM_INPUTS}}}]"
+    assert only_case(tmp_path, text).expected is None
+
+
+def test_inputs_in_any_order_reach_the_model_in_the_specifications_order(tmp_path):
+    text = """
+        onnxopt: 1
+        suite: s
+        operator: Adagrad
+        cases:
+          - name: c
+            inputs: {H2: 1, H1: 2, G2: 3, G1: 4, X2: 5, X1: 6, T: 7, R: 8}
+    """
+    content = only_case(tmp_path, text)
+    assert list(content.inputs) == ["R", "T", "X1", "X2", "G1", "G2", "H1", "H2"]
+    assert [float(value) for value in content.inputs.values()] == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert [v.name for v in content.model.graph.output] == ["X1_new", "X2_new", "H1_new", "H2_new"]
+
+
+def test_an_expected_output_has_the_dtype_of_its_own_input(tmp_path):
+    text = """
+        onnxopt: 1
+        suite: s
+        operator: Adagrad
+        cases:
+          - name: c
+            inputs: {R: 1, T: 0, X: {dtype: double, data: 0.1}, G: 1, H: 1}
+            outputs: {X_new: 0.1, H_new: 0.1}
+    """
+    expected = only_case(tmp_path, text).expected
+    assert expected["X_new"] == np.float64(0.1)
+    assert expected["H_new"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("text", "general", "outputs"),
+    [
+        ("{ulp: 3}", Ulps(3, Provenance.CASE), {}),
+        ("{rtol: 0.5}", Relative(0.5, 0, Provenance.CASE), {}),
+        ("{X_new: {atol: 1}}", None, {"X_new": Relative(0, 1, Provenance.OUTPUT)}),
+        (
+            "{ulp: 1, X_new: {ulp: 2}}",
+            Ulps(1, Provenance.CASE),
+            {"X_new": Ulps(2, Provenance.OUTPUT)},
+        ),
+    ],
+)
+def test_tolerances_are_for_the_case_for_outputs_or_for_both(tmp_path, text, general, outputs):
+    file = (
+        f"onnxopt: 1\nsuite: s\noperator: Adam\n"
+        f"cases: [{{name: c, inputs: {ADAM_INPUTS}, tolerance: {text}}}]"
+    )
+    content = only_case(tmp_path, file)
+    assert content.tolerance == general
+    assert content.output_tolerances == outputs
+
+
+def test_the_tolerance_of_the_file_is_for_cases_without_their_own(tmp_path):
+    text = f"""
+        onnxopt: 1
+        suite: s
+        operator: Adam
+        tolerance: {{ulp: 7, X_new: {{ulp: 8}}}}
+        cases:
+          - {{name: a, inputs: {ADAM_INPUTS}}}
+          - {{name: b, inputs: {ADAM_INPUTS}, tolerance: {{ulp: 1}}}}
+    """
+    cases, problems = read_text(tmp_path, text)
+    assert problems == []
+    first, second = (case.read() for case in cases)
+    assert first.tolerance == Ulps(7, Provenance.CASE)
+    assert first.output_tolerances == {"X_new": Ulps(8, Provenance.OUTPUT)}
+    assert second.tolerance == Ulps(1, Provenance.CASE)
+    assert second.output_tolerances == {}
+
+
+def test_the_suite_is_named_after_the_folder_however_the_path_is_typed(tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file.yaml").write_text(ADAM.replace("suite: spec\n", ""))
+    monkeypatch.chdir(folder)
+    for path in (Path("file.yaml"), folder / "file.yaml", Path("../mine/file.yaml")):
+        assert read_yaml_file(path)[0][0].id == "mine/file/adam"
+
+
+def test_valid_cases_are_returned_beside_broken_ones(tmp_path):
+    text = f"""
+        onnxopt: 1
+        suite: s
+        operator: Adam
+        cases:
+          - {{name: a, inputs: {ADAM_INPUTS}}}
+          - {{name: b, inputs: {{R: 1}}}}
+          - {{name: c, inputs: {ADAM_INPUTS}, typo: 1}}
+          - {{name: d, inputs: {ADAM_INPUTS}}}
+    """
+    cases, problems = read_text(tmp_path, text)
+    assert [case.id for case in cases] == ["s/file/a", "s/file/d"]
+    assert [problem.where.rpartition(":")[2] for problem in problems] == ["7", "8"]
+
+
+def test_a_case_that_must_be_refused_may_break_the_signature(tmp_path):
+    text = """
+        onnxopt: 1
+        suite: s
+        operator: Adagrad
+        cases:
+          - name: c
+            inputs: {R: [1, 2], T: 0, X: 1, Y: 2}
+            attributes: {epsilon: 1, momentum: 2, modes: [a, b], odd: [1, 2.5]}
+            rejects: true
+    """
+    content = only_case(tmp_path, text)
+    assert content.rejects
+    assert content.expected is None
+    (node,) = content.model.graph.node
+    assert list(node.input) == ["R", "T", "X", "Y"]
+    assert list(node.output) == ["X_new", "H_new"]
+    kinds = {a.name: onnx.AttributeProto.AttributeType.Name(a.type) for a in node.attribute}
+    assert kinds == {"epsilon": "FLOAT", "momentum": "INT", "modes": "STRINGS", "odd": "FLOATS"}
+    assert content.inputs["T"].dtype == np.int64
+    assert content.inputs["Y"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("case", "inputs", "attributes"),
+    [
+        ("{operator: Relu, opset: 13, inputs: {X: [1.0]}, outputs: {Y: [1]}}", ["X"], {}),
+        (
+            "{operator: Clip, inputs: {input: [1.0], max: 3}, outputs: {output: [1.0]}}",
+            ["input", "", "max"],
+            {},
+        ),
+        (
+            (
+                "{operator: Concat, inputs: {inputs2: [2], inputs1: [1]}, attributes: {axis: 0}, "
+                "outputs: {concat_result: [1, 2]}}"
+            ),
+            ["inputs1", "inputs2"],
+            {"axis": 0},
+        ),
+        (
+            (
+                "{operator: Concat, inputs: {inputs_1: [2]}, attributes: {axis: 0}, "
+                "outputs: {concat_result: [2]}}"
+            ),
+            ["inputs_1"],
+            {"axis": 0},
+        ),
+        (
+            "{operator: Max, inputs: {data_0: 1.0, data_1: 2.0}, outputs: {max: 2.0}}",
+            ["data_0", "data_1"],
+            {},
+        ),
+        (
+            (
+                "{operator: Constant, attributes: {value: {dtype: int4, data: [1]}}, "
+                "outputs: {output: {dtype: int4, data: [1]}}}"
+            ),
+            [],
+            {"value": 1},
+        ),
+        (
+            (
+                "{operator: Binarizer, domain: ai.onnx.ml, version: 1, attributes: {threshold: 1}, "
+                "inputs: {X: [1.5]}, outputs: {Y: [1.0]}}"
+            ),
+            ["X"],
+            {"threshold": 1.0},
+        ),
+        (
+            (
+                "{operator: Transpose, attributes: {perm: [1, 0]}, inputs: {data: [[1.5]]}, "
+                "outputs: {transposed: [[1.5]]}}"
+            ),
+            ["data"],
+            {"perm": [1, 0]},
+        ),
+    ],
+)
+def test_any_operator_of_onnx_can_be_named(tmp_path, case, inputs, attributes):
+    text = f"onnxopt: 1\nsuite: s\ncases: [{{name: c, {case[1:-1]}}}]"
+    content = only_case(tmp_path, text)
+    onnx.checker.check_model(content.model, full_check=True)
+    (node,) = content.model.graph.node
+    assert list(node.input) == inputs
+    assert [a.name for a in node.attribute] == list(attributes)
+    for attribute in node.attribute:
+        if attribute.type != onnx.AttributeProto.TENSOR:
+            assert onnx.helper.get_attribute_value(attribute) == attributes[attribute.name]
+
+
+def test_the_model_imports_the_opset_that_is_asked_for(tmp_path):
+    case = "{name: c, operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1]}}"
+    text = f"onnxopt: 1\nsuite: s\nopset: 13\ncases: [{case}]"
+    model = only_case(tmp_path, text).model
+    assert [(item.domain, item.version) for item in model.opset_import] == [("", 13)]
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "outputs", "dtypes"),
+    [
+        ("Add", "A: [1, 2], B: [0.5, 1]", "C: [1, 3]", ["float32", "float32", "float32"]),
+        ("Add", "A: [1, 2], B: [3, 4]", "C: [4, 6]", ["int64", "int64", "int64"]),
+        ("Add", "A: {dtype: double, data: 1}, B: 2", "C: 3", ["float64", "float64", "float64"]),
+        ("Add", "A: 2, B: {dtype: double, data: 1}", "C: 3", ["float64", "float64", "float64"]),
+        ("Gather", "data: [1.5], indices: [0]", "output: [1.5]", ["float32", "int64", "float32"]),
+        ("Shape", "data: [[1.5]]", "shape: [1, 1]", ["float32", "int64"]),
+        ("Sin", "input: 0", "output: 0", ["float32", "float32"]),
+        ("Not", "X: [true]", "Y: [false]", ["bool", "bool"]),
+        ("Identity", "input: [a]", "output: [a]", ["object", "object"]),
+    ],
+)
+def test_element_types_follow_the_schema_and_each_other(
+    tmp_path, operator, inputs, outputs, dtypes
+):
+    text = (
+        f"onnxopt: 1\nsuite: s\ncases: [{{name: c, operator: {operator}, "
+        f"inputs: {{{inputs}}}, outputs: {{{outputs}}}}}]"
+    )
+    content = only_case(tmp_path, text)
+    found = [*content.inputs.values(), *content.expected.values()]
+    assert [str(value.dtype) for value in found] == dtypes
+
+
+def test_sequences_and_optionals_are_inputs_and_outputs(tmp_path):
+    content = only_case(tmp_path, identity("{sequence: [[1.5], [2, 3]]}"))
+    onnx.checker.check_model(content.model, full_check=True)
+    assert [part.tolist() for part in content.inputs["input"]] == [[1.5], [2.0, 3.0]]
+    content = only_case(tmp_path, identity("{optional: null, dtype: float}"))
+    onnx.checker.check_model(content.model, full_check=True)
+    assert content.inputs["input"] is None
+
+
+def test_a_model_file_is_fed_by_the_names_and_types_of_its_graph(tmp_path):
+    save_model(tmp_path)
+    text = """
+        onnxopt: 1
+        suite: s
+        cases: [{name: c, model: add.onnx, inputs: {a: [1, 2]}, outputs: {c: [2, 3]}}]
+    """
+    content = only_case(tmp_path, text)
+    assert list(content.inputs) == ["a"]
+    assert content.inputs["a"].dtype == np.float64
+    assert content.expected["c"].dtype == np.float64
+    assert read_text(tmp_path, text)[0][0].operators == ("Add",)
+
+
+def test_a_model_of_one_node_with_a_formula_needs_no_outputs(tmp_path):
+    adam = only_case(tmp_path, ADAM).model
+    onnx.save(adam, tmp_path / "adam.onnx")
+    text = (
+        "onnxopt: 1\nsuite: s\noperator: Relu\n"
+        f"cases: [{{name: c, model: adam.onnx, inputs: {ADAM_INPUTS}}}]"
+    )
+    content = only_case(tmp_path, text)
+    assert content.expected is None
+    assert content.model == adam
+
+
+def test_what_turns_out_wrong_only_when_data_are_made_is_an_invalid_case(tmp_path):
+    random = "{random: {normal: {scale: 1e39}, seed: 0}, shape: [3]}"
+    cases, problems = read_text(tmp_path, identity(random, "[1.0, 2.0, 3.0]"))
+    assert problems == []
+    with pytest.raises(InvalidCase) as caught:
+        cases[0].read()
+    assert "file.yaml:6: case c: inputs.input.random: found a draw of" in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path):
+    (tmp_path / "file.yaml").write_text(ADAM, encoding="utf-8-sig")
+    cases, problems = read_yaml_file(tmp_path / "file.yaml")
+    assert len(cases) == 1
+    assert problems == []
+
+
+def test_the_schema_is_valid_and_describes_every_field():
+    schema = case_schema()
+    jsonschema_rs.meta.validate(schema)
+
+    def fields(part):
+        for name, field in part.get("properties", {}).items():
+            yield name, field
+            yield from fields(field)
+
+    definitions = schema["$defs"]
+    found = list(fields(schema))
+    for part in definitions.values():
+        found += fields(part)
+    assert len(found) > 40
+    for name, field in found:
+        *_, last = field.get("$ref", "").split("/")
+        target = definitions.get(last) or definitions["limit"].get(last, {})
+        hover = {**target, **field}
+        if name not in ("mean", "scale", "low", "high"):
+            assert hover.get("title"), name
+            assert hover.get("description"), name
+
+
+def test_the_schema_judges_files_as_an_editor_would():
+    schema = json.loads(json.dumps(case_schema()))
+    validator = jsonschema_rs.validator_for(schema)
+    case = {"name": "c", "inputs": {"X": [[1, 2.5], [3, 4]]}}
+    assert validator.is_valid({"onnxopt": 1, "cases": [case]})
+    assert not validator.is_valid({"onnxopt": 1, "cases": [{**case, "input": {}}]})

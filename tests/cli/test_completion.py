@@ -1,0 +1,91 @@
+"""What bash offers while a command is typed: its own completion function is called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from places import REPOSITORY
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+# As bash does when the user presses the tabulator key; compopt works only then.
+SCRIPT = """\
+compopt() { shift; echo "<$1>"; }
+eval "$(_ONNXOPT_COMPLETE=bash_source onnxopt)"
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+_onnxopt_completion onnxopt
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def offered(tmp_path):
+    """Call the completion of bash with words, the last of which is being typed."""
+    program = tmp_path / "bin" / "onnxopt"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m onnxopt_cli "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+
+    def offered(*words):
+        done = subprocess.run(
+            ["bash", "-c", SCRIPT, "bash", "onnxopt", *words],  # noqa: S607
+            cwd=tmp_path, env={**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    return offered
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["re"], ["report"]),
+        (["backends", "n"], ["new"]),
+        (["run", "--rep"], ["--report"]),
+        (["run", "--lower", "a"], ["auto", "always"]),
+        (["run", "conf"], ["conformance"]),
+        (["list", "onnx-l"], ["onnx-light"]),
+        (["audit", "spec"], ["spec"]),
+        (["generate", "onnx"], ["onnx-node"]),
+        (["show", "ada"], ["Adam", "Adagrad"]),
+        (["show", "prun"], ["pruning"]),
+        (["audit", "--operator", "Mom"], ["Momentum"]),
+        (["run", "--operator", "Identi"], ["Identity"]),
+        (["run", "-b", "onnx"], ["onnxruntime", "onnx-reference"]),
+        (["run", "-b", "ex"], ["exec:"]),
+        (["backends", "check", "num"], ["numpy"]),
+        (["fuzz", "-b", "num"], ["numpy"]),
+        (["fuzz", "--operator", "Mom"], ["Momentum"]),
+        (["fuzz", "--exclude-operator", "Mom"], ["Momentum"]),
+        (["run", "--report", "ju"], ["junit="]),
+        (["schema", "e"], ["expect"]),
+        (["run", "my-own"], ["<default>"]),
+        (["run", "--resume", "r"], ["<default>"]),
+        (["explain", "r"], ["<default>"]),
+        (["lower", "m"], ["<default>"]),
+    ],
+)
+def test_the_shell_offers_what_fits(offered, words, expected):
+    assert offered(*words) == expected
+
+
+def test_suites_and_paths_are_offered_side_by_side(offered, tmp_path):
+    (tmp_path / "spec_of_mine").mkdir()
+    (tmp_path / "special.yaml").touch()
+    assert offered("run", "spec") == ["spec", "spec_of_mine/", "special.yaml"]
+    assert {"spec", "pruning", "special.yaml"} <= set(offered("run", ""))
+
+
+def test_every_command_and_no_other_word_is_offered(offered, onnxopt):
+    section = onnxopt("--help").out.partition("\nCommands:\n")[2]
+    assert offered("") == re.findall(r"^  (\w+)  ", section, re.MULTILINE)
+    assert offered("nosuch") == []

@@ -1,0 +1,305 @@
+"""Where the command runs: closed pipes, full disks, narrow terminals, other encodings."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+from rich.cells import cell_len
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and /proc")
+
+COMMAND = [sys.executable, "-m", "onnxopt_cli"]
+FULL = Path("/dev/full")
+
+CASES = """\
+onnxopt: 1
+suite: demo
+operator: Momentum
+cases:
+  - name: right
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.5, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+  - name: wrong_with_quite_a_long_name_that_no_narrow_terminal_has_room_for
+    about: "\u00fcber \u4e2d"
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.5, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+    outputs: {X_new: [7.0, 8.0], V_new: [9.0, 10.0]}
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "demo.yaml").write_text(CASES, encoding="utf-8")
+    return tmp_path
+
+
+def environment(**settings):
+    kept = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "TERM"}}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm", **settings}
+
+
+def call(place, *arguments, **settings):
+    done = subprocess.run(
+        [*COMMAND, *arguments], cwd=place, env=environment(**settings), capture_output=True,
+        stdin=subprocess.DEVNULL, timeout=60, check=False,
+    )  # fmt: skip
+    check(done.stdout + done.stderr)
+    return done
+
+
+def call_in_shell(place, script, **settings):
+    done = subprocess.run(
+        ["bash", "-c", script.replace("onnxopt", f"{sys.executable} -m onnxopt_cli")],  # noqa: S607 - the pipe is the point
+        cwd=place, env=environment(**settings), capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    check(done.stdout + done.stderr)
+    return done
+
+
+def call_on_terminal(place, *arguments, **settings):
+    """Run the command on a terminal of its own and return its exit code and what it printed."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=place, env=environment(**settings),
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    printed = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:
+            # What Linux says when the last writer has closed it.
+            break
+        printed += data
+    os.close(ours)
+    check(printed)
+    return process.wait(), printed.decode()
+
+
+def check(printed):
+    assert b"Traceback" not in printed, printed.decode()
+    assert b"internal error" not in printed, printed.decode()
+    assert b"Exception ignored" not in printed, printed.decode()
+
+
+@pytest.mark.parametrize("arguments", ["run demo.yaml -v", "list conformance", "run --help"])
+def test_a_closed_pipe_ends_the_command_with_141_in_silence(place, arguments):
+    done = call_in_shell(place, f"onnxopt {arguments} | true; echo ${{PIPESTATUS[0]}}")
+    assert (done.stdout, done.stderr) == (b"141\n", b"")
+
+
+@pytest.mark.parametrize("arguments", ["run demo.yaml", "list conformance", "run --help"])
+def test_a_full_disk_behind_standard_output_is_said(place, arguments):
+    done = call_in_shell(place, f"onnxopt {arguments} > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == b"error: cannot write the output: No space left on device\n"
+
+
+def test_a_full_disk_behind_a_report_costs_no_verdict_and_no_other_report(place):
+    done = call(place, "run", "demo.yaml", "--report", "json=/dev/full", "--report", "junit=x.xml")
+    assert done.returncode == 2
+    assert b"1 invalid" in done.stdout
+    assert b"cannot write /dev/full: No space left on device" in done.stderr
+    assert (place / "x.xml").exists()
+    assert stat.S_ISCHR(FULL.stat().st_mode)
+
+
+def test_a_device_is_written_to_and_not_replaced(place):
+    os.mkfifo(place / "pipe")
+    done = call_in_shell(
+        place, "cat pipe > copy & onnxopt run demo.yaml -q --report json=pipe; wait"
+    )
+    assert done.returncode == 0
+    assert (place / "copy").read_bytes().startswith(b"{")
+    assert (place / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (["--report", "json=/proc/x.json"], b"cannot write /proc/x.json"),
+        (["--log", "/proc/x.jsonl"], b"cannot write the log /proc/x.jsonl"),
+        (["--report", "json=demo.yaml/x"], b"--report cannot write demo.yaml/x"),
+        (["--artifacts", "demo.yaml/x"], b"demo.yaml/x"),
+    ],
+)
+def test_a_folder_that_takes_no_files_is_named(place, option, says):
+    done = call(place, "run", "demo.yaml", *option)
+    assert done.returncode == 2
+    assert says in b" ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [("run", "-v"), ("list",)])
+def test_nothing_is_wider_than_a_terminal_of_40_columns(place, arguments):
+    code, printed = call_on_terminal(place, *arguments, "demo.yaml", COLUMNS="40")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+    lines = [line for part in plain.split("\n") for line in part.split("\r")]
+    assert max(map(cell_len, lines)) <= 40
+    assert "demo/demo/right" in plain
+    assert code == (2 if arguments[0] == "run" else 0)
+
+
+def test_a_terminal_has_colour_unless_the_user_wants_none(place):
+    colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+    assert colour.search(call_on_terminal(place, "run", "demo.yaml")[1])
+    assert not colour.search(call_on_terminal(place, "run", "demo.yaml", NO_COLOR="1")[1])
+
+
+def test_a_dumb_terminal_gets_no_escape_sequence(place):
+    code, printed = call_on_terminal(place, "run", "demo.yaml", TERM="dumb")
+    assert "\x1b" not in printed
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_names_beyond_the_encoding_are_escaped(place, settings):
+    done = call(place, "run", "demo.yaml", "-v", **settings)
+    assert done.returncode == 2
+    assert b"\\xfcber \\u4e2d" in done.stdout
+    assert done.stdout.isascii()
+    (place / "\u00e9.yaml").write_text("no: case", encoding="utf-8")
+    listed = call(place, "list", ".", **settings)
+    assert re.search(rb"invalid (\\xe9|\\udcc3\\udca9)\.yaml:1: ", listed.stderr)
+    assert listed.returncode == 2
+
+
+STARTS_FOR_EVER = """\
+import pathlib, time
+pathlib.Path("started").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("mkdir d; cd d; rmdir ../d; onnxopt run -q --report json=x", 2, b"folder is gone"),
+        ("mkdir d; cd d; rmdir ../d; onnxopt run -q . -b python:x:y", 2, b"folder is gone"),
+        ("mkdir d; cd d; rmdir ../d; onnxopt run ../demo.yaml -q", 2, b""),
+        ("mkdir d; cd d; rmdir ../d; onnxopt run $OLDPWD/demo.yaml -k right -q", 0, b""),
+        ("ulimit -n 10; onnxopt run demo.yaml -b onnx-reference -q", 2, b"ulimit -n 256"),
+        ("ulimit -n 5; onnxopt run demo.yaml -b onnx-reference -q", 2, b"ulimit -n 256"),
+        ("ulimit -n 5; onnxopt run -k right demo.yaml -q", 0, b""),
+        ("ulimit -d 60000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
+        ("ulimit -v 90000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
+        ("ulimit -f 0; onnxopt run demo.yaml -q -b exec:cat", 4, b"temporary directory"),
+        ("ulimit -d 1500000; onnxopt run -k right demo.yaml -b onnxruntime -q", 0, b""),
+        ("ulimit -f 0; onnxopt run -k right demo.yaml -b onnx-reference -q", 0, b""),
+        ("ulimit -f 0; onnxopt run -k right demo.yaml -q --log x", 2, b"the log x is not complete"),
+        ("ulimit -f 0; echo x | onnxopt explain -", 2, b"set TMPDIR"),
+        ("mkfifo p; onnxopt run -k right demo.yaml -q --log p", 2, b"p is not a regular file"),
+        ("mkfifo p; onnxopt run -k right demo.yaml -q --report json=p", 2, b"nobody reads"),
+        ("mkfifo p; export GITHUB_STEP_SUMMARY=p; onnxopt run demo.yaml -q", 2, b"nobody reads"),
+        ("unset HOME; onnxopt run -k right demo.yaml -q", 0, b""),
+        ("cd /; env -i onnxopt list $OLDPWD/demo.yaml", 0, b""),
+    ],
+)
+def test_what_the_machine_lacks_is_named_and_is_not_our_defect(place, script, code, says):
+    done = call_in_shell(place, script)
+    assert done.returncode == code, done.stderr
+    assert says in b" ".join(done.stderr.split())
+
+
+def test_where_few_files_may_be_open_fewer_workers_run_all_cases(place):
+    head, case = CASES.split("  - name: wrong", maxsplit=1)[0].split("  - name: right")
+    cases = "".join(f"  - name: right{number}{case}" for number in range(30))
+    (place / "many.yaml").write_text(head + cases)
+    done = call_in_shell(
+        place, "ulimit -n 14; onnxopt run many.yaml -j 8 -b onnx-reference --lower always -q"
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"30 pass" in done.stdout
+
+
+def test_a_worker_may_hold_no_more_than_the_system_allows(place):
+    (place / "large.py").write_text(
+        "import resource\n"
+        "class Backend:\n"
+        "    def run(self, model, inputs):\n"
+        "        raise ValueError(f'limits {resource.getrlimit(resource.RLIMIT_DATA)}')\n"
+    )
+    done = call_in_shell(
+        place, "ulimit -d 1500000; onnxopt run -k right demo.yaml -b python:large.py:Backend"
+    )
+    assert b"limits (1536000000, 1536000000)" in b" ".join(done.stdout.split())
+
+
+def interrupt(place, name, number, *arguments, **settings):
+    """Send a signal to the command when it has imported a module that takes for ever."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=place, env=environment(**settings),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    end = time.monotonic() + 30
+    while not (place / name).exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(number)
+    printed = process.communicate(timeout=30)
+    return process.returncode, *printed
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("module", ["click", "numpy", "onnx", "rich"])
+def test_a_signal_during_imports_ends_the_command_in_silence(place, module, number, code):
+    (place / "modules").mkdir()
+    (place / "modules" / f"{module}.py").write_text(STARTS_FOR_EVER)
+    paths = f"{place / 'modules'}:{REPOSITORY}"
+    found = interrupt(place, "started", number, "run", "demo.yaml", PYTHONPATH=paths)
+    assert found == (code, b"", b"")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", [("run", "demo.yaml"), ("fuzz",)])
+def test_a_signal_while_a_backend_starts_ends_the_command(place, command, number, code):
+    (place / "slow.py").write_text(STARTS_FOR_EVER)
+    temporary = place / "temporary"
+    temporary.mkdir()
+    found = interrupt(
+        place, "started", number, *command, "-b", "python:slow.py:Backend", TMPDIR=str(temporary)
+    )
+    assert (found[0], found[2]) == (code, b"")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_node_cache_is_made_leaves_nothing(place, number, code):
+    name = "cache"
+    process = subprocess.Popen(
+        [*COMMAND, "run", "onnx-node", "-q"], cwd=place, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=environment(ONNXOPT_CACHE_DIR=str(place / name)),
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while not list(place.glob(f"{name}/.*/new")) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == code
+    assert list((place / name).iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs another mount table")
+def test_without_proc_a_run_has_its_verdict(place):
+    script = "unshare -m bash -c 'umount -l /proc && onnxopt run demo.yaml -q -b onnx-reference'"
+    if call_in_shell(place, "unshare -m umount -l /proc").returncode:
+        pytest.skip("may not unmount here")
+    done = call_in_shell(place, script)
+    assert done.returncode == 2
+    assert b"1 invalid" in done.stdout

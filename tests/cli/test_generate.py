@@ -1,0 +1,144 @@
+"""``onnxopt generate`` and the suites that come with onnxopt."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from places import REPOSITORY
+
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.suites.suites import SUITES, suite_cases
+from onnxopt_cli.cases.yaml.file import read_yaml_file
+from onnxopt_cli.operators import OPERATORS
+
+PUBLISHED = [
+    "adam", "adam_multiple", "adagrad", "adagrad_multiple", "momentum", "nesterov_momentum",
+    "momentum_multiple",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def onnx_s_own():
+    """The published cases as the installed onnx has them."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return {case.name: case for case in collect_testcases()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_directories_equal_onnx_s_own(workplace, onnxopt, onnx_s_own, name):
+    assert onnxopt("generate", "spec", "--format", "onnx", "-o", "out").code == 0
+    cases, problems = find_directories(workplace / "out" / "spec" / f"test_{name}")
+    content = cases[0].read()
+    theirs = onnx_s_own[f"test_{name}"]
+    assert not problems
+    assert content.model == theirs.model
+    inputs, outputs = theirs.data_sets[0]
+    for mine, other in zip(content.inputs.values(), inputs, strict=True):
+        assert mine.dtype == other.dtype
+        assert mine.tobytes() == np.asarray(other).tobytes()
+    for mine, other in zip(content.expected.values(), outputs, strict=True):
+        assert mine.dtype == other.dtype
+        # onnx computes in float32 from attributes in double; that is all that may differ.
+        np.testing.assert_allclose(mine, other, rtol=4 * 2.0**-24, atol=0)
+
+
+def test_the_committed_files_are_what_is_generated(onnxopt, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert onnxopt("generate", "--check", *SUITES).code == 0
+    answer = onnxopt("generate", "--check", "spec", "--format", "onnx", "-o", "cases/onnx")
+    assert answer.code == 0
+
+
+def test_check_names_what_is_missing_and_what_differs(workplace, onnxopt):
+    assert onnxopt("generate", "spec").code == 0
+    assert onnxopt("generate", "spec", "--check").code == 0
+    (workplace / "cases/spec/adam.yaml").write_text("onnxopt: 1\n")
+    (workplace / "cases/spec/adagrad.yaml").unlink()
+    answer = onnxopt("generate", "spec", "--check")
+    assert answer.code == 1
+    assert "different: cases/spec/adam.yaml" in answer.out
+    assert "missing: cases/spec/adagrad.yaml" in answer.out
+
+
+def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
+    path = workplace / "cases/spec/adam.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("mine\n")
+    refused = onnxopt("generate", "spec")
+    assert refused.code == 2
+    assert "--force" in refused.err
+    assert path.read_text() == "mine\n"
+    assert not (path.parent / "momentum.yaml").exists(), "nothing is written when one is refused"
+    assert onnxopt("generate", "spec", "--force").code == 0
+    assert path.read_text() != "mine\n"
+    assert "0 files" in onnxopt("generate", "spec").out
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, name):
+    assert onnxopt("generate", name).code == 0
+    named = suite_cases(name)
+    from_files = [
+        case
+        for path in sorted((workplace / "cases" / name).glob("*.yaml"))
+        for case in read_yaml_file(path)[0]
+    ]
+    assert sorted(case.id for case in named) == sorted(case.id for case in from_files)
+    for mine, other in zip(
+        sorted(named, key=lambda case: case.id),
+        sorted(from_files, key=lambda case: case.id),
+        strict=True,
+    ):
+        one, two = mine.read(), other.read()
+        assert one.model == two.model
+        for left, right in zip(one.inputs.values(), two.inputs.values(), strict=True):
+            assert left.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("suite", "domain"),
+    [("conformance", "ai.onnx.preview.training"), ("pruning", "onnxopt.pruning")],
+)
+def test_a_conformance_suite_is_small_and_says_what_each_case_catches(suite, domain):
+    cases = suite_cases(suite)
+    assert len(cases) <= 200
+    operators = {(operator.name,) for operator in OPERATORS if operator.domain == domain}
+    assert {case.operators for case in cases} == operators
+    assert all("atch" in case.about or "must" in case.about or "step" in case.about
+               or "takes" in case.about for case in cases)  # fmt: skip
+    size = sum(path.stat().st_size for path in (REPOSITORY / "cases" / suite).iterdir())
+    assert size <= 2**20
+
+
+@pytest.mark.slow
+def test_all_node_cases_are_written_in_the_standard_layout(workplace, onnxopt, onnx_s_own):
+    assert onnxopt("generate", "onnx-node", "-o", "out").code == 0
+    folders = sorted(path.name for path in (workplace / "out/node").iterdir())
+    assert folders == sorted(onnx_s_own)
+    model = onnx.load(workplace / "out/node/test_abs/model.onnx")
+    assert model == onnx_s_own["test_abs"].model
+    assert (workplace / "out/node/test_abs/test_data_set_0/input_0.pb").is_file()
+    assert onnxopt("generate", "onnx-node", "-o", "out", "--check").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "spce"], "no suite 'spce'"),
+        (["generate", "onnx-node", "--format", "yaml"], "ONNX directories only"),
+        (["generate", "--format", "xml"], "'xml'"),
+    ],
+)
+def test_wrong_usage_is_told(workplace, onnxopt, arguments, says):
+    answer = onnxopt(*arguments)
+    assert answer.code == 2
+    assert says in answer.err

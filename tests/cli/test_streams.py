@@ -1,0 +1,173 @@
+"""Standard streams that take nothing: what is written to files is written all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from places import REPOSITORY
+
+from onnxopt_cli.log.reader import read_log
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and bash")
+
+CASES = """\
+onnxopt: 1
+suite: demo
+operator: Momentum
+cases:
+  - name: right
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.5, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+  - name: wrong
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.5, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
+    outputs: {X_new: [7.0, 8.0], V_new: [9.0, 10.0]}
+"""
+LARGE = """\
+onnxopt: 1
+suite: demo
+operator: Adam
+cases:
+  - name: large
+    inputs: {R: 0.5, T: 1, X: &, G: &, V: &, H: &}
+"""
+OFF = """\
+from onnxopt_cli.backends.resolve import resolve_backend
+
+
+class Backend:
+    \"\"\"Is off by so much that nothing explains it.\"\"\"
+
+    def run(self, model, inputs):
+        outputs = resolve_backend("numpy").prepare(model).run(inputs)
+        return [output + 1000 for output in outputs]
+"""
+FILES = (
+    "--no-explain --log run.jsonl --report json=run.json --report junit=run.xml --artifacts kept"
+)
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "demo.yaml").write_text(CASES)
+    (tmp_path / "off.py").write_text(OFF)
+    return tmp_path
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+
+def call(place, script):
+    """Run a script in which ``onnxopt`` is the command; return its exit code and output."""
+    done = subprocess.run(
+        ["bash", "-c", f'onnxopt() {{ "{sys.executable}" -m onnxopt_cli "$@"; }}; {script}'],  # noqa: S607
+        cwd=place, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "internal error" not in done.stdout + done.stderr
+    assert "Exception ignored" not in done.stdout + done.stderr
+    return done
+
+
+def require_everything_written(place, exit_code):
+    results = json.loads((place / "run.json").read_text())["results"]
+    assert [it["case"] for it in results] == ["demo/demo/right", "demo/demo/wrong"]
+    log = read_log(place / "run.jsonl")
+    assert log is not None
+    assert log.footer["exit_code"] == exit_code
+    assert [it.case for it in log.results.values()] == [it["case"] for it in results]
+    assert (place / "run.xml").read_text().startswith("<?xml")
+
+
+def test_a_full_disk_behind_standard_output_costs_no_report_and_no_log(place):
+    done = call(place, f"onnxopt run demo.yaml {FILES} > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
+    require_everything_written(place, exit_code=2)
+
+
+def test_a_closed_pipe_costs_no_report_and_no_log(place):
+    done = call(
+        place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} | head -1; "
+        "echo ${PIPESTATUS[0]}",
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "141"
+    assert done.stderr == ""
+    require_everything_written(place, exit_code=2)
+    assert any((place / "kept").iterdir())
+
+
+def test_a_report_that_cannot_be_printed_costs_no_other_one(place):
+    done = call(place, "onnxopt run demo.yaml --report junit=- --report json=run.json > /dev/full")
+    assert done.returncode == 2
+    assert json.loads((place / "run.json").read_text())["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("run demo.yaml", 2),
+        ("run demo.yaml -b python:off.py:Backend -k right --no-explain", 1),
+        ("run demo.yaml -k right", 0),
+        ("rnu", 2),
+        ("run --repotr", 2),
+        ("run nowhere", 2),
+        ("run demo.yaml -b exec:./nowhere", 4),
+        ("run demo.yaml -k nothing", 5),
+        ("list demo.yaml", 0),
+    ],
+)
+@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-"])
+def test_a_full_or_closed_standard_error_changes_no_exit_code(place, arguments, code, stream):
+    done = call(place, f"onnxopt {arguments} {stream}")
+    assert done.returncode == code
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_run_without_standard_streams_has_its_verdict(place, closed):
+    done = call(place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} {closed}")
+    assert done.returncode == 2
+    require_everything_written(place, exit_code=2)
+
+
+def test_every_file_that_cannot_be_written_is_named_and_all_others_are_written(place):
+    done = call(
+        place, "onnxopt run demo.yaml --log run.jsonl --report json=run.json "
+        "--report markdown=/dev/full --report junit=run.xml --report badge=/proc/x",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cannot write /dev/full: No space left on device" in done.stderr
+    assert "cannot write /proc/x" in done.stderr
+    require_everything_written(place, exit_code=2)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_failures_are_explained_loses_no_verdict(place):
+    tensor = "{random: {normal: {}, seed: 1}, shape: [20000]}"
+    (place / "demo.yaml").write_text(LARGE.replace("&", tensor))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", "python:off.py:Backend",
+         "--log", "run.jsonl", "--report", "json=run.json"],
+        cwd=place, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    lines = iter(process.stdout)
+    assert any("FAIL" in line for line in lines)
+    # The case line is out; what takes long after it is the search for what explains the failure.
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    printed, said = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert said == ""
+    assert "does not conform: 1 fail" in printed
+    report = json.loads((place / "run.json").read_text())
+    assert report["exit_code"] == 130
+    assert [it["outcome"] for it in report["results"]] == ["fail"]
+    assert read_log(place / "run.jsonl").footer["exit_code"] == 130

@@ -1,0 +1,73 @@
+"""The script that damages files by the thousand: it must see what it is there to see."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from places import REPOSITORY
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script forks")
+
+# Each mutant works in a folder of its number; so the defects of a number are those of a mutant.
+PLANTED = """
+import os, sys, time
+sys.path.insert(0, "scripts")
+import fuzz_files
+
+def defective(arguments):
+    number, is_run = os.path.basename(os.getcwd()), arguments[0] == "run"
+    if number == "0":
+        raise RuntimeError("planted")
+    if number == "1" and is_run:
+        print("internal error: planted")
+        sys.exit(3)
+    if number == "2":
+        print("invalid: somewhere in some file")
+        sys.exit(2)
+    if number == "3" and is_run:
+        bytearray(b"x") * fuzz_files._MEMORY
+    if number == "4" and is_run:
+        time.sleep(1.5 * fuzz_files._SECONDS)
+    if number == "5":
+        print("\\x1b[31m")
+    if number == "6" and is_run:
+        os.abort()
+    if number == "7":
+        print("invalid fuzz/case.yaml:3: as it should be")
+        sys.exit(2)
+    sys.exit(0)
+
+fuzz_files.onnxopt = defective
+fuzz_files._warm_up = lambda work: None
+fuzz_files._SECONDS, fuzz_files._MEMORY = 2, 1 << 28
+sys.argv = ["fuzz_files.py", "--count", "9", "--jobs", "1"]
+sys.exit(fuzz_files.main())
+"""
+
+
+@pytest.mark.slow
+def test_each_broken_promise_is_a_violation_and_nothing_else_is():
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    found = re.findall(r"^violation: mutant (\d): (.*)$", done.stdout, re.MULTILINE)
+    found = [(number, re.sub(r"[\d.]+", "_", what)) for number, what in found]
+    assert found == [
+        ("0", "list fell over"),
+        ("0", "list ended with -_"),
+        ("0", "run fell over"),
+        ("0", "run ended with -_"),
+        ("1", "run fell over"),
+        ("1", "run ended with _"),
+        ("2", "list names no file and line"),
+        ("2", "run names no file and line"),
+        ("3", "took _ MiB"),
+        ("4", "took _ s, _ s of them computing"),
+        ("5", "list printed a control character"),
+        ("5", "run printed a control character"),
+        ("6", "the process died with status _"),
+    ]
+    assert done.returncode == 1

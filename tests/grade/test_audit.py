@@ -1,0 +1,82 @@
+"""``onnxopt audit``: what a suite rejects, and what it must not."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from places import REPOSITORY
+
+WEAK = """\
+onnxopt: 1
+suite: weak
+operator: AdmmPenalty
+cases:
+  - name: first
+    attributes: {rho: 0.5}
+    inputs: {loss: 1.0, W: [1.0], Z: [0.5], U: [0.25]}
+  - name: again
+    attributes: {rho: 0.5}
+    inputs: {loss: 1.0, W: [1.0], Z: [0.5], U: [0.25]}
+"""
+
+
+@pytest.mark.slow
+def test_the_suite_rejects_every_wrong_implementation_and_no_right_one(
+    onnxopt, monkeypatch, tmp_path
+):
+    # Of all operators it takes minutes; .ci/run does that.
+    operators = ("--operator", "AdmmGradient", "--operator", "MagnitudePrune")
+    monkeypatch.chdir(REPOSITORY)
+    answer = onnxopt("audit", "cases/", *operators, "--json", tmp_path / "audit.json")
+    assert answer.code == 0, answer.out
+    for grade in json.loads((tmp_path / "audit.json").read_text())["operators"]:
+        assert grade["survivors"] == grade["false_alarms"] == []
+        assert len(grade["named"]) > 10
+        assert len(grade["automatic"]) > 50
+        assert len(grade["right"]) > 5
+        # Right implementations stay far below the limit, wrong ones far above it.
+        assert all(it["largest_share_of_limit"] <= 0.5 for it in grade["right"])
+
+
+def test_a_suite_with_gaps_names_survivors_and_the_input_that_would_show_them(workplace, onnxopt):
+    (workplace / "weak.yaml").write_text(WEAK)
+    answer = onnxopt("audit", "weak.yaml", "-v", "-j", "1")
+    assert answer.code == 1
+    assert "survives" in answer.out
+    assert re.search(r"would show in float64 at rho -?[\d.]+,", answer.out)
+    assert "reject nothing that others do not: weak/weak/first, weak/weak/again" in " ".join(
+        answer.out.split()
+    )
+
+
+def test_survivors_can_be_allowed_by_name(workplace, onnxopt):
+    (workplace / "weak.yaml").write_text(WEAK)
+    assert onnxopt("audit", "weak.yaml", "--allow", "*").code == 0
+    assert onnxopt("audit", "weak.yaml", "--allow", "none of this name").code == 1
+
+
+def test_a_tolerance_that_rejects_right_implementations_is_a_false_alarm(workplace, onnxopt):
+    strict = WEAK.replace("cases:\n", "tolerance: {rtol: 0, atol: 0}\ncases:\n")
+    (workplace / "strict.yaml").write_text(strict.replace("[1.0]", "[0.1, 0.7, 1.3, 4.7]").replace(
+        "[0.5]", "[0.3, 0.1, 0.7, 9.1]").replace("[0.25]", "[0.9, 0.2, 0.6, 0.3]").replace(
+        "loss: 1.0", "loss: 0.37"))  # fmt: skip
+    answer = onnxopt("audit", "strict.yaml", "--allow", "*")
+    assert answer.code == 1
+    assert "false alarm" in answer.out
+
+
+def test_onnx_s_tolerance_lets_more_survive_than_the_derived_one(workplace, onnxopt):
+    def survivors(*options):
+        onnxopt("audit", "pruning", "--operator", "AdmmPenalty", "--json", "audit.json", *options)
+        (grade,) = json.loads((workplace / "audit.json").read_text())["operators"]
+        return len(grade["survivors"])
+
+    assert survivors("--tolerance", "onnx") > survivors()
+
+
+def test_cases_of_other_operators_cannot_be_audited(workplace, onnxopt):
+    answer = onnxopt("audit", "onnx-simple")
+    assert answer.code == 5
+    assert "an operator with a formula" in answer.err

@@ -1,0 +1,370 @@
+"""Explanations of failures by known mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from places import PLUGINS
+from trajectory_files import trajectory_text
+
+from onnxopt_cli.cases.suites.suites import suite_cases
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Result
+from onnxopt_cli.grade.audit import find_trials
+from onnxopt_cli.grade.explain import explain
+from onnxopt_cli.log.reader import read_log
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.readings.implementation import both
+from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.readings.mistakes.equivalence import equivalent
+from onnxopt_cli.run.expectation import Judging
+
+CASES = {case.id: case for suite in ("conformance", "pruning") for case in suite_cases(suite)}
+TRIALS, _ = find_trials(list(CASES.values()), Judging())
+
+PYTORCH = """\
+import numpy as np
+import onnx
+
+
+class Adam:
+    '''Adam as PyTorch has it, for one tensor.'''
+
+    def run(self, model, inputs):
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[0].attribute}
+        alpha, beta, epsilon = (np.float32(given[n]) for n in ("alpha", "beta", "epsilon"))
+        R, T, X, G, V, H = inputs.values()
+        V = alpha * V + (1 - alpha) * G
+        H = beta * H + (1 - beta) * G * G
+        corrected = np.sqrt(H) / np.sqrt(np.float32(1 - float(beta) ** int(T)))
+        step = np.float32(R / (1 - float(alpha) ** int(T)))
+        return [(X - step * V / (corrected + epsilon)).astype(X.dtype), V, H]
+"""
+
+STEPS = """\
+onnxopt: 1
+suite: steps
+operator: Adam
+cases:
+  - name: one
+    attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}
+    inputs: {R: 0.1, T: 1, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.0, 0.0], H: [0.0, 0.0]}
+  - name: two
+    attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}
+    inputs: {R: 0.1, T: 2, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]}
+"""
+
+
+def results_of(implementation, operator):
+    """The results of a wrong implementation on the conformance suite."""
+    for trial in TRIALS[operator.name]:
+        outputs = implementation.run(trial.call)
+        passes = bool(outputs) and trial.excess(outputs) <= 1
+        outcome = Outcome.PASS if passes else Outcome.FAIL if outputs else Outcome.ERROR
+        kept = () if passes else tuple(outputs)
+        location = CASES[trial.case].location
+        yield Result(trial.case, location, (operator.name,), "it", outcome, returned=kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_a_deviation_as_backend_is_explained_by_its_own_name(operator):
+    # Some: all of them take minutes, and scripts/explain_every_deviation.py does that.
+    known = deviations(operator)
+    sample = known[:: len(known) // 12]
+    own = 0
+    for deviation in sample:
+        results = list(results_of(deviation, operator))
+        found = explain(results, CASES)
+        if not any(result.returned for result in results):
+            assert not found, f"{deviation.name!r} only refuses, which may have any reason"
+            own += 1
+            continue
+        assert found, f"{deviation.name!r} is not explained"
+        if found[0].deviations == (deviation.name,):
+            own += 1
+            continue
+        (named,) = found[0].deviations
+        other = next(it for it in deviations(operator) if it.name == named)
+        assert all(
+            trial.excess(other.run(trial.call)) > 1
+            for trial in TRIALS[operator.name]
+            if trial.excess(deviation.run(trial.call)) > 1
+        ), f"{named!r} does not fail where {deviation.name!r} does"
+    assert own >= 0.9 * len(sample)
+
+
+def test_a_backend_that_does_as_pytorch_does_is_told_so(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "torch_like.py").write_text(PYTORCH)
+    arguments = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q")
+    answer = onnxopt(*arguments)
+    assert answer.code == 1
+    text = " ".join(answer.out.split())
+    assert "consistent with 'epsilon added after bias correction', as in PyTorch" in text
+    assert "2 of 2 failing cases" in text
+    assert "consistent" not in onnxopt(*arguments, "--no-explain").out
+
+
+MISTAKEN = PLUGINS / "mistaken.py"
+#: More than the search takes on a machine that is busy with other things.
+LONG = ("--explain-time", "3600")
+HERE = ("--isolation", "none")
+TENSORS = "X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]"
+LARGE = "{random: {uniform: {low: 0.5, high: 1.0}, seed: 1}, shape: [100000]}"
+
+
+def mistaken(name):
+    return f"python:{MISTAKEN}:{name}"
+
+
+def steps(*counts, more=""):
+    """Return a case file of Adam with a case for each T."""
+    head = STEPS.partition("  - name")[0]
+    values = "attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}"
+    return head + "".join(
+        f"  - {{name: t{count}, {values}, inputs: {{R: 0.1, T: {count}, {TENSORS}}}}}\n"
+        for count in counts
+    ) + more  # fmt: skip
+
+
+def explanations(path="out.json"):
+    return json.loads(Path(path).read_text())["explanations"]
+
+
+def counted(text):
+    """Return how many cases a sentence speaks of, and how many of them in its lists."""
+    total = re.search(r"(\d+) of (\d+) failing cases", text)
+    assert total, text
+    listed = text[total.end() :]
+    return int(total[1]) + sum(map(int, re.findall(r"[:,] (\d+) ", listed))), int(total[2])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("conformance/adam", "--lower", "never"),
+        ("conformance/momentum", "--lower", "always"),
+        ("pruning/magnitudeprune",),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_backend_that_raises_an_error_at_everything_is_not_explained(
+    workplace, onnxopt, arguments
+):
+    run = ("run", *arguments, "-b", mistaken("Refusing"), "-q", "--isolation", "none")
+    answer = onnxopt(*run, "--report", "json=out.json", "--log", "run.jsonl")
+    assert answer.code == 1
+    assert explanations() == []
+    assert not {"consistent", "none of the"} & set(answer.out.split())
+    later = onnxopt("explain", "run.jsonl")
+    assert later.code == 1
+    assert "only wrong values" in later.out
+    assert "consistent" not in later.out
+
+
+def test_fuzzing_a_backend_that_raises_an_error_at_everything_explains_nothing(workplace, onnxopt):
+    run = ("fuzz", "-b", mistaken("Refusing"), "--isolation", "none", "--examples", "60")
+    answer = onnxopt(*run, "--operator", "Adam")
+    assert "error Adam" in answer.out
+    assert "consistent" not in answer.out
+    assert "known mistakes" not in answer.out
+
+
+def test_every_failing_case_is_counted_whatever_it_failed_by(workplace, onnxopt):
+    refusal = "  - {name: refused, rejects: true, attributes: {}, inputs: {R: 1, T: 1, X: [1, 2], "
+    refusal += "G: [1, 2, 3], V: 0, H: 0}}\n"
+    large = f"  - {{name: large, attributes: {{epsilon: 0.1}}, inputs: {{R: 1, T: 1, X: {LARGE}, "
+    large += f"G: {LARGE}, V: {LARGE}, H: {LARGE}}}}}\n"
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3, 7, 8, 9, more=refusal + large))
+    walk = trajectory_text("Adam", "{quadratic: {curvature: [1, 0.5], center: [0.5, -1.75]}}", 5)
+    (workplace / "walk.yaml").write_text(walk)
+    run = ("run", "steps.yaml", "walk.yaml", "-b", mistaken("InManyWays"), "-q", *LONG)
+    answer = onnxopt(*run, "--report", "json=out.json", "--log", "run.jsonl")
+    (found,) = explanations()
+    assert found["deviations"] == ["epsilon inside the square root"]
+    results = json.loads(Path("out.json").read_text())["results"]
+    failing = [it for it in results if it["outcome"] != "pass"]
+    assert {it["outcome"] for it in failing} == {"fail", "error", "crash"}
+    assert counted(found["text"]) == (len(failing), len(failing))
+    assert found["others"] == {
+        "not reproduced": {"error": 1},
+        "not tried": {
+            "crash": 1, "large": 1, "trajectory": 2, "with right values": 1, "wrongly accepted": 1
+        },
+    }  # fmt: skip
+    text = " ".join(answer.out.split())
+    assert "'epsilon inside the square root': 3 of 10 failing cases; not repr" in text
+    assert "2 trajectories" in text
+    assert found["text"] in " ".join(onnxopt("explain", "run.jsonl", *LONG).out.split())
+
+
+def test_shards_that_are_joined_count_the_cases_of_all(workplace, onnxopt):
+    # Both shards have errors; the values are all in one of them.
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3, 4, 5, 6, 7, 10, 11, 12))
+    run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *LONG)
+    for part in ("1", "2"):
+        onnxopt(*run, "--shard", f"{part}/2", "--log", f"{part}.jsonl")
+    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "all.jsonl")
+    assert answer.code == 1, answer.text
+    found = read_log(Path("all.jsonl")).footer["explanations"]
+    assert found
+    assert [counted(it["text"]) for it in found] == [(10, 10)] * len(found)
+
+
+def test_a_mistake_that_fails_what_the_backend_passes_is_never_named(workplace, onnxopt):
+    run = ("run", "steps.yaml", "-q", *HERE, *LONG, "--report", "json=out.json")
+    (workplace / "steps.yaml").write_text(steps(2))
+    onnxopt(*run, "-b", mistaken("OnlyAtTwo"))
+    assert explanations()[0]["deviations"] == ["epsilon inside the square root"]
+    (workplace / "steps.yaml").write_text(steps(2, 3))
+    onnxopt(*run, "-b", mistaken("OnlyAtTwo"))
+    assert "epsilon inside the square root" not in str(explanations()[0]["deviations"])
+
+
+def test_what_the_run_accepts_is_a_pass_for_the_mistake_too(workplace, onnxopt):
+    # Judged so, the mistake passes where the backend does.
+    tolerant = "  - {name: tolerant, tolerance: {rtol: 1, atol: 1}, attributes: {epsilon: 0.1}, "
+    tolerant += f"inputs: {{R: 0.1, T: 1, {TENSORS}}}}}\n"
+    (workplace / "steps.yaml").write_text(steps(2, 3, more=tolerant))
+    run = ("run", "steps.yaml", "-b", mistaken("InsideTheRoot"), "-q", *HERE, *LONG)
+    answer = onnxopt(*run, "--log", "run.jsonl")
+    assert "consistent with 'epsilon inside the square root'" in answer.out
+    assert "consistent with 'epsilon inside" in onnxopt("explain", "run.jsonl", *LONG).out
+    # So does it in a case of the same kind, at a tolerance for all cases.
+    far = "  - {name: far, attributes: {epsilon: 0.1}, inputs: {R: 0.1, T: 1, "
+    far += "X: [1000.0, 500.0], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]}}\n"
+    (workplace / "steps.yaml").write_text(steps(2, 3, more=far))
+    answer = onnxopt(*run, "--rtol", "1e-4", "--log", "rtol.jsonl")
+    assert "1 pass, 2 fail" in answer.out
+    assert "consistent with 'epsilon inside the square root'" in answer.out
+    assert "consistent with 'epsilon inside" in onnxopt("explain", "rtol.jsonl", *LONG).out
+
+
+def test_rounding_that_a_strict_tolerance_rejects_is_no_mistake(workplace, onnxopt):
+    (workplace / "torch_like.py").write_text(PYTORCH.replace("corrected + e", "corrected + 0 * e"))
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3).replace("epsilon: 0.1", "epsilon: 0"))
+    run = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q")
+    assert onnxopt(*run).code == 0
+    answer = onnxopt(*run, "--ulp", "0", "--report", "json=out.json")
+    assert answer.code == 1
+    assert explanations() == []
+
+
+def test_errors_are_counted_where_the_mistake_in_the_values_makes_them(workplace, onnxopt):
+    wide = "  - {name: wide, attributes: {}, inputs: {R: 1, T: 1, X: [1, 2], G: 1, V: 0, H: 0}}\n"
+    (workplace / "steps.yaml").write_text(steps(1, 2, more=wide))
+    run = ("run", "steps.yaml", "-b", mistaken("RefusesBroadcasting"), "-q", *HERE, *LONG)
+    answer = onnxopt(*run)
+    text = " ".join(answer.out.split())
+    assert "'epsilon inside the square root': 2 of 3 failing cases; not reproduced: 1 error" in text
+    assert "broadcast operands refused" not in text
+    # Alone, the errors may have any reason.
+    alone = steps(more=wide)
+    (workplace / "steps.yaml").write_text(alone)
+    assert "consistent" not in onnxopt(*run).out
+
+
+class Ticks:
+    """A clock on which each look takes a second."""
+
+    def __init__(self):
+        self.now = 0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+MOMENTUM = """\
+onnxopt: 1
+suite: other
+operator: Momentum
+cases:
+  - name: one
+    attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0.1}
+    inputs: {R: 0.1, T: 1, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2]}
+"""
+
+
+def test_single_mistakes_are_tried_for_all_operators_before_any_pairs(
+    workplace, onnxopt, monkeypatch
+):
+    (workplace / "steps.yaml").write_text(steps(1, 2))
+    (workplace / "other.yaml").write_text(MOMENTUM)
+    monkeypatch.setattr("onnxopt_cli.grade.explain.monotonic", Ticks())
+    run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *HERE)
+    answer = onnxopt(*run, "--explain-time", "1500", "--report", "json=out.json")
+    stopped = "stopped after 1500 s, before all pairs of mistakes were tried; no single one"
+    assert [it["text"] for it in explanations()] == [
+        f"{stopped} reproduces 2 of 2 failing cases",
+        f"{stopped} reproduces the failing case",
+    ]
+    assert not any(it["complete"] for it in explanations())
+    assert "--explain-time" in answer.out
+    assert "none of" not in answer.out
+
+
+def test_an_operator_that_was_cut_off_is_said_to_be(workplace, onnxopt, monkeypatch):
+    (workplace / "steps.yaml").write_text(steps(1, 2))
+    (workplace / "other.yaml").write_text(MOMENTUM)
+    monkeypatch.setattr("onnxopt_cli.grade.explain.monotonic", Ticks())
+    run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *HERE)
+    answer = onnxopt(*run, "--explain-time", "40", "--report", "json=out.json")
+    stopped = "stopped after 40 s, before all known mistakes were tried; none so far reproduces"
+    assert [it["text"] for it in explanations()] == [
+        f"{stopped} 2 of 2 failing cases",
+        f"{stopped} the failing case",
+    ]
+    answer = onnxopt(*run, "--explain-time", "1", "--report", "json=out.json")
+    assert [it["text"] for it in explanations()] == [
+        "not explained, stopped after 1 s; not tried: 2 fail",
+        "not explained, stopped after 1 s; not tried: 1 fail",
+    ]
+    answer = onnxopt(*run, "--explain-time", "0", "--report", "json=out.json")
+    assert explanations() == []
+    assert "--explain" not in answer.out
+
+
+def test_two_mistakes_at_once_are_both_named():
+    adam = next(operator for operator in OPERATORS if operator.name == "Adam")
+    named = {it.name: it for it in deviations(adam)}
+    first, second = named["epsilon inside the square root"], named["no bias correction"]
+    pair = both(first, second)
+    assert not equivalent(adam, pair)
+    (found,) = explain(list(results_of(pair, adam)), CASES)
+    assert "epsilon inside the square root" in found.text
+    assert "no bias correction" in found.text
+
+
+def test_a_mistake_that_nobody_knows_is_not_explained(workplace, onnxopt):
+    strange = PYTORCH.replace("step * V", "step * np.float32(1.0625) * V * V")
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "strange.py").write_text(strange)
+    answer = onnxopt("run", "steps.yaml", "-b", "python:strange.py:Adam", "-q", *LONG)
+    assert "consistent" not in answer.out
+    assert "none of the known mistakes, nor two of them, reproduces 2 of 2" in answer.out
+
+
+@pytest.mark.parametrize("form", ["log", "report"])
+def test_a_saved_run_can_be_explained_later(workplace, onnxopt, form):
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "torch_like.py").write_text(PYTORCH)
+    saved = workplace / "saved"
+    save = ["--log", saved] if form == "log" else ["--report", f"json={saved}"]
+    onnxopt("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "--no-explain", "-q", *save)
+    answer = onnxopt("explain", saved)
+    assert answer.code == 0
+    assert "epsilon added after bias correction" in answer.out
+    assert onnxopt("explain", workplace / "steps.yaml").code == 2
+
+
+def test_nothing_is_explained_where_nothing_failed(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS)
+    onnxopt("run", "steps.yaml", "--log", "run.jsonl", "-q")
+    answer = onnxopt("explain", "run.jsonl")
+    assert answer.code == 0
+    assert "no failing case" in answer.out

@@ -1,0 +1,16 @@
+"""How to ask for the command of tests/plugins, and for others in Python."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from places import PLUGINS
+
+COMMAND = PLUGINS / "exec_command.py"
+
+
+def spec(*arguments, command=COMMAND, **options):
+    """A backend's specification."""
+    words = shlex.join(map(str, (sys.executable, command, *arguments)))
+    return f"exec:{words}" + "".join(f",{name}={value}" for name, value in options.items())

@@ -1,0 +1,106 @@
+"""Running the command, as a process, on backends that misbehave, and looking for what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from places import PLUGINS
+
+HOSTILE = PLUGINS / "hostile.py"
+
+CASE = "    inputs: {R: %s, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}\n"
+ATTRIBUTES = "    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}\n"
+
+
+def write_cases(folder: Path, rates: dict[str, float]) -> None:
+    """Write a file with a case for each name; the rate 0.5 is the one to misbehave at."""
+    text = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
+    for name, rate in rates.items():
+        text += f"  - name: {name}\n{ATTRIBUTES}{CASE % rate}"
+    (folder / "demo.yaml").write_text(text)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that was found."""
+
+    number: int
+    command: str
+
+
+@dataclass
+class Run:
+    """A started command."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    report: Path
+    out: str = ""
+    err: str = ""
+    outcomes: dict[str, str] = field(default_factory=dict)
+    results: dict[str, dict] = field(default_factory=dict)
+
+    @property
+    def code(self) -> int:
+        return self.process.returncode
+
+    def wait(self, seconds: float = 60) -> Run:
+        self.out, self.err = self.process.communicate(timeout=seconds)
+        if self.report.exists():
+            for result in json.loads(self.report.read_text())["results"]:
+                name = result["case"].removeprefix("demo/demo/")
+                self.results[name] = result
+                self.outcomes[name] = result["outcome"]
+        assert "Traceback" not in self.err
+        assert "internal error" not in self.err
+        return self
+
+    def survivors(self, patience: float = 3) -> list[Process]:
+        """Return the processes of this run that are still there after a moment."""
+        end = time.monotonic() + patience
+        while (left := self._alive()) and time.monotonic() < end:
+            time.sleep(0.02)
+        return left
+
+    def sleepers(self) -> int:
+        """Return how many processes there are that a backend has started."""
+        return sum(process.command.endswith("300 ") for process in self._alive())
+
+    def _alive(self) -> list[Process]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                environment = (entry / "environ").read_bytes()
+                if self.mark.encode() in environment or self.mark in command:
+                    found.append(Process(int(entry.name), command))
+            except OSError:
+                continue
+        return found
+
+
+def start(folder: Path, backend: str, *options: str, prefix: Sequence[str] = ()) -> Run:
+    """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
+
+    The prefix is a command that runs it.
+    """
+    mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
+    report = folder / f"{mark}.json"
+    specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", specification,
+         "--report", f"json={report}", *options],
+        cwd=folder, env={**os.environ, mark: "1", "PYTHONPATH": str(HOSTILE.parents[2])},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return Run(process, mark, report)

@@ -1,0 +1,79 @@
+"""Signals at random moments leave nothing, and logs resume; scripts/signal_runs.py sends more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from isolated import Run
+from places import REPOSITORY
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+@pytest.mark.slow
+def test_signals_at_random_moments_leave_nothing_and_logs_resume():
+    count = os.environ.get("ONNXOPT_SIGNALS", "6")
+    script = REPOSITORY / "scripts" / "signal_runs.py"
+    done = subprocess.run(
+        [sys.executable, script, "--count", count], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+COLLECTED = """\
+import os, signal, time, weakref
+from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
+
+class Thing:
+    pass
+
+def send(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100_000):
+        pass
+
+stop_by_raising()
+thing = Thing()
+reference = weakref.ref(thing, send)
+try:
+    del thing
+    time.sleep(20)
+except Stop as stop:
+    print("stopped", stop.exit_code)
+"""
+
+
+def test_a_signal_where_python_drops_exceptions_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout + done.stderr == "stopped 143\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_path, number):
+    mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxopt_cli", "audit", "pruning", "--operator", "AdmmGradient",
+         "-j", "2"],
+        cwd=tmp_path, env={**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = Run(process, mark, tmp_path / "none")
+    end = time.monotonic() + 120
+    while len(run.survivors(0)) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(number)
+    left = run.survivors()
+    for it in left:
+        os.kill(it.number, signal.SIGKILL)
+    run.wait()
+    assert run.code == (130 if number == signal.SIGINT else -number)
+    assert left == []

@@ -1,0 +1,213 @@
+"""A log goes on, and shards join, only for what was tested: files, backends, suites."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+from demo import records
+from onnx import TensorProto, helper
+from places import REPOSITORY
+
+FIVE = np.array([5.0, 6.0], np.float32)
+YAML = """\
+onnxopt: 1
+suite: named
+cases:
+  - name: {name}
+    model: m{name}.onnx
+    inputs: {{x: {{file: x.npy}}}}
+    outputs: {{y: {{file: y.npy}}}}
+"""
+PLUGIN = """\
+import helper
+from package import part
+
+
+class Backend:
+    def run(self, model, inputs):
+        return [inputs["x"] + helper.ONE * part.ONE]
+"""
+EXEC = "tests/plugins/exec_command.py"
+
+
+def write_model(path, amount=None):
+    """Write x + 1; with an amount, where that one is external data."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    if amount is not None:
+        one.ClearField("float_data")
+        one.data_location = TensorProto.EXTERNAL
+        for key, value in {"location": "one.bin", "length": "4"}.items():
+            one.external_data.add(key=key, value=value)
+        (path.parent / "one.bin").write_bytes(np.float32(amount).tobytes())
+    node = helper.make_node("Add", ["x", "one"], ["y"])
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [one])
+    opset = [helper.make_opsetid("", 18)]
+    path.write_bytes(helper.make_model(graph, opset_imports=opset).SerializeToString())
+
+
+@pytest.fixture
+def place(workplace):
+    """Cases of every kind that read files, and a plugin of three files."""
+    for name in "ab":
+        (workplace / f"{name}.yaml").write_text(YAML.format(name=name))
+        write_model(workplace / f"m{name}.onnx", 1.0 if name == "b" else None)
+    np.save(workplace / "x.npy", FIVE)
+    np.save(workplace / "y.npy", FIVE + 1)
+    data = workplace / "node" / "test_add" / "test_data_set_0"
+    data.mkdir(parents=True)
+    write_model(data.parent / "model.onnx", 1.0)
+    for name, value in (("input_0", FIVE), ("output_0", FIVE + 1)):
+        (data / f"{name}.pb").write_bytes(onnx.numpy_helper.from_array(value).SerializeToString())
+    (workplace / "plugin.py").write_text(PLUGIN)
+    (workplace / "helper.py").write_text("ONE = 1\n")
+    (workplace / "package").mkdir()
+    (workplace / "package" / "__init__.py").touch()
+    (workplace / "package" / "part.py").write_text("ONE = 1\n")
+    return workplace
+
+
+ARGUMENTS = (
+    *("run", "a.yaml", "b.yaml", "node", "-b", "python:plugin.py:Backend", "--no-explain"),
+    *("--timeout", "30"),
+)
+
+
+def interrupt(path):
+    """Let a log end as that of a run that was killed before the last case."""
+    lines = path.read_text().splitlines(keepends=True)
+    ends = [number for number, line in enumerate(lines) if line.startswith('{"record":"end"')]
+    path.write_text("".join(lines[: ends[-1]]))
+
+
+def change(path):
+    """Change a file so that nothing but its content tells."""
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+CHANGES = {
+    "a case file": ("a.yaml", lambda path: path.write_text(f"{path.read_text()}# \n")),
+    "an array": ("x.npy", change),
+    "an expected array": ("y.npy", change),
+    "a model": ("ma.onnx", lambda path: write_model(path, 2.0)),
+    "external data": ("one.bin", change),
+    "a directory's model": ("node/test_add/model.onnx", write_model),
+    "a directory's external data": ("node/test_add/one.bin", change),
+    "a directory's input": ("node/test_add/test_data_set_0/input_0.pb", change),
+    "a directory's output": ("node/test_add/test_data_set_0/output_0.pb", change),
+    "a directory's tolerance": (
+        "node/test_add/data.json",
+        lambda path: path.write_text('{"rtol": 1.0}'),
+    ),
+    "the plugin": ("plugin.py", lambda path: path.write_text(f"{PLUGIN}\n# 2")),
+    "what it imports": ("helper.py", lambda path: path.write_text("ONE = 2\n")),
+    "a package that it imports": ("package/part.py", lambda path: path.write_text("ONE = 2\n")),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_log_of_other_files_is_not_resumed(place, onnxopt, what, finished):
+    name, alter = CHANGES[what]
+    assert onnxopt(*ARGUMENTS, "--log", "run.jsonl").code == 0
+    if not finished:
+        interrupt(place / "run.jsonl")
+    before = (place / "run.jsonl").read_bytes()
+    alter(place / name)
+    answer = onnxopt(*ARGUMENTS, "--resume", "run.jsonl")
+    assert answer.code == 2
+    assert f"the content of {name}" in answer.err
+    assert (place / "run.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["an array", "the plugin", "a directory's output"])
+def test_shards_of_other_files_are_not_merged(place, onnxopt, what):
+    name, alter = CHANGES[what]
+    onnxopt(*ARGUMENTS, "--shard", "1/2", "--log", "1.jsonl")
+    alter(place / name)
+    onnxopt(*ARGUMENTS, "--shard", "2/2", "--log", "2.jsonl")
+    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "all.jsonl")
+    assert answer.code == 2
+    assert f"the content of {name}" in answer.err
+    assert not (place / "all.jsonl").exists()
+
+
+def test_files_that_were_only_touched_or_moved_are_the_same(place, onnxopt, monkeypatch):
+    assert onnxopt(*ARGUMENTS, "--log", "run.jsonl").code == 0
+    for name, _ in CHANGES.values():
+        if (place / name).exists():
+            (place / name).touch()
+    (place / "notes.txt").write_text("no case\n")
+    assert onnxopt(*ARGUMENTS, "--resume", "run.jsonl").code == 0
+    moved = place.parent / "elsewhere"
+    shutil.copytree(place, moved)
+    monkeypatch.chdir(moved)
+    assert onnxopt(*ARGUMENTS, "--resume", "run.jsonl").code == 0
+
+
+def test_cases_that_are_not_selected_may_change(place, onnxopt):
+    arguments = [*ARGUMENTS, "-k", "named/a/a"]
+    assert onnxopt(*arguments, "--log", "run.jsonl").code == 0
+    change(place / "one.bin")
+    assert onnxopt(*arguments, "--resume", "run.jsonl").code == 0
+
+
+@pytest.mark.parametrize("name", ["program", "config.json"])
+def test_a_command_is_its_program_and_its_files(place, onnxopt, name):
+    program = place / "program"
+    program.write_text(f"#!/bin/sh\nexec python {REPOSITORY / EXEC} well\n")
+    program.chmod(0o755)
+    (place / "config.json").write_text("{}")
+    arguments = ["run", "a.yaml", "-b", "exec:./program --config=config.json", "--no-explain"]
+    onnxopt(*arguments, "--log", "run.jsonl")
+    (place / name).write_text((place / name).read_text() + "\n")
+    answer = onnxopt(*arguments, "--resume", "run.jsonl")
+    assert (answer.code, f"the content of {name}" in answer.err) == (2, True)
+
+
+MEDDLER = """\
+import numpy as np
+
+class Backend:
+    def run(self, model, inputs):
+        {change}
+        return [inputs["x"] + 1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("np.save('y.npy', np.float32([9, 9]))", "y.npy"),
+        ("open('node/test_add/data.json', 'w').write('{\"rtol\": 9.0}')", "data.json"),
+        ("open('plugin.py', 'a').write('#')", "plugin.py"),
+    ],
+)
+def test_a_file_that_changes_while_the_run_goes_on_is_named(place, onnxopt, change, named):
+    (place / "plugin.py").write_text(MEDDLER.format(change=change))
+    answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
+    assert answer.code == 2
+    assert "changed while the run went on" in answer.out
+    assert named in answer.out
+    (place / "plugin.py").write_text(MEDDLER.format(change=change))
+    assert onnxopt(*ARGUMENTS, "-j", "1", "--resume", "run.jsonl").code == 2
+
+
+def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.log.contents._MOST_NAMED", 6)
+    onnxopt(*ARGUMENTS, "--log", "run.jsonl")
+    files = records(place / "run.jsonl")[0]["contents"]["files"]
+    assert "node/test_add/test_data_set_0" in files
+    change(place / "node/test_add/test_data_set_0/output_0.pb")
+    answer = onnxopt(*ARGUMENTS, "--resume", "run.jsonl")
+    assert (answer.code, "the content of node/test_add/test_data_set_0" in answer.err) == (2, True)
+
+
+def test_a_run_without_a_log_reads_no_file_twice(place, onnxopt, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.log.contents._look", None)
+    assert onnxopt(*ARGUMENTS).code == 0

@@ -1,0 +1,195 @@
+"""Infinite inputs: NaN is right where a right form subtracts infinity from itself, nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from places import PLUGINS
+from training_calls import calls, each_training_operator
+
+from onnxopt_cli.core.compare import element_shares
+from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.forms import Form
+from onnxopt_cli.operators import operator_named
+from onnxopt_cli.readings.bound.bound import bound
+from onnxopt_cli.readings.bound.infinite import also_right
+from onnxopt_cli.readings.variants import variants
+
+HONEST = f"python:{PLUGINS / 'honest.py'}"
+unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@st.composite
+def infinite_calls(draw, operator):
+    """Draw a node of which some elements, or R, are infinite."""
+    call = draw(calls(operator, exponents=(0, -3, 6)))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+
+    def spoilt(tensor):
+        special = random.choice([np.inf, -np.inf, np.inf, np.nan], tensor.shape)
+        return np.where(random.random(tensor.shape) < 0.2, special, tensor).astype(tensor.dtype)
+
+    groups = tuple(tuple(map(spoilt, group)) for group in call.groups)
+    R, *others = call.scalars
+    if draw(st.integers(0, 4)) == 0:
+        R = np.full_like(R, np.inf)
+    return replace(call, groups=groups, scalars=(R, *others))
+
+
+def accepted(judgement, output):
+    """Tell of each element whether it is accepted."""
+    return element_shares(judgement.expected, output, judgement.budget) <= 1
+
+
+@each_training_operator
+@settings(unhurried, max_examples=25)
+@given(data=st.data())
+def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator, data):
+    call = data.draw(infinite_calls(operator))
+    strict = bound(replace(call, operator=replace(operator, forms=())))
+    groups = len(call.groups)
+    for place, (judgement, narrow) in enumerate(zip(bound(call), strict, strict=True)):
+        group = call.groups[place % groups]
+        operands = np.broadcast_arrays(call.scalars[0].reshape(()), *group)
+        reached = np.any([np.isinf(operand) for operand in operands], axis=0)
+        reached = reached.reshape(group[0].shape)
+        assert np.array_equal(judgement.expected, narrow.expected, equal_nan=True)
+        for value in (np.nan, np.inf, -np.inf, 0.5):
+            output = np.full_like(judgement.expected, value)
+            more = accepted(judgement, output) & ~accepted(narrow, output)
+            assert not (more & ~reached).any()
+            assert np.isnan(value) or np.isnan(judgement.expected[more]).all()
+
+
+@each_training_operator
+@settings(unhurried, max_examples=25)
+@given(data=st.data())
+def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(operator, data):
+    call = data.draw(infinite_calls(operator))
+    judgements = bound(call)
+    for variant in variants(operator):
+        outputs = variant.run(call)
+        for judgement, output in zip(judgements, outputs, strict=True):
+            assert accepted(judgement, output).all(), variant.name
+
+
+@pytest.mark.parametrize("name", ["PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Fused"])
+def test_adam_as_public_libraries_write_it_conforms(onnxopt, name):
+    answer = onnxopt("run", "conformance", "-k", "adam", "-b", f"{HONEST}:{name}")
+    assert answer.code == 0, answer.out
+    assert "conforms: " in answer.out
+
+
+def test_decay_that_is_subtracted_makes_nan_of_infinity(onnxopt):
+    asked = ("conformance/adam/not_finite", "conformance/adam/infinite_R")
+    assert onnxopt("run", *asked, "-b", f"{HONEST}:Keras").code == 0
+
+
+@pytest.mark.parametrize("name", ["NanForInfinity", "NanForInfiniteGradient"])
+def test_nan_is_wrong_where_no_right_form_yields_it(onnxopt, name):
+    asked = ("conformance/adam/not_finite", "--no-explain")
+    answer = onnxopt("run", *asked, "-b", f"{HONEST}:{name}")
+    assert answer.code == 1
+    assert "1 fail" in answer.out
+
+
+ONE_STEP = """\
+onnxopt: 1
+suite: s
+operator: Adam
+cases:
+- name: one
+  attributes: {alpha: 0.9, epsilon: 0.1}
+  inputs: {R: 0.1, T: 1, X: [1, 1], G: [0.5, 0.5], V: [.inf, 0.25], H: [1, 1]}
+"""
+
+
+def test_the_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(ONE_STEP)
+    assert onnxopt("run", "one.yaml", "-b", f"{HONEST}:TensorFlow").code == 0
+    answer = onnxopt("run", "one.yaml", "--no-explain", "-b", f"{HONEST}:NanForInfinity")
+    assert answer.code == 1
+    assert "X_new  float32[2]  1 of 2 off" in answer.out
+    assert "V_new  float32[2]  1 of 2 off" in answer.out
+    assert "H_new  float32[2]  2 of 2 off" in answer.out
+
+
+def test_what_is_expected_of_a_wrong_number_is_what_the_formula_yields(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(ONE_STEP)
+    answer = onnxopt("run", "one.yaml", "--no-explain", "-b", f"{HONEST}:ZeroForInfinity")
+    assert "[0]      -inf     0.0" in answer.out
+    assert "nan" not in answer.out.partition("again:")[0]
+
+
+def test_a_trajectory_from_infinity_may_be_nan_where_a_right_form_is(workplace, onnxopt):
+    (workplace / "walk.yaml").write_text(
+        ONE_STEP.replace("G: [0.5, 0.5], ", "")
+        + "  steps: {count: 4, inputs: {G: {cycle: [[1, -0.5], [0.25, 2]]}}}\n"
+    )
+    assert onnxopt("run", "walk.yaml", "-k", "steps", "-b", f"{HONEST}:TensorFlow").code == 0
+    wrong = onnxopt(
+        "run", "walk.yaml", "-k", "steps", "--no-explain", "-b", f"{HONEST}:NanForInfinity"
+    )
+    assert wrong.code == 1
+    assert "left the budget first in step 1, X_new[1]" in " ".join(wrong.out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("workplace")
+def test_fuzzing_finds_no_fault_in_nan_that_a_right_form_yields(onnxopt):
+    options = ("--operator", "Adam", "--examples", "600", "--isolation", "none")
+    answer = onnxopt("fuzz", "-b", f"{HONEST}:TensorFlowBesideInfinity", *options)
+    assert answer.code == 0, answer.out
+
+
+def difference(_, X, G):
+    return (X * G - X,)
+
+
+def sum_of_both(_, X, G):
+    return (X + G,)
+
+
+def judged(formula, form, X, G):
+    """Judge a formula of one's own that has one other form."""
+    adam = operator_named("Adam")
+    own = replace(
+        adam,
+        formula=formula,
+        scalars=adam.scalars[:1],
+        tensors=("X", "G"),
+        outputs={"Y": "X"},
+        attributes=(),
+        forms=(Form("other", form),),
+    )
+    inputs = [np.float32(1), np.float32(X), np.float32(G)]
+    return bound(bind(own, inputs, complete_attributes(own, {})))[0]
+
+
+def test_a_form_of_one_s_own_operator_says_what_is_right():
+    judgement = judged(difference, {"X * G - X": "X * (G - 1)"}, [np.inf, 1, np.nan], [2, 2, 2])
+    assert accepted(judgement, np.float32([np.nan, 1, np.nan])).all()
+    assert accepted(judgement, np.float32([np.inf, 1, np.nan])).all()
+    assert not accepted(judgement, np.float32([-np.inf, np.inf, np.inf])).any()
+
+
+def test_nan_that_a_form_yields_of_finite_inputs_is_wrong_beside_infinite_ones_too():
+    form = {"X + G": "X + G * (X / X)"}
+    judgement = judged(sum_of_both, form, [np.inf, 0, 1], [1, 1, 1])
+    assert accepted(judgement, np.full(3, np.nan, np.float32)).tolist() == [True, False, False]
+    assert accepted(judgement, np.float32([np.inf, 1, 2])).all()
+
+
+def test_a_node_of_finite_inputs_asks_no_form(monkeypatch):
+    def asked(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(Form, "written", asked)
+    adam = operator_named("Adam")
+    inputs = [np.float32(1), np.int64(1), *(np.float32([3e38]) for _ in adam.tensors)]
+    assert also_right(bind(adam, inputs, complete_attributes(adam, {}))) == []

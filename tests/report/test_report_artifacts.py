@@ -1,0 +1,116 @@
+"""``--artifacts``: failing cases as ONNX test directories, through the command itself."""
+
+from __future__ import annotations
+
+import shlex
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from report_records import HOSTILE, record, result
+from two_cases import BACKEND, CASE
+
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.report.artifacts import check_folder, write_artifacts
+from onnxopt_cli.run.expectation import Judging
+
+OFF = "python:vendor.py:Off"
+CARELESS = """\
+import numpy as np
+
+
+class Careless:
+    def run(self, model, inputs):
+        return [np.ones(1, np.float32)] * 2
+"""
+
+
+@pytest.fixture
+def demo(workplace):
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "vendor.py").write_text(BACKEND)
+    return workplace
+
+
+def tensor(path):
+    return numpy_helper.to_array(onnx.load_tensor(path))
+
+
+def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", OFF, "--artifacts", "out")
+    assert answer.code == 1
+    (folder,) = (demo / "out" / "python_vendor.py_Off").iterdir()
+    assert folder.name == "test_demo-demo-plain"
+    onnx.checker.check_model(onnx.load(folder / "model.onnx"), full_check=True)
+    data = folder / "test_data_set_0"
+    difference = tensor(data / "actual_0.pb") - tensor(data / "output_0.pb")
+    assert np.allclose(difference, 0.25, atol=1e-6)
+    assert np.array_equal(tensor(data / "actual_1.pb"), tensor(data / "output_1.pb"))
+    readme = (folder / "README.txt").read_text()
+    assert "fail: demo/demo/plain" in readme
+    assert "2 of 2 off" in readme
+    command = shlex.split(readme.split("again:\n")[1])
+    assert onnxopt(*command[1:]).code == 1
+
+
+def test_the_directories_are_cases_that_show_the_same_failures(demo, onnxopt):
+    onnxopt("run", "demo.yaml", "-b", OFF, "--artifacts", "out")
+    again = onnxopt("run", "out", "-b", OFF, "--no-explain")
+    assert "2 fail" in again.out
+    assert onnxopt("run", "out").code == 0
+
+
+def test_what_did_not_fail_is_not_written(demo, onnxopt):
+    assert onnxopt("run", "demo.yaml", "--artifacts", "out").code == 0
+    assert list((demo / "out").iterdir()) == []
+
+
+def test_a_backend_that_raises_leaves_the_case_without_outputs_of_its_own(demo, onnxopt):
+    onnxopt("run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Raises", "--artifacts", "a")
+    names = {path.name for path in (demo / "a").rglob("*") if path.is_file()}
+    assert {"README.txt", "model.onnx", "input_0.pb", "output_0.pb"} <= names
+    assert not any(name.startswith("actual") for name in names)
+
+
+def test_a_case_that_must_be_refused_is_written_without_expected_outputs(demo, onnxopt):
+    refused = CASE.split("  - name: nesterov", maxsplit=1)[0].replace("V: [0.25, 0.0]", "V: [0.25]")
+    refused = refused.replace("X: [1.0, 2.0]", "X: [1.0]") + "    rejects: true\n"
+    (demo / "demo.yaml").write_text(refused)
+    (demo / "vendor.py").write_text(CARELESS)
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Careless", "--artifacts", "out")
+    assert answer.code == 1, answer.text
+    names = {path.name for path in (demo / "out").rglob("*") if path.is_file()}
+    assert {"model.onnx", "input_0.pb", "actual_0.pb"} <= names
+    assert "output_0.pb" not in names
+
+
+def test_a_folder_with_something_in_it_is_left_alone(demo, onnxopt):
+    (demo / "out").mkdir()
+    (demo / "out" / "mine").write_text("precious")
+    answer = onnxopt("run", "demo.yaml", "-b", OFF, "--artifacts", "out")
+    assert answer.code == 2
+    assert "out is not empty" in answer.err
+    assert "demo/demo/plain" not in answer.out
+    assert [path.name for path in (demo / "out").iterdir()] == ["mine"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_run(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "--artifacts", "demo.yaml")
+    assert answer.code == 2
+    assert "cannot write demo.yaml" in answer.err
+    assert answer.out == ""
+
+
+def test_no_name_leads_out_of_the_folder_or_to_another_case(tmp_path):
+    folder = tmp_path / "in" / "out"
+    check_folder(folder)
+    names = [*HOSTILE, "..", ".", "/", "//etc", "C:\\x", "a/b", "a-b", "A-B", "", "x" * 5000]
+    results = [result(name, backend, Outcome.ERROR) for name in names for backend in names]
+    assert write_artifacts(folder, record(*results), {}, Judging()) == len(results)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == len(results)
+    assert all(path.is_relative_to(folder) and path.name == "README.txt" for path in written)
+    assert all(len(path.relative_to(folder).parts) == 3 for path in written)
+    # Also where letter case does not count.
+    assert len({str(path).lower() for path in written}) == len(written)

@@ -1,0 +1,125 @@
+"""``--report``: formats and where they go, through the command itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from two_cases import BACKEND, CASE
+
+OFF = ["-b", "python:vendor.py:Off", "--no-explain"]
+
+
+@pytest.fixture
+def demo(workplace, monkeypatch):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "vendor.py").write_text(BACKEND)
+    return workplace
+
+
+def test_one_run_writes_any_number_of_reports(demo, onnxopt):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    formats = ["json", "junit", "xunit", "markdown", "github", "badge", "html"]
+    requests = [part for name in formats for part in ("--report", f"{name}=out.{name}")]
+    assert onnxopt("run", "demo.yaml", *OFF, *requests).code == 1
+    starts = [
+        "{",
+        "<?xml",
+        "<?xml",
+        "# onnxopt does not conform",
+        "::error file=demo.yaml,line=5",
+        "{",
+    ]
+    for name, start in zip(formats, [*starts, "<!doctype html>"], strict=True):
+        assert (demo / f"out.{name}").read_text(encoding="utf-8").startswith(start)
+
+
+def test_a_report_to_a_dash_follows_what_the_run_prints(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-q", "--report", "badge=-")
+    *before, last = answer.out.splitlines()
+    assert "conforms" in before[-1]
+    assert json.loads(last)["message"] == "2 conform"
+    assert not (demo / "-").exists()
+
+
+def test_annotations_point_to_the_lines_of_the_cases(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-q", *OFF, "--report", "github=-")
+    commands = [line for line in answer.out.splitlines() if line.startswith("::error ")]
+    assert [line.split(",")[1] for line in commands] == ["line=5", "line=10"]
+
+
+def test_the_step_s_summary_grows_by_each_run(demo, onnxopt, monkeypatch):
+    summary = demo / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    onnxopt("run", "demo.yaml", "-q")
+    onnxopt("run", "demo.yaml", "-q", *OFF)
+    lines = summary.read_text(encoding="utf-8").splitlines()
+    titles = [line for line in lines if line.startswith("# ")]
+    assert lines[0] == "before"
+    assert titles == ["# onnxopt conforms", "# onnxopt does not conform"]
+
+
+def test_a_report_says_when_and_where_the_run_was_whenever_it_is_made(demo, onnxopt):
+    onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl", "--report", "junit=live.xml")
+    onnxopt("report", "render", "run.jsonl", "--report", "json=log.json")
+    onnxopt("report", "render", "log.json", "--report", "junit=saved.xml")
+    live = (demo / "live.xml").read_text()
+    assert (demo / "saved.xml").read_text() == live
+    assert f'hostname="{platform.node()}"' in live
+    started = json.loads((demo / "log.json").read_text())["started"]
+    assert f'timestamp="{started.removesuffix("Z")}"' in live
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(started)) < timedelta(hours=1)
+
+
+def test_a_step_s_summary_never_grows_beyond_what_github_keeps(demo, onnxopt, monkeypatch):
+    summary = demo / "summary.md"
+    summary.write_text("x" * ((1 << 20) - 200) + "\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    onnxopt("run", "demo.yaml", "-q", *OFF)
+    assert summary.stat().st_size <= 1 << 20
+    assert "# onnxopt does not conform\n\nThis summary is full" in summary.read_text()
+
+
+def test_a_summary_that_cannot_be_written_is_said_after_the_verdict(demo, onnxopt, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(demo / "no" / "such" / "file"))
+    answer = onnxopt("run", "demo.yaml", "-q")
+    assert answer.code == 2
+    assert "conforms" in answer.out
+    assert "No such file" in answer.err
+
+
+def test_a_report_that_cannot_be_written_costs_no_other_one(demo, onnxopt):
+    (demo / "gone").mkdir()
+    (demo / "vendor.py").write_text(
+        BACKEND + "\n    import pathlib\n    pathlib.Path('gone').rmdir()\n"
+    )
+    requests = ["--report", "json=gone/out.json", "--report", "badge=badge.json"]
+    answer = onnxopt("run", "demo.yaml", "-q", "-b", "python:vendor.py:Right", *requests)
+    assert answer.code == 2
+    assert "cannot write gone/out.json" in answer.err
+    assert json.loads((demo / "badge.json").read_text())["message"] == "2 conform"
+
+
+def test_what_only_html_needs_is_asked_for_before_the_run(demo, onnxopt, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "jinja2" else found(name)
+    )
+    answer = onnxopt("run", "demo.yaml", "--report", "html=x.html")
+    assert answer.code == 2
+    assert "needs jinja2" in answer.err
+    assert "pip install 'onnxopt[html]'" in answer.err
+    assert answer.out == ""
+
+
+def test_verbose_shows_the_accuracy_of_each_output(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-v")
+    assert "bits lost" in answer.out
+    assert "Momentum X_new" in answer.out
+    assert "bits lost" not in onnxopt("run", "demo.yaml").out

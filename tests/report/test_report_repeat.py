@@ -1,0 +1,70 @@
+"""The command that repeats a case: it runs that case, that case alone, and judges it alike."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+
+import pytest
+from places import REPOSITORY
+from two_cases import CASE
+
+from onnxopt_cli.core.record_json import result_from_json
+from onnxopt_cli.report.repeat import repeat_command
+
+
+@pytest.fixture
+def run(onnxopt, workplace):
+    """Run a command; its report's results as objects."""
+
+    def call(*arguments):
+        answer = onnxopt(*arguments, "-q", "--report", "json=report.json")
+        assert answer.code in (0, 1), answer.text
+        report = json.loads((workplace / "report.json").read_text())
+        return [result_from_json(it) for it in report["results"]], report["options"]
+
+    return call
+
+
+def repeated(run, result, options=None):
+    program, *arguments = shlex.split(repeat_command(result, options or {}))
+    assert program == "onnxopt"
+    return run(*arguments)[0]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        str(REPOSITORY / "cases" / "spec"),
+        "spec",
+        "onnx-simple",
+        str(REPOSITORY / "cases" / "onnx"),
+    ],
+)
+def test_the_command_runs_the_same_case_alone(run, target):
+    results, _ = run("run", target)
+    for result in results[:8]:
+        (again,) = repeated(run, result)
+        assert (again.case, again.outcome) == (result.case, result.outcome)
+
+
+def test_an_id_that_is_part_of_another_or_looks_like_a_pattern_stands_for_itself(run, workplace):
+    (source,) = (REPOSITORY / "cases" / "onnx").rglob("test_adam")
+    for name in ("a", "a_2", "a[_]2", "a*"):
+        shutil.copytree(source, workplace / "-mine" / f"test_{name}")
+    results, _ = run("run", ".")
+    assert len(results) == 4
+    for result in results:
+        assert [it.case for it in repeated(run, result)] == [result.case]
+
+
+def test_the_command_judges_as_the_run_did(run, workplace):
+    (workplace / "demo.yaml").write_text(CASE)
+    given = ["--atol", "0.25", "--rtol", "1e-05", "--signed-zeros", "--lower", "always"]
+    (result,), options = run("run", "demo.yaml", "-k", "plain", *given)
+    command = shlex.split(repeat_command(result, options))
+    assert command[2:4] == ["demo.yaml", "-k"]
+    assert {*given} <= {*command}
+    plain = shlex.split(repeat_command(result, run("run", "demo.yaml")[1]))
+    assert plain == ["onnxopt", "run", "demo.yaml", "-k", "demo/demo/plain", "-b", "numpy"]

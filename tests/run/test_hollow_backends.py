@@ -1,0 +1,252 @@
+"""A backend that computes nothing passes nothing, whatever it returns or refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+
+import pytest
+from places import PLUGINS
+
+from onnxopt_cli.cases.collect import collect
+from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.suites.author import Author
+from onnxopt_cli.cases.suites.plain_node import computes, is_trivial, plain_pair
+from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.isolation.response import Response
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.run.evidence import Evidence, NotAskedError
+
+HOLLOW = PLUGINS / "hollow.py"
+SILENT = ("RaisesAtEverything", "Nothing")
+CONSTANT = ("Echo", "Zeros", "NaNs", "Ones")
+SUITES = ("spec", "conformance", "pruning", "trajectories")
+
+
+def backend(name):
+    return f"python:{HOLLOW}:{name}"
+
+
+def run(onnxopt, folder, *arguments):
+    """Return the results of a run by backend, as JSON has them, and its exit code."""
+    path = folder / "run.json"
+    answer = onnxopt("run", *arguments, "--no-explain", "-q", "--report", f"json={path}")
+    found = defaultdict(list)
+    for result in json.loads(path.read_text())["results"]:
+        found[result["backend"].rpartition(":")[2]].append(result)
+    return found, answer
+
+
+def outcomes(results):
+    return Counter(result["outcome"] for result in results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suite", "lowering"),
+    [
+        *((suite, "auto") for suite in (*SUITES, "onnx-node")),
+        ("conformance", "always"),
+        ("pruning", "always"),
+    ],
+)
+def test_who_computes_nothing_passes_nothing(onnxopt, tmp_path, suite, lowering):
+    names = [word for name in (*SILENT, *CONSTANT) for word in ("-b", backend(name))]
+    found, answer = run(
+        onnxopt, tmp_path, suite, *names, "--lower", lowering, "--isolation", "none"
+    )
+    assert answer.code == 1
+    for name in SILENT:
+        assert outcomes(found[name])["pass"] == 0
+    for name in CONSTANT:
+        counts = outcomes(found[name])
+        assert counts["pass"] <= counts.total() / 100, [
+            it["case"] for it in found[name] if it["outcome"] == "pass"
+        ]
+
+
+def test_a_refusal_is_not_proven_by_who_refuses_everything(onnxopt, tmp_path):
+    found, answer = run(
+        onnxopt, tmp_path, "conformance", "-k", "refuses", "-b", backend("RaisesAtEverything")
+    )
+    assert answer.code == 1
+    results = found["RaisesAtEverything"]
+    assert outcomes(results) == {"unproven": len(results)}
+    assert all("without what is wrong" in result["message"] for result in results)
+    assert "unproven" in answer.out
+
+
+def test_wrong_numbers_do_not_spoil_a_refusal(onnxopt, tmp_path):
+    found, _ = run(onnxopt, tmp_path, "conformance/adam", "-b", backend("WrongAdam"))
+    refusals = [it for it in found["WrongAdam"] if "/refuses_" in it["case"]]
+    assert outcomes(refusals) == {"pass": len(refusals)}
+    assert outcomes(found["WrongAdam"])["fail"] > 20
+    # Nothing in it depends on the numbers, either.
+    empty = [it for it in found["WrongAdam"] if it["case"].endswith("/empty")]
+    assert outcomes(empty) == {"pass": 1}
+
+
+REFUSED = """\
+onnxopt: 1
+suite: mine
+operator: Adam
+cases:
+  - name: short
+    rejects: true
+    inputs: {R: 0.1, T: 1, X: %s, G: %s, V: %s}
+"""
+
+
+def test_a_refusal_is_compared_with_the_same_types(onnxopt, workplace):
+    double = "{dtype: float64, data: [1.0, 2.0]}"
+    for name, tensor, outcome in (("single", "[1.0, 2.0]", "pass"), ("double", double, "unproven")):
+        (workplace / f"{name}.yaml").write_text(REFUSED % (tensor, tensor, tensor))
+        found, _ = run(onnxopt, workplace, f"{name}.yaml", "-b", backend("RefusesDoubles"))
+        assert outcomes(found["RefusesDoubles"]) == {outcome: 1}
+
+
+def test_a_refusal_of_a_tensor_without_dimensions_is_proven_too(onnxopt, workplace):
+    (workplace / "cases.yaml").write_text(REFUSED % ("1.5", "0.5", "0.25"))
+    names = ("WrongAdam", "RaisesAtEverything")
+    backends = [word for name in names for word in ("-b", backend(name))]
+    found, _ = run(onnxopt, workplace, "cases.yaml", *backends)
+    assert outcomes(found["WrongAdam"]) == {"pass": 1}
+    assert outcomes(found["RaisesAtEverything"]) == {"unproven": 1}
+
+
+def test_what_our_lowering_refuses_is_skipped_with_that_reason(onnxopt, tmp_path):
+    found, answer = run(
+        onnxopt, tmp_path, "conformance/momentum", "--lower", "always", "-b", backend("Nothing"),
+        "-b", "numpy",
+    )  # fmt: skip
+    for name in ("Nothing", "numpy"):
+        refusals = [it for it in found[name] if "/refuses_" in it["case"]]
+        assert outcomes(refusals) == {"skip": len(refusals)}
+        assert {it["message"] for it in refusals} == {
+            "our own lowering refuses the node before the backend is asked"
+        }
+    assert answer.code == 1
+
+
+def test_a_run_in_which_no_case_applies_has_tested_nothing(onnxopt, workplace):
+    answer = onnxopt("run", "conformance", "-k", "refuses", "--lower", "always")
+    assert answer.code == 5
+    assert "numpy was not tested: 7 skip" in answer.out
+    assert "skip 7 on numpy: our own lowering refuses the node" in answer.out
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_a_backend_cannot_skip_a_case_itself(onnxopt, tmp_path, isolation):
+    found, answer = run(
+        onnxopt, tmp_path, "spec", "-b", backend("SaysSkip"), "--isolation", isolation
+    )
+    assert outcomes(found["SaysSkip"]) == {"protocol": 7}
+    assert answer.code == 1
+
+
+RELU = """\
+onnxopt: 1
+suite: mine
+operator: Relu
+cases:
+  - name: text
+    rejects: true
+    inputs: {X: {dtype: string, data: [a]}}
+"""
+RIGHT_RELU = """\
+  - name: plain
+    inputs: {X: [-1.0, 2.0, 3.0]}
+    outputs: {Y: [0.0, 2.0, 3.0]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("Relu", "pass"), ("RaisesAtEverything", "unproven")]
+)
+def test_an_operator_without_a_formula_is_shown_by_the_cases_beside(
+    onnxopt, workplace, name, outcome
+):
+    (workplace / "relu.yaml").write_text(RELU + RIGHT_RELU)
+    found, _ = run(onnxopt, workplace, "relu.yaml", "-k", "text", "-b", backend(name))
+    assert outcomes(found[name]) == {outcome: 1}
+
+
+TRIVIAL_RELU = """\
+onnxopt: 1
+suite: mine
+operator: Relu
+cases:
+  - name: negative
+    inputs: {X: [-1.0, -2.0]}
+    outputs: {Y: [0.0, 0.0]}
+"""
+
+
+def test_zeros_that_are_right_count_for_who_computes_the_cases_beside(onnxopt, workplace):
+    names = ("Relu", "Zeros")
+    backends = [word for name in names for word in ("-b", backend(name))]
+    (workplace / "relu.yaml").write_text(TRIVIAL_RELU + RIGHT_RELU)
+    found, _ = run(onnxopt, workplace, "relu.yaml", *backends)
+    assert outcomes(found["Relu"]) == {"pass": 2}
+    assert outcomes(found["Zeros"]) == {"unproven": 1, "fail": 1}
+    assert "it computes none of 1 other cases" in found["Zeros"][0]["message"]
+    # Where nothing tells, what is right is right.
+    (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
+    found, _ = run(onnxopt, workplace, "relu.yaml", *backends)
+    assert outcomes(found["Zeros"]) == {"pass": 1}
+
+
+@pytest.mark.slow
+def test_without_a_case_beside_it_onnx_has_one(onnxopt, workplace):
+    (workplace / "relu.yaml").write_text(RELU)
+    found, _ = run(
+        onnxopt, workplace, "relu.yaml", "-b", backend("Relu"), "-b", backend("RaisesAtEverything")
+    )
+    assert outcomes(found["Relu"]) == {"pass": 1}
+    assert outcomes(found["RaisesAtEverything"]) == {"unproven": 1}
+
+
+def test_an_unproven_refusal_can_be_expected(onnxopt, workplace):
+    (workplace / "known.yaml").write_text(
+        "onnxopt-expect: 1\nexpect:\n"
+        "  - {case: 'conformance/*/refuses_*', outcome: unproven, reason: it refuses everything}\n"
+    )
+    answer = onnxopt(
+        "run", "conformance", "-k", "refuses", "-b", backend("RaisesAtEverything"),
+        "--expect", "known.yaml",
+    )  # fmt: skip
+    assert answer.code == 0, answer.text
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda it: it.name)
+def test_every_operator_has_a_node_that_tells(operator):
+    ordinary = Author(operator).ask("", "", shapes=[(0,), (2,)])
+    model = formula_model(
+        operator, ordinary.attributes, list(ordinary.inputs.values()), graph_name="empty"
+    )
+    pair = plain_pair(operator, model.graph.node[0], ordinary.inputs)
+    assert pair
+    assert computes(pair, [node.expected for node in pair])
+    assert not computes(pair, [list(node.inputs.values()) for node in pair])
+    assert not computes(pair, [pair[0].expected, pair[0].expected])
+    for node in pair:
+        assert not is_trivial(node.expected, node.inputs)
+
+
+class _Ended:
+    """An executor that takes no question any more."""
+
+    name, version, ahead = "ended", "", 1
+
+    def submit(self, _model, _inputs, _started, *, keep=False):
+        return self
+
+    def result(self):
+        return "interrupted"
+
+
+def test_what_cannot_be_asked_any_more_is_not_held_against_the_backend():
+    (case,) = [it for it in collect(["conformance"]).cases if it.id.endswith("adam/refuses_short")]
+    refusal = Response(failure=Outcome.ERROR, message="no")
+    with pytest.raises(NotAskedError, match="interrupted"):
+        Evidence().lacking(_Ended(), case.read(), refusal)

@@ -1,0 +1,293 @@
+"""``onnxopt run``, through the command itself."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from places import REPOSITORY
+from two_cases import BACKEND, CASE
+
+
+@pytest.fixture
+def demo(workplace):
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "vendor.py").write_text(BACKEND)
+    return workplace
+
+
+def test_a_right_backend_conforms(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Right")
+    assert answer.code == 0
+    assert "demo/demo/plain" in answer.out
+    assert "conforms: 2 pass" in answer.out
+    assert answer.err == ""
+
+
+def test_a_wrong_value_shows_where_and_how_far_it_is_off(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Off")
+    assert answer.code == 1
+    assert "2 of 2 off" in answer.out
+    assert "[0]" in answer.out
+    assert "does not conform: 2 fail" in answer.out
+    assert "onnxopt run demo.yaml -k demo/demo/plain -b python:vendor.py:Off" in " ".join(
+        answer.out.replace("│", " ").split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        ("Double", "is float64[2]"),
+        ("Short", "is missing"),
+        ("Scribbler", "inputs changed: X"),
+        ("Raises", r"ValueError: no \x1b[31m luck [/x]"),
+        ("Exits", "SystemExit: 0"),
+    ],
+)
+def test_what_a_backend_does_wrong_is_said(demo, onnxopt, backend, says):
+    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", f"python:vendor.py:{backend}")
+    assert answer.code == 1
+    assert says in answer.out
+
+
+def test_a_backend_that_does_not_know_the_operator_gets_primitive_ones(demo, onnxopt):
+    pytest.importorskip("onnxruntime")
+    lowered = onnxopt("run", "demo.yaml", "-b", "onnxruntime")
+    assert lowered.code == 0
+    assert "pass (lowered)" in lowered.out
+    assert "2 of them lowered" in lowered.out
+    never = onnxopt("run", "demo.yaml", "-b", "onnxruntime", "--lower", "never")
+    assert never.code == 1
+    assert "2 unsupported" in never.out
+    assert "is not a registered function/op" in never.out
+
+
+def test_a_backend_that_knows_no_primitives_either_is_unsupported(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Unable")
+    assert answer.code == 1
+    assert "2 unsupported" in answer.out
+    assert "Momentum is not known here" in answer.out
+
+
+def test_several_backends_give_a_column_each(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "numpy", "-b", "python:vendor.py:Off")
+    heading, first = answer.out.splitlines()[:2]
+    assert heading.split() == ["case", "numpy", "python:vendor.py:Off"]
+    assert first.split() == ["demo/demo/plain", "pass", "FAIL"]
+    assert answer.code == 1
+
+
+def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, onnxopt):
+    wrong = "    outputs: {X_new: [0.9, 2.0], V_new: [0.725, -0.5]}\n"
+    (demo / "wrong.yaml").write_text(CASE.split("  - name: nesterov", maxsplit=1)[0] + wrong)
+    answer = onnxopt("run", "wrong.yaml", "-b", "python:vendor.py:Right")
+    assert answer.code == 2
+    assert "the case is wrong, not" in answer.out
+    assert "1 invalid" in answer.out
+
+
+def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
+    broken = CASE.replace("name: nesterov", "nmae: nesterov")
+    (demo / "demo.yaml").write_text(broken)
+    answer = onnxopt("run", "demo.yaml")
+    assert answer.code == 2
+    assert "demo.yaml:10" in answer.err
+    assert "conforms: 1 pass" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        (["-k", "plain"], ["plain"]),
+        (["-k", "demo/*/nest*"], ["nesterov"]),
+        (["-k", "demo/*/nest*", "-k", "plain"], ["plain", "nesterov"]),
+        (["-k", "demo/demo/plain", "-k", "plain"], ["plain"]),
+        (["-k", "nothing", "-k", "NEST"], ["nesterov"]),
+        (["-k", "nest", "-k", "plain", "--tag", "ordinary"], ["plain"]),
+        (["--operator", "momentum", "--operator", "Momentum"], ["plain", "nesterov"]),
+        (["--tag", "ordinary"], ["plain"]),
+        (["--operator", "momentum"], ["plain", "nesterov"]),
+    ],
+)
+def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, chosen):
+    answer = onnxopt("run", "demo.yaml", *arguments)
+    assert answer.code == 0
+    names = [
+        line.split()[0].split("/")[-1] for line in answer.out.splitlines()[1 : len(chosen) + 1]
+    ]
+    assert names == chosen
+
+
+def test_a_case_of_any_of_the_operators_is_selected(onnxopt):
+    both = ["--operator", "adagrad", "--operator", "Adam"]
+    names = onnxopt("list", "spec", *both).out.splitlines()
+    assert [name.split("/")[1] for name in names] == ["adam"] * 2 + ["adagrad"] * 2
+
+
+def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxopt):
+    for command in ("run", "list"):
+        answer = onnxopt(command, "demo.yaml", "-k", "plain", "-k", "nesterow")
+        assert answer.code == 0
+        assert "demo/demo/plain" in answer.out
+        assert "no case's id matches -k nesterow" in answer.err
+        assert "plain" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "demo.yaml", "-k", "nothing"], 5, "none of 2 cases"),
+        (["run", "demo.yml"], 2, "demo.yml"),
+        (["run", "onnx-nod"], 2, "did you mean onnx-node?"),
+        (["run", "demo.yaml", "--tag", "ordinal"], 2, "did you mean ordinary?"),
+        (["run", "demo.yaml", "-b", "onnxruntme"], 2, "onnxruntime"),
+        (["run", "demo.yaml", "-b", "python:nowhere.py:X"], 4, "nowhere.py"),
+        (["run", "demo.yaml", "--rtol", "-1"], 2, "not negative"),
+        (["run", "demo.yaml", "--rtol", "nan"], 2, "finite"),
+        (["run", "demo.yaml", "--ulp", "3", "--rtol", "1"], 2, "exclude each other"),
+        (["run", "demo.yaml", "--report", "pdf=x"], 2, "FORMAT is json"),
+        (["run", "demo.yaml", "--report", "json=no/such/x.json"], 2, "folder must exist"),
+        (["run", "vendor.py"], 2, "is no case file"),
+        (["rnu"], 2, "Did you mean run?"),
+        (["run", "--quite"], 2, "--quiet"),
+    ],
+)
+def test_wrong_usage_is_told_with_what_to_do(demo, onnxopt, arguments, code, says):
+    answer = onnxopt(*arguments)
+    assert (answer.code, says in answer.err) == (code, True), answer.err
+
+
+def test_the_json_report_holds_every_verdict_and_number(demo, onnxopt):
+    answer = onnxopt(
+        "run", "demo.yaml", "-b", "python:vendor.py:Off", "--report", "json=out.json", "-q"
+    )
+    report = json.loads((demo / "out.json").read_text())
+    assert report["schema"] == "onnxopt.report/1"
+    assert report["exit_code"] == answer.code == 1
+    assert report["summary"] == {"fail": 2}
+    output = report["results"][0]["outputs"][0]
+    assert (output["name"], output["mismatches"]) == ("X_new", 2)
+    assert output["tolerance"]["from"] == "derived"
+    assert output["worst"][0]["absolute"] == pytest.approx(0.25, rel=1e-6)
+
+
+def test_the_command_line_tolerance_precedes_all_others(demo, onnxopt):
+    wide = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--atol", "0.3"]
+    assert onnxopt(*wide).code == 0
+    assert onnxopt(*wide[:-1], "0.2").code == 1
+    assert "command line" in onnxopt(*wide[:-1], "0.2").out
+
+
+def test_max_fail_stops_and_says_what_was_not_run(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Off", "-x")
+    assert answer.code == 1
+    assert "1 fail, 1 not-run" in answer.out
+
+
+def test_verbose_shows_every_output(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-v")
+    assert answer.out.count("  X_new  float32[2]") == answer.out.count("  V_new  float32[2]") == 2
+    assert "of the budget" in answer.out
+
+
+def test_quiet_shows_only_what_fails_and_the_summary(demo, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-q")
+    assert "demo/demo/plain" not in answer.out
+    assert "conforms" in answer.out
+    answer = onnxopt("run", "demo.yaml", "-q", "-b", "python:vendor.py:Off", "--no-explain")
+    assert answer.out.splitlines()[:3] == ["FAIL demo/demo/plain", "FAIL demo/demo/nesterov", ""]
+    assert "X_new" not in answer.out
+
+
+def test_quiet_names_the_backend_where_there_are_several(demo, onnxopt):
+    backends = ["-b", "numpy", "-b", "python:vendor.py:Unable", "-b", "python:vendor.py:Off"]
+    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-q", *backends, "--lower", "never")
+    assert answer.out.splitlines()[:3] == [
+        "unsupported demo/demo/plain on python:vendor.py:Unable",
+        "FAIL demo/demo/plain on python:vendor.py:Off",
+        "",
+    ]
+
+
+def test_verbose_shows_all_failures_and_otherwise_says_how_many_are_left(demo, onnxopt):
+    head, case = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
+    cases = "".join(f"  - name: plain{number}{case}" for number in range(25))
+    (demo / "demo.yaml").write_text(head + cases)
+    failing = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--no-explain"]
+    brief, verbose = onnxopt(*failing).out, onnxopt(*failing, "-v").out
+    assert (brief.count("─ FAIL "), verbose.count("─ FAIL ")) == (20, 25)
+    assert "5 more failures; -v shows all, -q names all" in brief
+    assert "more failures" not in verbose
+    assert onnxopt(*failing, "-q").out.count("FAIL ") == 25
+
+
+def test_of_a_stack_trace_the_first_and_the_last_line_are_shown(demo, onnxopt):
+    failing = ["run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Traces", "--no-explain"]
+    answer = onnxopt(*failing, "--report", "json=out.json")
+    lines = [line.strip("│ ") for line in answer.out.splitlines()]
+    start = lines.index("RuntimeError: cannot compile")
+    assert lines[start + 1 : start + 3] == [
+        "... 900 lines left out; -v shows them ...",
+        "InternalError: the cause",
+    ]
+    assert "frame 899" in onnxopt(*failing, "-v").out
+    message = json.loads((demo / "out.json").read_text())["results"][0]["message"]
+    assert message.splitlines()[500] == "  at frame 499"
+    assert message.endswith("\nInternalError: the cause")
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("Off", "X_new: 2 of 2 elements are off, most at [{}]: {} instead of {}"),
+        ("Double", "X_new is float64[2], expected float32[2]; V_new is float64[2], expected"),
+        ("Short", "V_new is missing, expected float32[2]"),
+        ("Scribbler", "inputs changed: X"),
+    ],
+)
+def test_the_json_report_says_in_a_sentence_what_is_wrong(demo, onnxopt, backend, message):
+    name = f"python:vendor.py:{backend}"
+    failing = ["run", "demo.yaml", "-k", "plain", "-b", name, "--no-explain"]
+    answer = onnxopt(*failing, "--report", "json=out.json", "--log", "run.jsonl")
+    (result,) = json.loads((demo / "out.json").read_text())["results"]
+    if result["outputs"][0]["worst"]:
+        worst = result["outputs"][0]["worst"][0]
+        numbers = (str(np.float32(worst[side])) for side in ("actual", "expected"))
+        message = message.format(*worst["index"], *numbers)
+    assert result["message"].startswith(message)
+    # What a panel shows in rows it does not say in a sentence, too.
+    assert (message in answer.out) == (backend == "Scribbler")
+    assert onnxopt("report", "render", "run.jsonl", "--report", "markdown=log.md").code == 0
+    assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
+    text = (demo / "log.md").read_text()
+    assert text == (demo / "json.md").read_text()
+    assert text.count(message[:40]) == 1 + (backend == "Scribbler")
+
+
+def test_the_id_of_a_case_does_not_depend_on_how_its_path_was_typed(demo, onnxopt, monkeypatch):
+    (demo / "inner").mkdir()
+    monkeypatch.chdir(demo / "inner")
+    for path in ("../demo.yaml", str(demo / "demo.yaml"), "../inner/../demo.yaml"):
+        assert onnxopt("list", path).out.split()[0] == "demo/demo/plain"
+
+
+def test_the_committed_cases_conform_on_the_reference(onnxopt, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert onnxopt("run").code == 0
+    assert onnxopt("run", "cases/", "-b", "numpy", "-q").code == 0
+
+
+def test_the_committed_cases_conform_on_onnx_runtime(onnxopt, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(REPOSITORY)
+    assert onnxopt("run", "cases/", "-b", "onnxruntime", "-q").code == 0
+
+
+def test_the_committed_cases_show_the_defects_of_onnx_s_reference(onnxopt, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    answer = onnxopt("run", "cases/", "-b", "onnx-reference")
+    assert answer.code == 1
+    assert "is float64[" in answer.out  # float32 X comes back as double for T > 0
+    assert "is float32[" in answer.out  # several double tensors come back as float32

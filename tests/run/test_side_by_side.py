@@ -1,0 +1,77 @@
+"""Two commands at once on one file or folder: neither loses what the other wrote."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from demo import backend, run_arguments, write_demo
+from places import REPOSITORY
+
+WAITING = """\
+
+
+class Waits(OffAtC):
+    def answer(self, first, outputs):
+        import pathlib, time
+
+        here = pathlib.Path(__file__).parent
+        (here / "begun").touch()
+        while not (here / "go").exists():
+            time.sleep(0.01)
+        return super().answer(first, outputs)
+"""
+
+
+@pytest.fixture
+def demo(workplace):
+    folder = write_demo(workplace)
+    with (folder / "vendor.py").open("a") as file:
+        file.write(WAITING)
+    return folder
+
+
+@pytest.fixture
+def beside(demo, onnxopt):
+    """Run a command while another, that has begun, waits; return both answers."""
+
+    def call(name, *options):
+        other = subprocess.Popen(
+            [sys.executable, "-m", "onnxopt_cli", *run_arguments("Waits", *options)],
+            cwd=demo, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            while not (demo / "begun").exists():
+                assert other.poll() is None, other.communicate()
+            answer = onnxopt(*run_arguments(name, *options))
+            (demo / "go").touch()
+            _, err = other.communicate(timeout=60)
+        finally:
+            other.kill()
+        assert "Traceback" not in err
+        return answer, other.returncode, " ".join(err.split())
+
+    return call
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_expectation_file_that_another_run_updated_is_not_overwritten(demo, beside, there):
+    if there:
+        Path("e.yaml").write_text("onnxopt-expect: 1\nexpect:\n")
+    answer, code, err = beside("RaisesAtB", "--update-expect", "e.yaml")
+    assert answer.code in {0, 1}
+    assert code == 2
+    assert "e.yaml is not written: it changed while the run went on" in err
+    assert f'backend: "{backend("RaisesAtB")}"' in Path("e.yaml").read_text()
+
+
+def test_artifacts_of_two_runs_do_not_mix(demo, beside):
+    answer, code, err = beside("OffAtC", "--artifacts", "failing")
+    assert answer.code == 1
+    assert code == 2
+    assert "failing is not empty" in err
+    assert len(list(Path("failing").glob("*/*/README.txt"))) == 1

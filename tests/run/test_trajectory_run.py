@@ -1,0 +1,189 @@
+"""Trajectories through the command: both ways, right and wrong backends, and what is reported."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import pytest
+from places import PLUGINS, REPOSITORY
+from trajectory_files import GRADIENTS, START, trajectory_text
+
+from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.core.record_json import result_from_json, result_to_json
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.run.executors import InProcess
+from onnxopt_cli.run.runner import Plan, run
+
+DRIFTING = PLUGINS / "drifting.py"
+
+
+def backend(name):
+    return f"python:{DRIFTING}:{name}"
+
+
+@pytest.fixture
+def walk(workplace, onnxopt):
+    """Write a trajectory, run it on a backend and return the answer and the results by way."""
+
+    def call(name, text, *options):
+        (workplace / "walk.yaml").write_text(text)
+        answer = onnxopt("run", "walk.yaml", "-b", name, "--report", "json=report.json", *options)
+        results = json.loads((workplace / "report.json").read_text())["results"]
+        return answer, {result["case"].rpartition("/")[2]: result for result in results}
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("operator", START)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_both_ways_agree_with_the_reference(walk, name, operator, gradient):
+    answer, results = walk(name, trajectory_text(operator, GRADIENTS[gradient], 30))
+    assert answer.code == 0
+    assert {way: result["outcome"] for way, result in results.items()} == {
+        "steps": "pass",
+        "loop": "pass",
+    }
+    for result in results.values():
+        assert [step for step, _ in result["curve"]] == list(range(1, 31))
+        assert all(0 <= share <= 1 for _, share in result["curve"])
+        assert result["lowered"] is (name == "onnxruntime")
+
+
+def test_scalars_and_doubles_go_both_ways(walk):
+    start = "R: {dtype: double, data: [0.1]}, T: [1], X: 1.5, V: {dtype: double, data: 0}, H: 0"
+    for name in ("numpy", "onnxruntime"):
+        text = trajectory_text("Adam", "{quadratic: {}}", 6, start=start)
+        answer, _ = walk(name, text + "    record: [2, 6]\n")
+        assert answer.code == 0
+
+
+def test_a_drift_is_caught_in_the_first_step(walk):
+    answer, results = walk(backend("Drifting"), trajectory_text("Adam", GRADIENTS["list"], 50))
+    assert answer.code == 1
+    assert re.search(r"left the budget first in step 1, X_new\[\d\]", results["steps"]["message"])
+
+
+def test_the_step_and_element_are_named_where_a_backend_leaves_the_budget(walk):
+    text = trajectory_text("Adam", GRADIENTS["list"], 50)
+    answer, results = walk(backend("LateDrifting"), text)
+    assert "left the budget first in step 37, X_new[1]" in results["steps"]["message"]
+    assert "left the budget first in step 37, X_new[1]" in answer.out
+    shares = dict(results["steps"]["curve"])
+    assert max(share for step, share in shares.items() if step < 37) <= 1 < shares[37]
+
+
+def test_a_recorded_step_is_named_by_its_own_number(walk):
+    text = trajectory_text("Adam", GRADIENTS["list"], 50) + "    record: {every: 20}\n"
+    answer, results = walk(backend("LateDrifting"), text)
+    assert "left the budget first in step 40, X_new[1]" in results["steps"]["message"]
+    assert re.search(r"│ +step 40 \[1\] ", answer.out)
+
+
+def test_epsilon_in_the_wrong_place_is_caught(walk):
+    text = trajectory_text("Adam", GRADIENTS["quadratic"], 50)
+    _, results = walk(backend("WrongEpsilon"), text)
+    assert results["steps"]["outcome"] == "fail"
+    assert "left the budget first in step 1, X_new" in results["steps"]["message"]
+
+
+def test_a_step_that_returns_another_type_ends_the_trajectory(walk):
+    _, results = walk(backend("WideAfterTwo"), trajectory_text("Adam", GRADIENTS["list"], 50))
+    result = results["steps"]
+    assert result["outcome"] == "fail"
+    assert result["message"] == "step 3: X_new is float64[2], expected float32[2]"
+
+
+def test_a_backend_without_loop_is_unsupported_there_alone(walk):
+    text = trajectory_text("Adam", GRADIENTS["list"], 5)
+    _, results = walk(backend("WithoutLoop"), text)
+    assert {way: it["outcome"] for way, it in results.items()} == {
+        "steps": "pass",
+        "loop": "unsupported",
+    }
+
+
+def test_a_backend_may_return_the_same_memory_at_every_step(walk):
+    text = trajectory_text("Adam", GRADIENTS["quadratic"], 20)
+    _, results = walk(backend("SameBuffer"), text, "-k", "steps", "--isolation", "none")
+    assert results["steps"]["outcome"] == "pass"
+
+
+def test_a_case_that_grows_too_weak_says_from_which_step_on(walk):
+    start = "R: 0.05, T: 0, X: [1.5, -0.7], V: [0, 0]"
+    text = trajectory_text("Momentum", "{quadratic: {curvature: 30, center: 1}}", 60, start=start)
+    answer, results = walk("numpy", text, "-v")
+    message = results["steps"]["message"]
+    assert re.fullmatch(r"the case is too weak to judge everything from step \d+", message)
+    assert message in answer.out
+    assert results["steps"]["weak"]["X_new"] > 0
+
+
+def test_a_model_is_prepared_once_for_all_its_steps(workplace):
+    (workplace / "walk.yaml").write_text(trajectory_text("Adam", GRADIENTS["list"], 12))
+    from onnxopt_cli.cases.collect import collect
+
+    executor = InProcess("onnxruntime", LoweringMode.AUTO, Interruption())
+    prepared = []
+    own = executor._backend.prepare
+    executor._backend.prepare = lambda model: prepared.append(model) or own(model)
+    cases = [case for case in collect(["walk.yaml"]).cases if case.id.endswith("/steps")]
+    ((result,),) = run(Plan(cases, [executor]))
+    assert result.outcome.value == "pass"
+    # Once as it is, which ONNX Runtime does not know, and once lowered.
+    assert len(prepared) == 2
+    assert result_from_json(json.loads(json.dumps(result_to_json(result)))).curve == result.curve
+
+
+def test_the_suite_conforms_and_is_what_is_committed(onnxopt, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert onnxopt("generate", "trajectories", "--check").code == 0
+    for name in ("numpy", "onnxruntime"):
+        answer = onnxopt("run", "cases/trajectories", "-b", name, "-v")
+        assert answer.code == 0
+        assert "too weak" not in answer.out
+
+
+def test_the_suite_catches_wrong_backends(onnxopt, workplace):
+    for name in ("Drifting", "WrongEpsilon"):
+        pattern = "*/steps" if name == "Drifting" else "trajectories/adam/*/steps"
+        answer = onnxopt("run", "trajectories", "-k", pattern, "-b", backend(name))
+        assert answer.code == 1
+        assert " pass" not in answer.out.partition("operator")[0]
+        assert "left the budget first in step 1, X_new" in answer.out
+
+
+def test_a_suite_of_trajectories_is_written_as_models_with_a_loop_too(onnxopt, workplace):
+    assert onnxopt("generate", "trajectories", "--format", "onnx", "-o", "out").code == 0
+    assert onnxopt("run", "out", "-k", "*adagrad*", "-b", "onnxruntime").code == 0
+
+
+def test_a_trajectory_can_be_listed_and_shown(onnxopt, workplace):
+    listed = onnxopt("list", "trajectories").out
+    assert "trajectories/adam/quadratic/steps" in listed
+    assert "trajectories/adam/quadratic/loop" in listed
+    shown = onnxopt("show", "trajectories/adam/quadratic").out
+    assert "200 steps" in shown
+    assert "X_new becomes X" in shown
+
+
+def test_the_page_shows_the_budget_used_over_steps(walk, workplace):
+    text = trajectory_text("Adam", GRADIENTS["list"], 50)
+    walk(backend("LateDrifting"), text, "--report", "html=page.html")
+    page = (workplace / "page.html").read_text()
+    assert re.search(r"Budget used over steps: at most [^,]+, by s/walk/walk/steps\.", page)
+    charts = [
+        base64.b64decode(it) for it in re.findall(r'data:image/svg\+xml;base64,([^"]+)', page)
+    ]
+    curve = next(chart.decode() for chart in charts if b"largest share of the budget" in chart)
+    assert re.search(r">1</text>|>1e\+0\d</text>", curve)
+    assert "$" not in curve
+    walk(
+        "numpy",
+        text.partition("  steps:")[0].replace("X:", "G: [1, 1], X:"),
+        "--report",
+        "html=page.html",
+    )
+    assert "over steps" not in (workplace / "page.html").read_text()
