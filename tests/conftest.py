@@ -10,8 +10,11 @@ import pytest
 
 from onnxopt_cli.cli import main
 
-# A shell has what it starts with & ignore Ctrl-C, and so would the commands of the tests.
+# What starts the tests may have them ignore signals, as & and nohup do, and so would the commands
+# that they start; those do not inherit a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @dataclass(frozen=True)

@@ -150,5 +150,5 @@ def test_a_plugin_that_pip_installs_is_run_by_name(workplace, onnxopt):
 def test_the_protocol_is_printed_as_it_is_shipped(onnxopt):
     answer = onnxopt("backends", "protocol")
     assert answer.code == 0
-    shipped = REPOSITORY / "onnxopt_cli" / "backends" / "protocol.md"
+    shipped = REPOSITORY / "onnxopt_cli" / "backends" / "exec" / "protocol.md"
     assert answer.out == shipped.read_text()
