@@ -352,7 +352,7 @@ def test_choosing_and_changing_signs_round_nothing(formula, value):
 def test_a_function_without_a_rule_is_named():
     with pytest.raises(NotImplementedError, match=r"no rule for numpy\.tan"):
         judged(lambda X, _: np.tan(X), 1.0, 1.0)
-    with pytest.raises(NotImplementedError, match=r"no rule for numpy\.clip"):
-        judged(lambda X, _: np.clip(X, 0, 1), 1.0, 1.0)
+    with pytest.raises(NotImplementedError, match=r"no rule for numpy\.median"):
+        judged(lambda X, _: np.median(X), 1.0, 1.0)
     with pytest.raises(NotImplementedError, match=r"numpy\.add"):
         judged(lambda X, _: np.add.reduce(X), 1.0, 1.0)

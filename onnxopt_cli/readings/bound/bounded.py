@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,15 @@ from onnxopt_cli.readings.bound.number_range import (
 )
 from onnxopt_cli.readings.bound.precision import UNTYPED, Precision, coarsest, finest
 from onnxopt_cli.readings.bound.propagation import COMPARISONS, RULES, RoundingRule
-from onnxopt_cli.readings.bound.reductions import Reduced, multiplied, ranked, summed
+from onnxopt_cli.readings.bound.reductions import Reduced, extreme, multiplied, ranked, summed
 from onnxopt_cli.readings.evaluate import WIDE
 
+_LOGICAL = frozenset(
+    {
+        *(np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
+        *(np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
+    }
+)
 # Operations whose exact result every honest evaluation yields in a type that can hold it.
 _UNROUNDED = frozenset({np.add, np.subtract, np.absolute, np.negative})
 
@@ -85,6 +92,12 @@ class Bounded(NDArrayOperatorsMixin):
         if method != "__call__" or options:
             raise NotImplementedError(f"the bound reading knows numpy.{ufunc.__name__} as it is")
         operands = [as_bounded(operand) for operand in inputs]
+        if ufunc is np.square:
+            ufunc, operands = np.multiply, operands * 2
+        if ufunc is np.reciprocal:
+            ufunc, operands = np.divide, [as_bounded(1.0), *operands]
+        if ufunc in _LOGICAL:
+            return _logical(ufunc, *operands)
         if ufunc in COMPARISONS:
             return _compare(ufunc, *operands)
         if ufunc is np.matmul:
@@ -351,6 +364,20 @@ def _compare(ufunc: np.ufunc, a: Bounded, b: Bounded) -> Bounded:
     return Bounded(value, np.float64(undecided))
 
 
+def _logical(ufunc: np.ufunc, *operands: Bounded) -> Bounded:
+    """Combine results of comparisons; in doubt where those are whose turning over turns it over."""
+    combine: Callable[..., Any] = ufunc
+    values = [operand.value for operand in operands]
+    undecided: Any = np.bool_(False)
+    for turned in product((False, True), repeat=len(operands)):
+        others = [
+            np.where(turn & (operand.error > 0), ~np.asarray(operand.value), operand.value)
+            for turn, operand in zip(turned, operands, strict=True)
+        ]
+        undecided = undecided | (combine(*others) != combine(*values))
+    return Bounded(combine(*values), np.float64(undecided))
+
+
 def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
     """Multiply matrices, or a matrix and a vector, adding the products in any order."""
     a, b = either(a), either(b)
@@ -411,9 +438,27 @@ def _reduced(operand: Bounded, reduce: Callable[[Precision], Reduced]) -> Bounde
     return within_range(Bounded(value, error, operand.precision, operand.level, may_cross))
 
 
+def _extreme(operand: Bounded, *, largest: bool) -> Bounded:
+    result = _reduced(operand, lambda _: extreme(either(operand), largest))
+    return replace(result, kept=_extreme(operand.kept, largest=largest)) if operand.kept else result
+
+
+def _mean(operand: Bounded) -> Any:
+    return _sum(operand) / float(np.size(operand.value))
+
+
+def _clip(operand: Any, least: Any, most: Any) -> Any:
+    raised: Any = np.maximum(operand, least)
+    return np.minimum(raised, most)
+
+
 # Functions that are no ufuncs.
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.where: _choose,
     np.sum: _sum,
+    np.mean: _mean,
+    np.max: partial(_extreme, largest=True),
+    np.min: partial(_extreme, largest=False),
+    np.clip: _clip,
     percentile: _percentile,
 }

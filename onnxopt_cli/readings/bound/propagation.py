@@ -11,6 +11,10 @@ a / b                (e_a + abs(v) e_b) / (abs(b) - e_b); none if e_b >= abs(b) 
 sqrt(a)              sqrt(a) - sqrt(a - e_a)                                      4
 a ** b               abs(v) ((1 - e_a/abs(a)) ** -abs(b) exp(e_b abs(log a)) - 1) 4
 exp(a)               abs(v) (exp(e_a) - 1)                                        4
+log(a)               -log(1 - e_a / abs(a)); none if e_a >= abs(a)                4
+tanh(a)              e_a, at most 2                                               4
+sign(a)              what it is at a - e_a or a + e_a, if that is another         0
+floor, ceil of a     the same                                                     0
 -a, abs(a)           e_a                                                          0
 maximum, minimum     the larger of e_a, e_b                                       0
 ===================  ===========================================================  =========
@@ -113,6 +117,29 @@ def _exponential_error(magnitude: Any, a: Approximate) -> Any:
     return np.where(a.error == 0, 0.0, magnitude * np.expm1(a.error))
 
 
+def _logarithm_error(_: Any, a: Approximate) -> Any:
+    share = a.error / np.where(a.error == 0, 1.0, a.magnitude)
+    inside = (share < 1) & (a.value > 0)
+    return np.where(
+        a.error == 0, 0.0, np.where(inside, -np.log1p(-np.where(inside, share, 0)), np.inf)
+    )
+
+
+def _bounded_slope_error(_: Any, a: Approximate) -> Any:
+    return np.minimum(a.error, 2.0)
+
+
+def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
+    value = step(a.value)
+    below, above = value - step(a.value - a.error), step(a.value + a.error) - value
+    error = np.float64(np.maximum(below, above))
+    return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, error)
+
+
+def _off_zero(magnitude: Any, error: Any, *_: Any) -> Any:
+    return (error > 0) & (error >= magnitude)
+
+
 def _power_is_exact(a: Approximate, b: Approximate) -> Any:
     trivial_base = (a.error == 0) & ((a.value == 0) | (a.value == 1))
     return trivial_base | ((b.error == 0) & ((b.value == 0) | (b.value == 1)))
@@ -163,6 +190,11 @@ RULES: Mapping[np.ufunc, RoundingRule] = {
     np.power: RoundingRule(_power_error, 4, _with_operands, exact=_power_is_exact),
     np.negative: RoundingRule(_same_error, 0, _with_operands, exponents=(1,)),
     np.absolute: RoundingRule(_same_error, 0, _never, exponents=(1,)),
+    np.log: RoundingRule(_logarithm_error, 4, _off_zero),
+    np.tanh: RoundingRule(_bounded_slope_error, 4, _with_operands),
+    np.sign: RoundingRule(partial(_step_error, np.sign), 0, _off_zero),
+    np.floor: RoundingRule(partial(_step_error, np.floor), 0, _off_zero),
+    np.ceil: RoundingRule(partial(_step_error, np.ceil), 0, _off_zero),
     np.maximum: RoundingRule(_larger_error, 0, _with_operands),
     np.minimum: RoundingRule(_larger_error, 0, _with_operands),
 }

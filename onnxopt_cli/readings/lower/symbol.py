@@ -125,6 +125,10 @@ def _not_equal(recorder: Recorder, *operands: Any) -> Symbol:
     return _logical("Not")(recorder, _comparison("Equal")(recorder, *operands))
 
 
+def _clip(_: Recorder, operand: Any, least: Any, most: Any) -> Any:
+    return np.minimum(np.maximum(operand, least), most)
+
+
 def _where(recorder: Recorder, condition: Any, x: Any, y: Any) -> Symbol:
     dtype = _common_dtype((x, y))
     choice = as_dtype(recorder, condition, _BOOL)
@@ -147,9 +151,12 @@ def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     return (*a[:-1], *(b[1:] if len(b) > 1 else ()))
 
 
-def _sum(recorder: Recorder, operand: Symbol) -> Symbol:
-    name = recorder.node("ReduceSum", operand.name, keepdims=0)
-    return Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
+def _reduction(op_type: str) -> Rule:
+    def rule(recorder: Recorder, operand: Symbol) -> Symbol:
+        name = recorder.node(op_type, operand.name, keepdims=0)
+        return Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
+
+    return rule
 
 
 def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
@@ -265,6 +272,12 @@ _UFUNCS: dict[np.ufunc, Rule] = {
     np.absolute: _arithmetic("Abs"),
     np.sqrt: _arithmetic("Sqrt"),
     np.exp: _arithmetic("Exp"),
+    np.log: _arithmetic("Log"),
+    np.tanh: _arithmetic("Tanh"),
+    np.sign: _arithmetic("Sign"),
+    np.floor: _arithmetic("Floor"),
+    np.ceil: _arithmetic("Ceil"),
+    np.reciprocal: _arithmetic("Reciprocal"),
     np.matmul: _matmul,
     np.square: _square,
     np.maximum: _arithmetic("Max"),
@@ -287,6 +300,10 @@ _UFUNCS: dict[np.ufunc, Rule] = {
 
 _FUNCTIONS: dict[Callable[..., Any], Rule] = {
     np.where: _where,
-    np.sum: _sum,
+    np.sum: _reduction("ReduceSum"),
+    np.mean: _reduction("ReduceMean"),
+    np.max: _reduction("ReduceMax"),
+    np.min: _reduction("ReduceMin"),
+    np.clip: _clip,
     percentile: _percentile,
 }

@@ -1,0 +1,55 @@
+"""Operators made of a formula of one's own, and their nodes lowered."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.operator import Operator, Scalar
+from onnxopt_cli.readings.lower.call import lower_call
+from onnxopt_cli.readings.lower.fresh_names import FreshNames
+from onnxopt_cli.readings.lower.graph_tensors import GraphTensor
+
+
+def operator_of(formula, outputs):
+    """Return an operator of T, X and Y."""
+    return Operator(
+        name="Made",
+        domain="made.here",
+        version=1,
+        formula=formula,
+        scalars=(Scalar("T", ("int64",)),),
+        tensors=("X", "Y"),
+        outputs={f"X_{number}": "X" for number in range(outputs)},
+        attributes=(),
+        about="",
+        source="",
+    )
+
+
+def lowered(operator, inputs, *, known=True):
+    """Return a model made of nothing but the nodes of a lowered call."""
+    operands = [
+        GraphTensor(name, value.dtype, value.shape if known else None)
+        for name, value in zip(operator.input_names(1), inputs, strict=True)
+    ]
+    nodes = lower_call(
+        bind(operator, operands, {}), list(operator.outputs), FreshNames(onnx.ModelProto())
+    )
+
+    def declare(name, value):
+        shape = value.shape if known else [None] * value.ndim
+        return helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), shape
+        )
+
+    graph = helper.make_graph(
+        nodes,
+        "made",
+        [declare(operand.name, value) for operand, value in zip(operands, inputs, strict=True)],
+        [declare(name, inputs[1]) for name in operator.outputs],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    onnx.checker.check_model(model, full_check=True)
+    return model

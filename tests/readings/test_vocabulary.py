@@ -1,0 +1,125 @@
+"""Every NumPy function that a formula may use: bounded, lowered, and the two in agreement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from made_operators import lowered, operator_of
+from runtimes import runtimes
+
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.readings.bound.bound import bound
+
+#: A number that float32 holds, as attributes are.
+SHARE = float(np.float32(0.3))
+
+#: By name: functions of one rounded operand and another, as a formula writes them.
+FUNCTIONS = {
+    "sign": lambda x, _: np.sign(x),
+    "floor": lambda x, _: np.floor(x),
+    "ceil": lambda x, _: np.ceil(x),
+    "square": lambda x, _: np.square(x),
+    "reciprocal": lambda x, _: np.reciprocal(x),
+    "log": lambda x, _: np.log(x),
+    "exp": lambda x, _: np.exp(x),
+    "tanh": lambda x, _: np.tanh(x),
+    "sqrt": lambda x, _: np.sqrt(x),
+    "abs": lambda x, _: np.abs(x),
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "clip": lambda x, y: np.clip(x, -1, y),
+    "power": lambda x, _: x**3,
+    "where": lambda x, y: np.where(x > y, x, y + 1),
+    "logical": lambda x, y: np.where(np.logical_and(x > y, np.logical_not(x > 2)), x, y),
+    "either": lambda x, y: np.where((x > y) | (y > 1), x, y),
+    "sum": lambda x, y: y * 0 + np.sum(x),
+    "mean": lambda x, y: y * 0 + np.mean(x),
+    "max": lambda x, y: y * 0 + np.max(x),
+    "min": lambda x, y: y * 0 + np.min(x),
+    "matmul": lambda x, y: y * 0 + np.matmul(x, y),
+}
+each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+
+numbers = st.one_of(
+    st.floats(-8, 8, width=32).map(lambda it: it if abs(it) > 1e-6 else 0.0),
+    st.sampled_from([0.0, 1.0, -1.0, 2.0, 10 / 3, 0.3]),
+)
+pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6)
+
+
+def formula_of(function):
+    # What it is applied to has been rounded once, and may be anywhere near a step.
+    return lambda _T, X, Y: (function(X * SHARE - Y, Y),)
+
+
+def judged(function, X, Y):
+    call = bind(operator_of(formula_of(function), 1), [np.array(3), X, Y], {})
+    return bound(call)[0]
+
+
+def within(judgement, output):
+    """Tell for each element whether an output is right in one of the ways that it may be."""
+    found = False
+    with np.errstate(all="ignore"):
+        for each in filter(None, (judgement, judgement.otherwise)):
+            off = np.abs(output.astype(np.longdouble) - each.value)
+            alike = (output == each.value) | (np.isnan(output) & np.isnan(each.value))
+            found = found | alike | (off <= each.error) | np.isinf(each.error)
+    return found
+
+
+@each_function
+@settings(deadline=None, max_examples=150)
+@example([(10 / 3, 1.0), (1.0, 0.3)])
+@example([(0.0, 0.0), (0.0, 0.0)])
+@given(pairs)
+def test_computing_in_float32_stays_within_the_bound(function, rows):
+    X, Y = np.array(rows, np.float32).T.copy()
+    judgement = judged(function, X, Y)
+    with np.errstate(all="ignore"):
+        output = np.asarray(function(X * np.float32(SHARE) - Y, Y))
+    assert output.dtype == np.float32
+    assert within(judgement, output).all(), (output, judgement.value, judgement.error)
+
+
+@each_function
+def test_what_is_off_by_a_ten_thousandth_is_not_within_the_bound(function):
+    X = np.array([3.7, -5.1, 6.3, 8.9], np.float32)
+    Y = np.array([0.31, 0.72, -0.93, 1.14], np.float32)
+    judgement = judged(function, X, Y)
+    right = judgement.value.astype(np.float64)
+    wrong = ~within(judgement, right * (1 + 1e-4) + (right == 0) * 1e-4)
+    assert wrong[np.isfinite(right)].all()
+
+
+@runtimes
+@each_function
+def test_lowered_it_stays_within_the_bound(runtime, function):
+    rows = np.random.default_rng(5).uniform(-4, 4, (2, 40)).astype(np.float32)
+    # Where a step may go either way, and none.
+    X = np.concatenate([rows[0], np.float32([0, 10 / 3, 1, 4])])
+    Y = np.concatenate([rows[1], np.float32([0, 1, 0.3, 1.2])])
+    inputs = [np.array(3), X, Y]
+    (output,) = runtime(lowered(operator_of(formula_of(function), 1), inputs), inputs)
+    assert output.dtype == np.float32
+    assert within(judged(function, X, Y), output).all()
+
+
+def test_a_step_is_in_doubt_only_where_rounding_can_take_it():
+    X, Y = np.float32([10 / 3, 5, -5, 0]), np.float32([1, 1, 1, 0])
+    judgement = judged(FUNCTIONS["sign"], X, Y)
+    assert (judgement.error > 0).tolist() == [True, False, False, False]
+
+
+def test_long_sums_are_judged_by_the_root_of_their_length():
+    values = np.random.default_rng(1).uniform(0.5, 2, 100_000).astype(np.float32)
+    judgement = judged(FUNCTIONS["sum"], values, np.zeros_like(values))
+    exact = judgement.value[0]
+    assert judgement.error[0] < 3e-4 * exact
+    terms = values * np.float32(SHARE)
+    orders = (terms, terms[::-1], np.sort(terms), np.sort(terms)[::-1])
+    for order in orders:
+        for total in (np.cumsum(order)[-1], np.sum(order), np.sum(order.reshape(-1, 100), 1).sum()):
+            assert abs(total - exact) <= judgement.error[0]
