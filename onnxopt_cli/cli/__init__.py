@@ -14,6 +14,7 @@ import click
 
 from onnxopt_cli import __version__
 from onnxopt_cli.cli.environment import fault_of_environment, require_memory
+from onnxopt_cli.cli.operators_option import with_operators_option
 from onnxopt_cli.cli.streams import guard_streams, lost_output
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import OnnxoptError
@@ -38,6 +39,8 @@ _UNABLE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+# What they do is the same whatever operators there are.
+_WITHOUT_OPERATORS = frozenset({"report", "schema"})
 
 
 class _Commands(click.Group):
@@ -51,7 +54,7 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}").command
-        return command
+        return command if cmd_name in _WITHOUT_OPERATORS else with_operators_option(command)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,7 @@ class Operator:
         forms: right formulas that round differently.
         about: one sentence.
         source: where the specification stands.
+        suite: the suite that its generated cases belong to; empty for the last word of the domain.
     """
 
     name: str
@@ -101,6 +103,17 @@ class Operator:
     dtypes: tuple[str, ...] = FLOATS
     deviations: tuple[Deviation, ...] = ()
     forms: tuple[Form, ...] = ()
+    suite: str = ""
+
+    @property
+    def suite_name(self) -> str:
+        """The suite that its generated cases belong to."""
+        return self.suite or self.domain.rpartition(".")[2]
+
+    @property
+    def file(self) -> Path:
+        """The file that has the formula."""
+        return Path(self.formula.__code__.co_filename)
 
     @property
     def qualified_name(self) -> str:

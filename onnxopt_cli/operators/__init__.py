@@ -1,33 +1,50 @@
-"""The operators with a formula of ours; a new one is a file here and a line in the table."""
+"""The operators that have a formula: one file here for each, or a file of the user's.
+
+Whatever asks for operators finds those of this folder, and those of the files that the variable
+ONNXOPT_OPERATORS names, which the option ``--operators`` sets for the processes to come.
+"""
 
 from __future__ import annotations
 
+import os
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
 from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.operator_file import operators_in, read_operators
 from onnxopt_cli.formula.schemas import register_schemas
-from onnxopt_cli.operators.adagrad import ADAGRAD
-from onnxopt_cli.operators.adam import ADAM
-from onnxopt_cli.operators.admm_gradient import ADMM_GRADIENT
-from onnxopt_cli.operators.admm_penalty import ADMM_PENALTY
-from onnxopt_cli.operators.admm_update import ADMM_UPDATE
-from onnxopt_cli.operators.magnitude_prune import MAGNITUDE_PRUNE
-from onnxopt_cli.operators.momentum import MOMENTUM
 
-OPERATORS: tuple[Operator, ...] = (
-    ADAM,
-    ADAGRAD,
-    MOMENTUM,
-    ADMM_PENALTY,
-    ADMM_GRADIENT,
-    ADMM_UPDATE,
-    MAGNITUDE_PRUNE,
-)
+#: Paths of operator files, separated as in PATH.
+VARIABLE = "ONNXOPT_OPERATORS"
 
-# Whoever handles a model with one of our operators has imported this.
-register_schemas(OPERATORS)
+__all__ = ["OPERATORS", "VARIABLE", "add_operators", "find_operator", "operator_named"]
 
-_BY_NAME = {(operator.domain, operator.name): operator for operator in OPERATORS}
+#: All that are known; files of the user's come last.
+OPERATORS: list[Operator] = []
+_BY_NAME: dict[tuple[str, str], Operator] = {}
 
-__all__ = ["OPERATORS", "find_operator", "operator_named"]
+
+def add_operators(path: Path) -> list[Operator]:
+    """Make the operators of a file known, and return those that were not.
+
+    Args:
+        path: a Python file; its code runs, with the rights of this process.
+
+    Raises:
+        UsageError: naming file and line, if it defines none, or one that is wrong.
+    """
+    known = [operator for operator in OPERATORS if operator.file != path.resolve()]
+    return _add(read_operators(path, known))
+
+
+def _add(operators: list[Operator]) -> list[Operator]:
+    new = [operator for operator in operators if operator not in OPERATORS]
+    # onnx's checker and type inference accept their nodes from now on.
+    register_schemas(new)
+    OPERATORS.extend(new)
+    _BY_NAME.update({(operator.domain, operator.name): operator for operator in new})
+    return new
 
 
 def find_operator(domain: str, name: str) -> Operator | None:
@@ -41,3 +58,9 @@ def operator_named(name: str) -> Operator | None:
         if operator.name.lower() == name.lower():
             return operator
     return None
+
+
+for _module in pkgutil.iter_modules(__path__):
+    _add(operators_in(import_module(f"{__name__}.{_module.name}")))
+for _path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+    add_operators(Path(_path))

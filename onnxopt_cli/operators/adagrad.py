@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import ADAGRAD_FORMS
+from onnxopt_cli.formula.forms import Form
 from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
 from onnxopt_cli.formula.regularized_gradient import REGULARIZED_GRADIENT
 from onnxopt_cli.formula.root_and_epsilon import ROOT_AND_EPSILON
@@ -188,6 +188,29 @@ DEVIATIONS = (
     *REGULARIZED_GRADIENT,
 )
 
+
+FORMS = (
+    Form("quotient first", {_STEP: "r * (G_regularized / H_adaptive)"}),
+    Form("rate divided by the root first", {_STEP: "r / H_adaptive * G_regularized"}),
+    Form(
+        "one denominator",
+        {
+            "R / (1 + T * decay_factor)": "R",
+            _STEP: "r * G_regularized / ((1 + T * decay_factor) * H_adaptive)",
+        },
+    ),
+    Form(
+        "decay by a reciprocal",
+        {"R / (1 + T * decay_factor)": "R * (1 / (1 + T * decay_factor))"},
+    ),
+    Form("square by a power", {"G_regularized * G_regularized": "G_regularized**2"}, ("Keras",)),
+    Form(
+        "step negated and added",
+        {f"X - {_STEP}": "-r * G_regularized / H_adaptive + X"},
+        ("PyTorch",),
+    ),
+)
+
 ADAGRAD = Operator(
     name="Adagrad",
     domain="ai.onnx.preview.training",
@@ -204,5 +227,6 @@ ADAGRAD = Operator(
     about="One step of Adagrad: the gradient scaled by the root of its accumulated square.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Adagrad.html",
     deviations=DEVIATIONS,
-    forms=ADAGRAD_FORMS,
+    forms=FORMS,
+    suite="conformance",
 )

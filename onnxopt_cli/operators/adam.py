@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxopt_cli.formula.bias_correction import BIAS_CORRECTION
 from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import ADAM_FORMS
+from onnxopt_cli.formula.forms import Form
 from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
 from onnxopt_cli.formula.regularized_gradient import REGULARIZED_GRADIENT
 from onnxopt_cli.formula.root_and_epsilon import ROOT_AND_EPSILON
@@ -237,6 +237,104 @@ DEVIATIONS = (
     *REGULARIZED_GRADIENT,
 )
 
+_RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
+_SQUARE = "(G_regularized * G_regularized)"
+_DECAYED = "(1 - norm_coefficient_post) * X_new"
+# With a smaller alpha, the difference from a large V loses what is left of V and all of G.
+_SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
+_CORRECTED = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
+
+FORMS = (
+    Form("quotient of the moments first", {_STEP: "R_adjusted * (V_new / H_sqrt)"}),
+    Form("rate divided by the root first", {_STEP: "R_adjusted / H_sqrt * V_new"}),
+    Form(
+        "moments corrected one by one",
+        {
+            _CORRECTED: "R",
+            _STEP: "R * (V_new / np.where(T > 0, 1 - alpha**T, 1))"
+            " / (H_sqrt / np.where(T > 0, np.sqrt(1 - beta**T), 1))",
+        },
+    ),
+    # Without a value where the correction of the root is zero.
+    Form(
+        "root and epsilon corrected one by one",
+        {
+            _CORRECTED: f"{_CORRECTED} if beta == 1 else R / np.where(T > 0, 1 - alpha**T, 1)",
+            _ROOT: f"{_ROOT} if beta == 1"
+            " else np.sqrt(H_new) / np.where(T > 0, np.sqrt(1 - beta**T), 1)"
+            " + epsilon / np.where(T > 0, np.sqrt(1 - beta**T), 1)",
+        },
+    ),
+    Form(
+        "one denominator",
+        {
+            _CORRECTED: "R * np.where(T > 0, np.sqrt(1 - beta**T), 1)",
+            _STEP: "R_adjusted * V_new / (np.where(T > 0, 1 - alpha**T, 1) * H_sqrt)",
+        },
+    ),
+    Form(
+        "quotient of the corrections first",
+        {_RATE: "R * (np.sqrt(1 - beta**T) / (1 - alpha**T))"},
+    ),
+    Form(
+        "one minus the power by expm1",
+        {
+            "1 - beta**T": "-np.expm1(T * np.log(beta)) if 0 < beta < 1 else 1 - beta**T",
+            "1 - alpha**T": "-np.expm1(T * np.log(alpha)) if 0 < alpha < 1 else 1 - alpha**T",
+        },
+    ),
+    Form(
+        "denominator divided by the rate",
+        {_STEP: "V_new / (H_sqrt / R_adjusted)"},
+        ("PyTorch, capturable",),
+    ),
+    Form(
+        "averages moved by a share of the difference",
+        {
+            _V_NEW: "V + (G_regularized - V) * (1 - alpha)",
+            _H_NEW: f"H + ({_SQUARE} - H) * (1 - beta)",
+        },
+        ("TensorFlow", "Keras"),
+        accurate=_SLOW,
+    ),
+    Form(
+        "averages moved from the nearer end",
+        {
+            _V_NEW: "V + (1 - alpha) * (G_regularized - V) if abs(1 - alpha) < 0.5"
+            " else G_regularized - (G_regularized - V) * (1 - (1 - alpha))",
+            _H_NEW: f"H + (1 - beta) * ({_SQUARE} - H) if abs(1 - beta) < 0.5"
+            f" else {_SQUARE} - ({_SQUARE} - H) * (1 - (1 - beta))",
+        },
+        ("PyTorch",),
+        accurate=_SLOW,
+    ),
+    Form(
+        "weight times gradient first",
+        {f"(1 - beta) * {_SQUARE}": "((1 - beta) * G_regularized) * G_regularized"},
+        ("PyTorch",),
+    ),
+    Form("square by a power", {_SQUARE: "G_regularized**2"}, ("optax",)),
+    Form(
+        "decay subtracted",
+        {_DECAYED: "X_new - norm_coefficient_post * X_new"},
+        ("Keras", "TensorFlow Addons"),
+        # A division by zero makes X_new infinite, and the difference NaN.
+        accurate="norm_coefficient_post <= 0.5 and alpha != 1 and epsilon > 0",
+    ),
+    Form(
+        "decay distributed over the step",
+        {
+            _DECAYED: "(1 - norm_coefficient_post) * X"
+            " - (1 - norm_coefficient_post) * (R_adjusted * V_new / H_sqrt)"
+        },
+    ),
+    Form(
+        "step negated and added",
+        {f"X - {_STEP}": "-R_adjusted * V_new / H_sqrt + X"},
+        ("PyTorch",),
+    ),
+)
+
 ADAM = Operator(
     name="Adam",
     domain="ai.onnx.preview.training",
@@ -255,5 +353,6 @@ ADAM = Operator(
     about="One step of Adam: momentum scaled by the root of the averaged squared gradient.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Adam.html",
     deviations=DEVIATIONS,
-    forms=ADAM_FORMS,
+    forms=FORMS,
+    suite="conformance",
 )

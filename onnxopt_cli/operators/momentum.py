@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import MOMENTUM_FORMS
+from onnxopt_cli.formula.forms import Form
 from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
 from onnxopt_cli.formula.regularized_gradient import REGULARIZED_GRADIENT
 
@@ -220,6 +220,28 @@ DEVIATIONS = (
     *REGULARIZED_GRADIENT,
 )
 
+FORMS = (
+    Form(
+        "rate distributed over the Nesterov step",
+        {
+            "R * (G_regularized + alpha * V_new)": "(R * G_regularized + (R * alpha) * V_new)",
+        },
+        ("TensorFlow",),
+    ),
+    Form(
+        "Nesterov step term by term",
+        {
+            "X - R * (G_regularized + alpha * V_new)": "X - R * G_regularized"
+            " - R * (alpha * V_new)",
+        },
+    ),
+    Form(
+        "rate distributed over V_new",
+        {"X - R * V_new": "X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)"},
+    ),
+    Form("step negated and added", {"X - R * V_new": "-R * V_new + X"}, ("PyTorch",)),
+)
+
 MOMENTUM = Operator(
     name="Momentum",
     domain="ai.onnx.preview.training",
@@ -237,5 +259,6 @@ MOMENTUM = Operator(
     about="One step of gradient descent with standard or Nesterov momentum.",
     source="https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Momentum.html",
     deviations=DEVIATIONS,
-    forms=MOMENTUM_FORMS,
+    forms=FORMS,
+    suite="conformance",
 )

@@ -56,7 +56,7 @@ def offered(tmp_path):
         (["list", "onnx-l"], ["onnx-light"]),
         (["audit", "spec"], ["spec"]),
         (["generate", "onnx"], ["onnx-node"]),
-        (["show", "ada"], ["Adam", "Adagrad"]),
+        (["show", "ada"], ["Adagrad", "Adam"]),
         (["show", "prun"], ["pruning"]),
         (["audit", "--operator", "Mom"], ["Momentum"]),
         (["run", "--operator", "Identi"], ["Identity"]),

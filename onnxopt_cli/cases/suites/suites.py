@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -37,25 +38,25 @@ class Suite:
     questions: Callable[[], list[Question]]
 
 
-def _conformance(domain: str) -> list[Question]:
+def _conformance(suite: str) -> list[Question]:
     return [
         question
         for operator in OPERATORS
-        if operator.domain == domain
+        if operator.suite_name == suite
         for question in conformance(operator)
     ]
 
 
+#: By name. Each operator is in the suite that it says, or in that of its domain.
 SUITES: Mapping[str, Suite] = {
     "spec": Suite("the cases that the operators' documentation publishes", published),
-    "conformance": Suite(
-        "what a wrong implementation fails, over the whole space of inputs",
-        lambda: _conformance("ai.onnx.preview.training"),
-    ),
-    "pruning": Suite(
-        "what a wrong implementation of ADMM pruning fails",
-        lambda: _conformance("onnxopt.pruning"),
-    ),
+    **{
+        suite: Suite(
+            "what a wrong implementation fails, over the whole space of inputs",
+            partial(_conformance, suite),
+        )
+        for suite in dict.fromkeys(operator.suite_name for operator in OPERATORS)
+    },
     "trajectories": Suite("what a wrong implementation drifts from in many steps", trajectories),
 }
 

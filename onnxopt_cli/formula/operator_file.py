@@ -1,0 +1,168 @@
+"""Operators in Python files, ours and the user's: found, and what a user may get wrong checked."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+
+from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.values import DTYPES
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.rewrite import formula_tree, rewrite
+
+_NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
+_DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
+_TAKEN = frozenset({"spec", "trajectories"})
+
+
+def operators_in(module: ModuleType) -> list[Operator]:
+    """Return the operators that a module has at its top, in the order of their definition."""
+    return list({id(it): it for it in vars(module).values() if isinstance(it, Operator)}.values())
+
+
+def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
+    """Run a file and return the operators that it defines.
+
+    Args:
+        path: a Python file. Its code runs, with the rights of this process.
+        known: operators that there are already.
+
+    Raises:
+        UsageError: naming file and line, if the file does not run, defines no operator, or one
+            that contradicts itself or has the name of another.
+    """
+    module = _run(path)
+    found = operators_in(module)
+    if not found:
+        raise UsageError(
+            f"{printable(str(path))} defines no operator",
+            hint="LION = Operator(...) defines one; docs/operators.md shows a whole file",
+        )
+    names = {operator.name.lower() for operator in known}
+    for operator in found:
+        try:
+            wrong = next(_faults(operator, names), "")
+        except Exception as error:  # noqa: BLE001 - its fields may hold anything
+            wrong = exception_text(error)
+        if wrong:
+            raise UsageError(f"{_place(operator, path)}: {printable(str(operator.name))}: {wrong}")
+        names.add(operator.name.lower())
+    return found
+
+
+def _run(path: Path) -> ModuleType:
+    where = printable(str(path))
+    if not path.is_file():
+        raise UsageError(f"there is no operator file {where}")
+    full = path.resolve()
+    name = f"onnxopt_operators_{sha256(bytes(full)).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = SourceFileLoader(name, str(full))
+    specification = spec_from_loader(name, loader)
+    assert specification is not None  # noqa: S101 - it has a loader
+    module = module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        line = _line(error, full)
+        raise UsageError(f"{where}{line} does not run: {exception_text(error)}") from error
+    return module
+
+
+def _line(error: BaseException, path: Path) -> str:
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f":{error.lineno}"
+    lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == str(path)]
+    return f":{lines[-1]}" if lines else ""
+
+
+def _place(operator: Operator, path: Path) -> str:
+    code = getattr(operator.formula, "__code__", None)
+    line = f":{code.co_firstlineno}" if code and Path(code.co_filename) == path.resolve() else ""
+    return f"{printable(str(path))}{line}"
+
+
+def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong with an operator, the first things first."""
+    yield from _naming(operator, names)
+    if not operator.tensors:
+        yield "it has no tensors"
+    try:
+        formula_tree(operator.formula)
+    except ValueError as error:
+        yield str(error)
+    yield from _signature(operator)
+    for what, given in (("deviation", operator.deviations), ("form", operator.forms)):
+        yield from _replacements(operator, what, given)
+
+
+def _naming(operator: Operator, names: Iterable[str]) -> Iterator[str]:
+    if not _NAME.fullmatch(operator.name):
+        yield "the name is not a word of letters, digits and _"
+    if operator.name.lower() in names:
+        yield "there is an operator of this name already"
+    if not _DOMAIN.fullmatch(operator.domain):
+        yield f"the domain {operator.domain!r} is not words with dots between them"
+    if operator.suite_name in _TAKEN or operator.suite_name.startswith("onnx-"):
+        yield f"the suite {operator.suite_name} is another; suite= names one of its own"
+    if type(operator.version) is not int or operator.version < 1:
+        yield "the version is not a number from 1 on"
+
+
+def _signature(operator: Operator) -> Iterator[str]:
+    types = {it.name: it.dtypes for it in operator.scalars} | {"the tensors": operator.dtypes}
+    for name, allowed in types.items():
+        unknown = [it for it in allowed if it not in DTYPES]
+        if unknown or not allowed:
+            yield f"{name}: {', '.join(unknown) or 'nothing'} is not an element type"
+    parameters = inspect.signature(operator.formula).parameters.values()
+    operands = [it.name for it in parameters if it.kind is not it.KEYWORD_ONLY]
+    keywords = [it.name for it in parameters if it.kind is it.KEYWORD_ONLY]
+    expected = [*(it.name for it in operator.scalars), *operator.tensors]
+    if operands != expected:
+        yield (
+            f"the formula takes {_listed(operands)}; scalars and tensors are {_listed(expected)}, "
+            "in this order"
+        )
+    attributes = [it.name for it in operator.attributes]
+    if sorted(keywords) != sorted(attributes):
+        yield (
+            f"the formula takes {_listed(keywords)} after the *; the attributes are "
+            f"{_listed(attributes)}"
+        )
+    for output, like in operator.outputs.items():
+        if like not in expected:
+            yield f"the output {output} is like {like}, which is no scalar or tensor"
+    if not operator.outputs:
+        yield "it has no outputs"
+
+
+def _replacements(operator: Operator, what: str, given: Sequence[object]) -> Iterator[str]:
+    seen: set[str] = set()
+    for it in given:
+        name = str(getattr(it, "name", it))
+        if name in seen:
+            yield f"two {what}s are named {name!r}"
+        seen.add(name)
+        try:
+            rewrite(operator.formula, getattr(it, "replace"))  # noqa: B009 - either class has it
+        except ValueError as error:
+            yield f"the {what} {name!r}: {error}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"
