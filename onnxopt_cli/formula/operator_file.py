@@ -8,17 +8,21 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
+from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 
+from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.formula.rewrite import formula_tree, rewrite
 
+#: Where installed packages say that they have operators.
+GROUP = "onnxopt.operators"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 _TAKEN = frozenset({"spec", "trajectories"})
@@ -44,9 +48,43 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
     found = operators_in(module)
     if not found:
         raise UsageError(
-            f"{printable(str(path))} defines no operator",
+            f"{printable(shown_path(path))} defines no operator",
             hint="LION = Operator(...) defines one; docs/operators.md shows a whole file",
         )
+    _require_right(found, known, shown_path(path))
+    return found
+
+
+def installed_operators(known: Iterable[Operator]) -> list[Operator]:
+    """Return the operators of installed packages: entry points of the group onnxopt.operators.
+
+    An entry point is an operator, or a module with operators at its top.
+
+    Args:
+        known: operators that there are already.
+
+    Raises:
+        UsageError: naming the entry point, if it cannot be loaded, or is wrong.
+    """
+    found: list[Operator] = []
+    for entry_point in entry_points(group=GROUP):
+        where = f"the entry point {entry_point.name} = {entry_point.value}"
+        try:
+            loaded = entry_point.load()
+        except Exception as error:
+            raise UsageError(
+                f"{printable(where)} of {GROUP} cannot be loaded: {exception_text(error)}",
+                hint="update or uninstall the package that it belongs to",
+            ) from error
+        new = operators_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
+        if not new or not all(isinstance(it, Operator) for it in new):
+            raise UsageError(f"{printable(where)} of {GROUP} is no operator, nor a module with one")
+        _require_right(new, [*known, *found], where)
+        found += new
+    return found
+
+
+def _require_right(found: Sequence[Operator], known: Iterable[Operator], where: str) -> None:
     names = {operator.name.lower() for operator in known}
     for operator in found:
         try:
@@ -54,13 +92,13 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
         except Exception as error:  # noqa: BLE001 - its fields may hold anything
             wrong = exception_text(error)
         if wrong:
-            raise UsageError(f"{_place(operator, path)}: {printable(str(operator.name))}: {wrong}")
+            place = f"{printable(where)}{_first_line(operator, where)}"
+            raise UsageError(f"{place}: {printable(str(operator.name))}: {wrong}")
         names.add(operator.name.lower())
-    return found
 
 
 def _run(path: Path) -> ModuleType:
-    where = printable(str(path))
+    where = printable(shown_path(path))
     if not path.is_file():
         raise UsageError(f"there is no operator file {where}")
     full = path.resolve()
@@ -90,10 +128,11 @@ def _line(error: BaseException, path: Path) -> str:
     return f":{lines[-1]}" if lines else ""
 
 
-def _place(operator: Operator, path: Path) -> str:
+def _first_line(operator: Operator, where: str) -> str:
     code = getattr(operator.formula, "__code__", None)
-    line = f":{code.co_firstlineno}" if code and Path(code.co_filename) == path.resolve() else ""
-    return f"{printable(str(path))}{line}"
+    if code is None or Path(code.co_filename) != Path(where).resolve():
+        return ""
+    return f":{code.co_firstlineno}"
 
 
 def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:

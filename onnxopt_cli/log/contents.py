@@ -19,6 +19,7 @@ from onnxopt_cli.cases.values.regular_file import open_regular_file, recorded, s
 from onnxopt_cli.core.case import Case, Content, Signature
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+from onnxopt_cli.operators import OPERATOR_FILES
 
 _CHUNK = 1 << 20
 # A log names so many files; of more it has the folders.
@@ -62,7 +63,7 @@ class Witness:
         self._backends = ""
 
     def see_backends(self, backends: list[str]) -> None:
-        """Take note of the files of backends; to be called before any of their code runs.
+        """Take note of the files of backends, before any of their code runs, and of operators.
 
         Raises:
             UsageError: if a backend is not written as backends are.
@@ -73,6 +74,8 @@ class Witness:
                 digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
                 digest.update(self.digest(str(path)))
             digest.update(b"\0")
+        for path in OPERATOR_FILES:
+            digest.update(path.name.encode("utf-8", "surrogateescape") + self.digest(str(path)))
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:

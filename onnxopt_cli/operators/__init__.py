@@ -1,7 +1,8 @@
 """The operators that have a formula: one file here for each, or a file of the user's.
 
-Whatever asks for operators finds those of this folder, and those of the files that the variable
-ONNXOPT_OPERATORS names, which the option ``--operators`` sets for the processes to come.
+Whatever asks for operators finds those of this folder, those of installed packages (entry points of
+the group ``onnxopt.operators``), and those of the files that the variable ONNXOPT_OPERATORS names,
+which the option ``--operators`` sets for the processes to come.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from importlib import import_module
 from pathlib import Path
 
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.formula.operator_file import operators_in, read_operators
+from onnxopt_cli.formula.operator_file import installed_operators, operators_in, read_operators
 from onnxopt_cli.formula.schemas import register_schemas
 
 #: Paths of operator files, separated as in PATH.
 VARIABLE = "ONNXOPT_OPERATORS"
 
-__all__ = ["OPERATORS", "VARIABLE", "add_operators", "find_operator", "operator_named"]
-
 #: All that are known; files of the user's come last.
 OPERATORS: list[Operator] = []
+#: The user's files that some of them are from.
+OPERATOR_FILES: list[Path] = []
 _BY_NAME: dict[tuple[str, str], Operator] = {}
 
 
@@ -34,8 +35,11 @@ def add_operators(path: Path) -> list[Operator]:
     Raises:
         UsageError: naming file and line, if it defines none, or one that is wrong.
     """
-    known = [operator for operator in OPERATORS if operator.file != path.resolve()]
-    return _add(read_operators(path, known))
+    path = path.resolve()
+    found = read_operators(path, [it for it in OPERATORS if it.file != path])
+    if path not in OPERATOR_FILES:
+        OPERATOR_FILES.append(path)
+    return _add(found)
 
 
 def _add(operators: list[Operator]) -> list[Operator]:
@@ -62,5 +66,6 @@ def operator_named(name: str) -> Operator | None:
 
 for _module in pkgutil.iter_modules(__path__):
     _add(operators_in(import_module(f"{__name__}.{_module.name}")))
+_add(installed_operators(OPERATORS))
 for _path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
     add_operators(Path(_path))

@@ -113,6 +113,10 @@ class _Questions(Author):
         """Ask for every mixture of element types."""
         about = "Everything in double: catches arithmetic or results in float32."
         yield self.ask("double", about, types=self.double, rate=WIDE)
+        if self.unlimited:
+            about = "In double, attributes below a half: catches 1 less one of them in float32."
+            given = self.ordinary | dict.fromkeys(self.unlimited, 0.2)
+            yield self.ask("double_below_half", about, types=self.double, rate=WIDE, given=given)
         if self.rate:
             about = "in double, the tensors in float: catches outputs of another's type."
             yield self.ask(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE)
@@ -186,6 +190,9 @@ class _Questions(Author):
         tensors = dict.fromkeys(self.operator.tensors, zero) | dict.fromkeys(small_names, small)
         if not self.operator.counts:
             yield self.ask(f"small_{small_names[0]}", about, tensors=tensors)
+            if len(self.required()) < len(self.ordinary):
+                name = f"small_{small_names[0]}_defaults"
+                yield self.ask(name, about, tensors=tensors, given=self.required())
         for count, setting in product((0, 1) if self.operator.counts else (), self.settings):
             words = "_".join(("small_step", f"T_{count}", *map(str, setting.values())))
             yield self.ask(words, about, count=count, setting=setting, tensors=tensors)

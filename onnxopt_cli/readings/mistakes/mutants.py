@@ -18,6 +18,7 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Div: "/",
     ast.Pow: "**",
 }
+_LOGIC: dict[type[ast.operator], str] = {ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^"}
 _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Gt: ">",
     ast.GtE: ">=",
@@ -141,8 +142,9 @@ class _Place:
 
 
 def _binary_changes(node: ast.BinOp) -> Iterator[Change]:
-    old = _ARITHMETIC[type(node.op)]
-    for kind, new in _ARITHMETIC.items():
+    alike = next((it for it in (_ARITHMETIC, _LOGIC) if type(node.op) in it), {})
+    old = alike.get(type(node.op), "")
+    for kind, new in alike.items():
         yield f"{old} became {new}.", ast.BinOp(node.left, kind(), node.right)
     yield f"The operands of {old} were exchanged.", ast.BinOp(node.right, node.op, node.left)
     yield f"{ast.unparse(node.right)} was dropped.", node.left
