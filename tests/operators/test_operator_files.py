@@ -1,0 +1,147 @@
+"""Operators in files of the user's: what docs/operators.md says, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from places import PLUGINS, REPOSITORY
+
+DOCUMENT = (REPOSITORY / "docs" / "operators.md").read_text()
+(LION,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+COMMANDS = [
+    line.removeprefix("$ onnxopt ")
+    for block in re.findall(r"```console\n(.*?)```", DOCUMENT, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "lion.py").write_text(LION)
+    return tmp_path
+
+
+def call(place, command, **settings):
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxopt_cli", *shlex.split(command)], cwd=place, text=True,
+        capture_output=True, check=False, env={**os.environ, "COLUMNS": "80", **settings},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_every_command_of_the_document_works_on_the_operator_of_the_document(place):
+    assert len(COMMANDS) == 8
+    said = {}
+    for command in COMMANDS:
+        done = call(place, command)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        said[command.partition(" --operators")[0]] = done.stdout
+    assert "company/lion/defaults" in said["list company"]
+    assert "sign(blend)" in said["show Lion"]
+    assert " lowered" in said["run company -b onnxruntime --lower always"]
+    rejected = re.findall(r"(\d+) of (\d+)", said["audit company"])
+    assert [a for a, _ in rejected] == [b for _, b in rejected]
+    assert len(rejected) == 3
+    assert (place / "cases" / "company" / "lion.yaml").is_file()
+
+
+WRONG = """\
+import numpy as np
+class Backend:
+    def run(self, model, inputs):
+        R, X, G, M = inputs.values()
+        a = {it.name: np.float32(it.f) for it in model.graph.node[0].attribute}
+        blend = a["beta1"] * M + (1 - a["beta1"]) * G
+        return [X - R * (blend + a["decay"] * X), a["beta2"] * M + (1 - a["beta2"]) * G]
+"""
+
+
+def test_a_wrong_backend_is_told_the_name_of_its_mistake(place):
+    (place / "wrong.py").write_text(WRONG)
+    done = call(
+        place, "run company -k orders -b python:wrong.py:Backend -q --operators lion.py",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "step by the blend" in done.stdout
+
+
+def test_the_variable_names_files_and_another_command_knows_nothing_of_them(place):
+    done = call(place, "list --operator Lion", ONNXOPT_OPERATORS=str(place / "lion.py"))
+    assert "company/lion/" in done.stdout
+    assert call(place, "show Lion").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "lamb"])
+def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name):
+    file = PLUGINS / "operators" / f"{name}.py"
+    for options in ("", "-b onnxruntime --lower always"):
+        done = call(place, f"run optimizers -q {options} --operators {shlex.quote(str(file))}")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("    formula=lion,\n", "", r"lion.py:16 does not run: TypeError.*'formula'"),
+        ("import numpy as np", "import numpy as", r"lion.py:1 does not run: SyntaxError"),
+        ("import numpy as np", "import nowhere", r"lion.py:1 does not run: .*nowhere"),
+        ("def lion(R, X, G,", "def lion(R, G, X,", r"lion.py:8: Lion: .* takes R, G, X, M"),
+        ("beta2, decay):", "beta2):", r"lion.py:8: Lion: the formula takes beta1, beta2 after"),
+        ('"np.sign(blend)": "blend"', '"np.sign(mix)": "mix"', r"'step by the blend': lion has no"),
+        ("np.sign(blend) +", "np.sinh(blend) +", r"(?s)lion.py:11: Lion: .*numpy\.sinh"),
+        ('{"X_new": "X"', '{"X_new": "Y"', r"the output X_new is like Y, which is no"),
+        ('name="Lion"', 'name="adam"', r"there is an operator of this name already"),
+        ('"my.company"', '"my.spec"', r"the suite spec is another"),
+        ("LION = Operator", "LION = dict", r"lion.py defines no operator"),
+        ('Scalar("R", FLOATS)', '"R"', r"lion.py:8: Lion: AttributeError"),
+        ('Scalar("R", FLOATS)', 'Scalar("R", ("float9",))', r"float9 is not an element type"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said_with_its_line(place, old, new, says):
+    assert old in LION
+    text = LION.replace(old, new)
+    if "sinh" in new:
+        text = text.replace("np.sign(blend)", "np.sinh(blend)")
+    (place / "lion.py").write_text(text)
+    done = call(place, "show Lion --operators lion.py")
+    assert done.returncode == 2
+    assert re.search(says, " ".join(done.stderr.split())), done.stderr
+
+
+def test_a_file_that_is_not_there_is_named(place):
+    done = call(place, "run --operators nowhere.py")
+    assert done.returncode == 2
+    assert "there is no operator file nowhere.py" in done.stderr
+
+
+def test_a_log_of_another_formula_is_not_resumed(place):
+    command = "run company -k double --operators lion.py"
+    assert call(place, f"{command} --log run.jsonl").returncode == 0
+    assert call(place, f"{command} --resume run.jsonl").returncode == 0
+    (place / "lion.py").write_text(LION.replace("(1 - beta2) * G", "G * (1 - beta2)"))
+    done = call(place, f"{command} --resume run.jsonl")
+    assert done.returncode == 2
+    assert "lion.py" in done.stderr
+
+
+def test_a_package_brings_operators(place):
+    folder = place / "site"
+    (folder / "lions-1.dist-info").mkdir(parents=True)
+    (folder / "lions-1.dist-info" / "METADATA").write_text("Name: lions\nVersion: 1\n")
+    (folder / "lions-1.dist-info" / "entry_points.txt").write_text(
+        "[onnxopt.operators]\nlion = lions\n"
+    )
+    (folder / "lions.py").write_text(LION)
+    path = os.pathsep.join([str(folder), str(REPOSITORY)])
+    assert "company/lion/" in call(place, "list --operator Lion", PYTHONPATH=path).stdout
+    (folder / "lions.py").write_text("import nowhere")
+    done = call(place, "list", PYTHONPATH=path)
+    assert done.returncode == 2
+    assert "lion = lions" in done.stderr
