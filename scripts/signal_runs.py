@@ -89,9 +89,8 @@ def outcomes(report: Path) -> Counter:
     return Counter((it["case"], it["backend"], it["outcome"]) for it in results)
 
 
-def commands(folder: Path) -> list[Command]:
-    """Return what can be disturbed, each run once as it is."""
-    found = []
+def commands() -> list[list[str]]:
+    """Return the arguments of what can be disturbed."""
     runs = [["run", "demo.yaml", "-j", "2", "--timeout", "2", "--no-explain",
              *(part for backend in backends for part in ("-b", backend)),
              "--log", "log.jsonl", "--report", "json=report.json"]
@@ -101,14 +100,17 @@ def commands(folder: Path) -> list[Command]:
         for it in FUZZED
     ]
     audit = ["audit", "pruning", "--operator", "AdmmGradient", "-j", "2", "--json", "report.json"]
-    for number, arguments in enumerate([*runs, audit, *fuzz]):
-        place = prepared(folder / f"undisturbed{number}")
-        began = time.monotonic()
-        start(arguments, place).process.communicate()
-        seconds = time.monotonic() - began
-        counts = outcomes(place / "report.json") if arguments[0] == "run" else None
-        found.append(Command(arguments, seconds, counts))
-    return found
+    return [*runs, audit, *fuzz]
+
+
+def undisturbed(arguments: list[str], place: Path) -> Command:
+    """Run a command as it is, to know how long it takes and what comes out."""
+    prepared(place)
+    began = time.monotonic()
+    start(arguments, place).process.communicate()
+    seconds = time.monotonic() - began
+    counts = outcomes(place / "report.json") if arguments[0] == "run" else None
+    return Command(arguments, seconds, counts)
 
 
 def prepared(folder: Path) -> Path:
@@ -186,9 +188,13 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        found = commands(folder)
+        known: dict[int, Command] = {}
+        found = commands()
         for number in range(options.count):
-            command = chance.choice(found)
+            chosen = chance.randrange(len(found))
+            if chosen not in known:
+                known[chosen] = undisturbed(found[chosen], folder / f"undisturbed{chosen}")
+            command = known[chosen]
             kills_keeper = any(str(SURVIVORS) in argument for argument in command.arguments)
             signals = HANDLED if kills_keeper else SIGNALS
             numbers = signals[number % len(signals)]
