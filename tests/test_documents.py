@@ -1,0 +1,46 @@
+"""What the documents say holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from places import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text()
+DOCUMENTS = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")]
+
+
+def test_the_readme_fits_on_a_few_screens():
+    assert README.count("\n") <= 150
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def block(language):
+    section = README[README.index("## A first failure") :]
+    return re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)[1]
+
+
+def test_the_first_failure_of_the_readme_is_what_one_sees(tmp_path):
+    (tmp_path / "my_backend.py").write_text(block("python"))
+    (tmp_path / "third_step.yaml").write_text(block("yaml"))
+    command, _, shown = block("console").partition("\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxopt_cli", *command.split()[2:]], cwd=tmp_path, text=True,
+        capture_output=True, check=False, env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
+    assert done.returncode == 1
+
+    def timeless(text):
+        lines = (line.rstrip() for line in text.strip().splitlines())
+        return [re.sub(r"[\d.]+ s\b", "N s", line) for line in lines]
+
+    assert timeless(done.stdout) == timeless(shown)
