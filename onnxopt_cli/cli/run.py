@@ -14,13 +14,13 @@ from onnxopt_cli.cli.completion import (
     complete_report,
     complete_target,
 )
-from onnxopt_cli.cli.session_options import session_options
 from onnxopt_cli.cli.shared_options import (
     case_options,
     explain_options,
     jobs_option,
     lower_option,
     name_unmatched,
+    session_options,
     setting,
     worker_options,
 )

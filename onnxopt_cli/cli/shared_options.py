@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cli.completion import complete_operator
+from onnxopt_cli.cli.completion import complete_operator, complete_path
 
 if TYPE_CHECKING:
     from onnxopt_cli.core.case import Case
@@ -203,3 +203,44 @@ def setting(options: Mapping[str, Any], jobs: int) -> Setting:
         ),
         jobs=jobs,
     )
+
+
+def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options about logs, expectations, shards and running again."""
+    options = [
+        click.option(
+            "--expect",
+            multiple=True,
+            metavar="FILE",
+            shell_complete=complete_path,
+            help="What is expected to fail; a later file precedes an earlier one.",
+        ),
+        click.option(
+            "--update-expect",
+            metavar="FILE",
+            shell_complete=complete_path,
+            help="Let an expectation file say what this run shows; it also counts as --expect.",
+        ),
+        click.option(
+            "--rerun",
+            type=click.IntRange(min=1, max=1000),
+            metavar="N",
+            help="Run what does not conform N times more, to tell flaky from failing.",
+        ),
+        click.option("--shard", metavar="I/N", help="Only part I of N, by a hash of the id."),
+        click.option(
+            "--log",
+            metavar="FILE",
+            shell_complete=complete_path,
+            help="Write each result to a log when it is there.",
+        ),
+        click.option(
+            "--resume",
+            metavar="LOG",
+            shell_complete=complete_path,
+            help="Go on with a log; run only what it lacks.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
