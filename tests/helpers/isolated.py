@@ -92,14 +92,15 @@ class Run:
 def start(folder: Path, backend: str, *options: str, prefix: Sequence[str] = ()) -> Run:
     """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
 
-    The prefix is a command that runs it.
+    The prefix is a command that runs it. Where nothing else is asked for there is one worker, as
+    starting another would take most of the time.
     """
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     report = folder / f"{mark}.json"
     specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", specification,
-         "--report", f"json={report}", *options],
+         "--report", f"json={report}", *(() if "-j" in options else ("-j", "1")), *options],
         cwd=folder, env={**os.environ, mark: "1", "PYTHONPATH": str(HOSTILE.parents[2])},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
