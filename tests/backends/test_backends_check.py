@@ -10,9 +10,8 @@ from exec_commands import spec
 from places import PLUGINS
 
 from onnxopt_cli.backends.check.check import check_backend
-from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
-from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
 from onnxopt_cli.backends.check.rule import RuleOutcome
+from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
 
 #: How exec_identity.py breaks which rules; what stands after the first follows from it.
 BREAKING_COMMANDS = {
@@ -131,7 +130,7 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
     if kind == "command":
         backend = spec("hangs", tmp_path / "marker", timeout=0.3)
     else:
-        monkeypatch.setattr("onnxopt_cli.backends.check.plugin_process._SECONDS", 5.0)
+        monkeypatch.setattr("onnxopt_cli.backends.check.check._SECONDS", 5.0)
         backend = plugin("Sleeps")
     *passed, last = check_backend(backend)
     assert {finding.verdict for finding in passed} == {RuleOutcome.PASS}

@@ -1,19 +1,34 @@
-"""What kind of backend is tested against which rules."""
+"""Testing a backend against the rules that it must keep.
+
+A command is a process of its own. A backend in Python gets one, as it may crash or hang.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from onnxopt_cli.backends.check.command_rules import COMMAND_RULES
-from onnxopt_cli.backends.check.plugin_process import findings_in_process
-from onnxopt_cli.backends.check.plugin_rules import PLUGIN_RULES
-from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult, apply_rule
-from onnxopt_cli.backends.check.subject import CommandSubject
+from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult, apply_rule, broken
+from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
+from onnxopt_cli.backends.check.subject import BREAKDOWNS, CommandSubject, PluginSubject
 from onnxopt_cli.backends.exec.backend import OPTIONS
+from onnxopt_cli.backends.exec.process import CommandProcess
 from onnxopt_cli.backends.specification import Specification, parse_specification
-from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
+from onnxopt_cli.errors import BackendHangs, BackendUnavailable, OnnxoptError, UsageError
+
+# The process finds modules where this one does.
+_START = f"""\
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from {__name__} import serve
+serve()
+"""
+_SECONDS = 60.0
 
 
 def check_backend(text: str) -> Iterator[RuleResult]:
@@ -32,17 +47,14 @@ def check_backend(text: str) -> Iterator[RuleResult]:
         specification.require_known(OPTIONS)
         findings = _of_command(specification)
     else:
-        findings = findings_in_process(text, tuple(PLUGIN_RULES))
+        findings = _of_plugin(text)
     for index, finding in enumerate(findings):
-        if (
-            index == 0
-            and finding.verdict is RuleOutcome.FAIL
-            and finding.exit_code != UsageError.exit_code
-        ):
+        starts = index > 0 or finding.verdict is not RuleOutcome.FAIL
+        if not starts and finding.exit_code != UsageError.exit_code:
             # Whatever it does instead of starting, other commands end with the same.
             finding = replace(finding, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
         yield finding
-        if finding.hung or (index == 0 and finding.verdict is RuleOutcome.FAIL):
+        if finding.hung or not starts:
             return
 
 
@@ -54,3 +66,39 @@ def _of_command(specification: Specification) -> Iterator[RuleResult]:
     finally:
         with suppress(OnnxoptError):
             subject.session.close()
+
+
+def _of_plugin(text: str) -> Iterator[RuleResult]:
+    """Ask a process about each rule; one that ends is replaced for the next rule."""
+    process = None
+    try:
+        for index, rule in enumerate(PLUGIN_RULES):
+            if process is None:
+                process = CommandProcess([sys.executable, "-c", _START, text, json.dumps(sys.path)])
+            try:
+                line = process.ask(f"{index}\n".encode(), _SECONDS)
+            except BREAKDOWNS as error:
+                process.kill()
+                process = None
+                found = error.message.replace("the command", "its process")
+                yield broken(rule, found, hung=isinstance(error, BackendHangs))
+                continue
+            verdict, *rest = json.loads(line)
+            yield RuleResult(rule, RuleOutcome(verdict), *rest)
+    finally:
+        if process is not None:
+            process.kill()
+
+
+def serve() -> None:
+    """Answer numbers of rules with findings, until standard input ends."""
+    subject = PluginSubject(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What the backend prints is not to be taken for an answer, and can be measured in a file.
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 1)
+        for line in sys.stdin:
+            it = apply_rule(PLUGIN_RULES[int(line)], subject)
+            said = (it.verdict, it.found, it.hung, it.remedy, it.write, it.exit_code)
+            answers.write(json.dumps(said) + "\n")
+            answers.flush()

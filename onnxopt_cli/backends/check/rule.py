@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
-from onnxopt_cli.backends.check.subject import CheckedBackend
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
@@ -32,7 +32,7 @@ class BackendRule:
 
     name: str
     remedy: str
-    test: Callable[[CheckedBackend], str]
+    test: Callable[[Any], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class NotShown(Exception):
     """The backend gave no occasion to tell; the message says why. No user ever meets this one."""
 
 
-def apply_rule(rule: BackendRule, subject: CheckedBackend) -> RuleResult:
+def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
     """Test a backend against a rule; whatever it raises, except KeyboardInterrupt, is a finding."""
     try:
         return RuleResult(rule, RuleOutcome.PASS, rule.test(subject))

@@ -1,0 +1,337 @@
+"""The rules that onnxopt relies on: of every backend, of commands, of backends in Python.
+
+What a command must do stands in :file:`exec_protocol.md`. Most of it no case can ask, such as a
+damaged model, a field that nobody knows, or what is printed; so rules are not cases.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter, sleep
+
+import numpy as np
+from onnx import TensorProto, ValueInfoProto, helper
+
+from onnxopt_cli.backends.check.questions import LIKELY, CheckModel, question
+from onnxopt_cli.backends.check.rule import BackendRule, Broken, NotShown
+from onnxopt_cli.backends.check.subject import (
+    BREAKDOWNS,
+    CheckedBackend,
+    CommandSubject,
+    PluginSubject,
+)
+from onnxopt_cli.backends.check.unknown_operators import says_unsupported
+from onnxopt_cli.backends.exec.backend import require_stated
+from onnxopt_cli.backends.outputs import normalise_outputs
+from onnxopt_cli.backends.unsupported import error_text
+from onnxopt_cli.core.text import exception_text
+from onnxopt_cli.core.values import Array, Value, describe
+from onnxopt_cli.errors import BackendFailure, Unsupported
+
+_STANDARD_OUTPUT = 1
+_TEN_MEGABYTES = 10 * 2**20
+_NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
+_ELEMENT_TYPES = ("FLOAT", "DOUBLE", "FLOAT16", "INT32", "INT64", "BOOL")
+# After this time, a command that has something more to say than an answer has said it.
+_SILENCE = 0.1
+# What a reader that looks for words instead of fields would stumble over.
+_EXTRA = '{"id": 0, "request": "shutdown"}'
+
+
+def _keeps_types(subject: CheckedBackend) -> str:
+    """Outputs have the element type and the shape that the operator gives them."""
+    shown = []
+    for name in _ELEMENT_TYPES:
+        dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(name))
+        array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
+        own = subject.tensor().astype(dtype)
+        asked = subject.ask_what_it_runs(array) or subject.ask_what_it_runs(own)
+        if asked is None:
+            continue
+        try:
+            _answered(subject, asked)
+        except (Broken, *BREAKDOWNS):
+            raise
+        except Exception:  # noqa: BLE001, S112 - which types it takes is its own affair
+            continue
+        shown.append(name)
+    if not shown:
+        raise NotShown("it runs no model with any of these types")
+    return ", ".join(shown)
+
+
+def _answers_alike(subject: CheckedBackend) -> str:
+    """The same question has the same answer."""
+    asked = _what_it_runs(subject, subject.tensor())
+    first, second = (_answered(subject, asked) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        if isinstance(one, np.ndarray) and one.tobytes() != np.asarray(other).tobytes():
+            raise Broken("the second answer differs from the first")
+    return f"{len(first)} outputs, twice"
+
+
+def _survives_empty(subject: CheckedBackend) -> str:
+    """A tensor without elements is _answered in an orderly way."""
+    shape = subject.shape[:-2]
+    return _survives(subject, np.zeros((*shape, 0, 3), subject.dtype))
+
+
+def _survives_large(subject: CheckedBackend) -> str:
+    """A tensor of ten megabytes is _answered in an orderly way."""
+    dtype = subject.dtype
+    ones = (1,) * (len(subject.shape) - 1)
+    return _survives(subject, np.ones((*ones, _TEN_MEGABYTES // dtype.itemsize), dtype))
+
+
+def _survives_names(subject: CheckedBackend) -> str:
+    """Names of inputs and outputs that are not ASCII are _answered in an orderly way."""
+    return _survives(subject, subject.tensor(), _NOT_ASCII)
+
+
+def _what_it_runs(subject: CheckedBackend, array: Array) -> CheckModel:
+    """Return a question that the backend can answer.
+
+    Raises:
+        NotShown: if there is none.
+    """
+    asked = subject.ask_what_it_runs(array)
+    if asked is None:
+        raise NotShown("it runs no operator that it was asked for")
+    return asked
+
+
+def _answered(subject: CheckedBackend, asked: CheckModel) -> Sequence[Value]:
+    """Return the outputs of a question.
+
+    Raises:
+        Broken: if they are not as many as there should be, or not of the right type and shape.
+    """
+    declared = asked.model.graph.output
+    outputs = normalise_outputs(subject.returned(asked), declared)
+    if len(outputs) != len(declared):
+        raise Broken(f"it returned {len(outputs)} outputs, expected {len(declared)}")
+    for output, expected in zip(outputs, map(_declared, declared), strict=True):
+        if describe(output) != describe(expected):
+            raise Broken(f"it returned {describe(output)}, expected {describe(expected)}")
+    return outputs
+
+
+def _declared(output: ValueInfoProto) -> Array:
+    tensor = output.type.tensor_type
+    shape = [dimension.dim_value for dimension in tensor.shape.dim]
+    return np.broadcast_to(np.zeros((), helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+
+
+def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("x", "y")) -> str:
+    asked = subject.ask_what_it_runs(array, names)
+    if asked is None and subject.runs is not None:
+        raise NotShown(f"{subject.runs.operator}, which it runs, takes no such tensor")
+    # A backend that runs nothing must at least say so.
+    asked = asked or question(LIKELY[0], array, subject.opset, names=names)
+    try:
+        _answered(subject, asked)
+    except (Broken, *BREAKDOWNS):
+        raise
+    except Unsupported as error:
+        return f"it says unsupported: {error.message}"
+    except Exception as error:  # noqa: BLE001 - to say that it failed is an orderly answer
+        return f"it reports: {error_text(error)}"
+    return "it ran"
+
+
+_SURVIVE = "answer outputs, unsupported or an error, whatever the sizes and names are"
+
+#: In the order in which they are tested.
+_COMMON_RULES = (
+    BackendRule(
+        "says that it does not know an operator",
+        "say unsupported, not error, for what is not implemented: only then is a model with "
+        "primitive operators tried, and the gap not counted as a defect",
+        says_unsupported,
+    ),
+    BackendRule(
+        "gives outputs their element type and shape",
+        "return arrays of the dtype and shape that the operator defines",
+        _keeps_types,
+    ),
+    BackendRule(
+        "answers the same question alike",
+        "look for state that is kept from one case to the next, and for uninitialised memory",
+        _answers_alike,
+    ),
+    BackendRule("survives an empty tensor", _SURVIVE, _survives_empty),
+    BackendRule("survives a tensor of 10 MB", _SURVIVE, _survives_large),
+    BackendRule("survives names that are not ASCII", _SURVIVE, _survives_names),
+)
+
+
+def _greets(command: CommandSubject) -> str:
+    started = perf_counter()
+    hello = command.hello
+    taken = perf_counter() - started
+    return f"{hello.name} {hello.version}, after {taken:.2f} s"
+
+
+def _answers(command: CommandSubject) -> str:
+    return _orderly(command, command.simple_question())
+
+
+def _overlooks_fields(command: CommandSubject) -> str:
+    return _orderly(command, command.simple_question(), _EXTRA)
+
+
+def _stays(command: CommandSubject) -> str:
+    for _ in range(3):
+        _orderly(command, command.simple_question())
+        sleep(_SILENCE)
+    return "three cases in one process"
+
+
+def _refuses_damaged(command: CommandSubject) -> str:
+    asked = command.simple_question()
+    damaged = b"\xff" * 64
+    try:
+        outputs = command.run(asked, damaged)
+    except (Unsupported, BackendFailure) as error:
+        found = f"it says: {error.message}"
+    else:
+        raise Broken(f"it returned {len(outputs)} outputs for a file that is no model")
+    _orderly(command, asked)
+    return found
+
+
+def _ends(command: CommandSubject, *, told: bool) -> str:
+    _orderly(command, command.simple_question())
+    try:
+        command.session.close(tell=told)
+    finally:
+        command.restart()
+    return "exit code 0"
+
+
+def _orderly(command: CommandSubject, asked: CheckModel, extra: str | None = None) -> str:
+    try:
+        require_stated(asked.model, command.hello)
+    except Unsupported as error:
+        raise NotShown(error.message) from None
+    try:
+        outputs = command.run(asked, extra=extra)
+    except Unsupported as error:
+        return f"it says unsupported: {error.message}"
+    except BackendFailure as error:
+        return f"it reports: {error.message}"
+    return f"{len(outputs)} outputs, in files of the folder"
+
+
+#: In the order in which they are tested.
+COMMAND_RULES = (
+    BackendRule(
+        "answers hello",
+        "answer the first line with one line of JSON, flushed, with all fields of the protocol",
+        _greets,
+    ),
+    BackendRule(
+        "answers run with its id, and files in the folder",
+        "repeat the request's id; name regular files that stand in the request's folder; flush",
+        _answers,
+    ),
+    BackendRule(
+        "overlooks fields that it does not know",
+        "read the fields that are needed and no others",
+        _overlooks_fields,
+    ),
+    BackendRule(
+        "stays for the next case, and writes nothing unasked",
+        "read requests in a loop; send what libraries print to standard error",
+        _stays,
+    ),
+    BackendRule(
+        "reports a damaged model, and goes on",
+        'answer {"id": ..., "error": "..."} when the model cannot be read',
+        _refuses_damaged,
+    ),
+    *_COMMON_RULES,
+    BackendRule(
+        "ends with exit code 0 on shutdown",
+        "end the loop at the request shutdown, and release everything in order",
+        partial(_ends, told=True),
+    ),
+    BackendRule(
+        "ends with exit code 0 when its input ends",
+        "end the loop at the end of standard input too: nobody is there to ask any more",
+        partial(_ends, told=False),
+    ),
+)
+
+
+def _starts(subject: PluginSubject) -> str:
+    return subject.backend.version or "it states no version"
+
+
+def _returns_outputs(subject: PluginSubject) -> str:
+    outputs = _answered(subject, _what_it_runs(subject, subject.tensor()))
+    return f"{len(outputs)} outputs"
+
+
+def _leaves_inputs(subject: PluginSubject) -> str:
+    asked = _what_it_runs(subject, subject.tensor())
+    before = {name: np.array(value) for name, value in asked.inputs.items()}
+    subject.returned(asked)
+    for name, value in before.items():
+        if value.tobytes() != np.asarray(asked.inputs[name]).tobytes():
+            raise Broken(f"the input {name} is changed after the call")
+    return "unchanged"
+
+
+def _refuses_dangling(subject: PluginSubject) -> str:
+    asked = subject.simple_question()
+    asked.model.graph.node[0].input[0] = "nowhere"
+    try:
+        subject.returned(asked)
+    except Unsupported as error:
+        return f"it says unsupported: {error.message}"
+    except Exception as error:  # noqa: BLE001 - any exception is a refusal
+        return f"it raises {exception_text(error)}"
+    raise Broken("it returned outputs for a node whose input nothing yields")
+
+
+def _prints_nothing(subject: PluginSubject) -> str:
+    before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
+    subject.returned(_what_it_runs(subject, subject.tensor()))
+    written = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END) - before
+    if written:
+        raise Broken(f"{written} bytes on standard output for one case")
+    return "nothing"
+
+
+#: In the order in which they are tested.
+PLUGIN_RULES = (
+    BackendRule(
+        "is found, and has prepare or run",
+        "give a class, instance or module with prepare(model, device) or run(model, inputs)",
+        _starts,
+    ),
+    BackendRule(
+        "returns a list, tuple or dict of outputs",
+        "return every output of the graph, in its order or by name",
+        _returns_outputs,
+    ),
+    BackendRule(
+        "leaves its inputs as they are",
+        "copy an input before writing into it",
+        _leaves_inputs,
+    ),
+    BackendRule(
+        "raises for a model that is wrong",
+        "raise any exception but those that end the interpreter",
+        _refuses_dangling,
+    ),
+    *_COMMON_RULES,
+    BackendRule(
+        "prints nothing",
+        "write what a user should read with logging or to standard error, and only on demand",
+        _prints_nothing,
+    ),
+)
