@@ -146,7 +146,7 @@ def _course(
 ) -> tuple[Mapping[int, float], str]:
     """Return how far a backend was off in each step of a trajectory, and what to say of it."""
     # Not worth importing for cases of one step.
-    from onnxopt_cli.run.curve import course
+    from onnxopt_cli.run.trajectory import course
 
     curve = course(recorded, expectation.outputs, outputs, expectation.tolerances)
     words = []

@@ -1,17 +1,20 @@
-"""Telling a flaky case from a failing one by running it again."""
+"""Telling a flaky case from a failing one by running it again on a restarted backend."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.outcome import SETTLED, Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.run.executors import Setting, open_executors
+from onnxopt_cli.run.runner import Plan, run_case
 
-#: Runs cases in order on a backend that has seen no case yet.
-Fresh = Callable[[Sequence[Case]], list[Result]]
+#: Runs cases in order on a backend that has been restarted before the first.
+Restarted = Callable[[Sequence[Case]], list[Result]]
 
 # After these a worker is another one: what came before has no effect on what comes after.
 _DEADLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
@@ -19,11 +22,50 @@ _DEADLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
 
 
+class RunInterrupted(Exception):
+    """The user wants the run to end."""
+
+
+@contextmanager
+def restarted_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Restarted]:
+    """Yield a function that runs cases in order, on a backend that is restarted at each call.
+
+    The function raises RunInterrupted where the user wants the run to end.
+
+    Args:
+        plan: how to judge, and what interrupts.
+        backend: the backend as the user asked for it.
+        setting: how to run it.
+
+    Raises:
+        BackendUnavailable: if the backend does not start again.
+    """
+    with open_executors([backend], replace(setting, jobs=1), plan.interruption) as executors:
+        executors[0].ready()
+        # A plan of its own: nothing of this is in the log but what comes of it.
+        alone = Plan(
+            (),
+            executors,
+            judging=plan.judging,
+            interruption=plan.interruption,
+            evidence=plan.evidence,
+        )
+
+        def restarted(cases: Sequence[Case]) -> list[Result]:
+            executors[0].renew()
+            results = [run_case(alone, case)[0] for case in cases]
+            if plan.interruption.signal:
+                raise RunInterrupted
+            return results
+
+        yield restarted
+
+
 def run_again(
     cases: Sequence[Case],
     results: Mapping[str, Result],
     suspects: Sequence[Result],
-    fresh: Fresh,
+    restarted: Restarted,
     times: int,
 ) -> Iterator[Result]:
     """Yield each suspect that is worth another run, with what makes it flaky if something does.
@@ -35,7 +77,7 @@ def run_again(
         cases: what ran, in its order.
         results: what came out on one backend, by id of the case.
         suspects: those of the results that do not conform.
-        fresh: runs cases on that backend.
+        restarted: runs cases on that backend.
         times: how often each runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
@@ -43,14 +85,14 @@ def run_again(
     for result in suspects:
         if result.outcome in SETTLED:
             continue
-        alone = [fresh([by_id[result.case]])[0].outcome for _ in range(times)]
+        alone = [restarted([by_id[result.case]])[0].outcome for _ in range(times)]
         if len(set(alone)) > 1:
             yield replace(result, flaky=_share([result.outcome, *alone]))
         else:
             doubtful.append((result, alone[0]))
     if doubtful:
         calm = [case for case in cases if results[case.id].outcome not in _DEADLY]
-        yield from _in_order(doubtful, list(by_id), calm, by_id, fresh, times)
+        yield from _in_order(doubtful, list(by_id), calm, by_id, restarted, times)
 
 
 def _in_order(
@@ -58,13 +100,13 @@ def _in_order(
     order: Sequence[str],
     calm: Sequence[Case],
     by_id: Mapping[str, Case],
-    fresh: Fresh,
+    restarted: Restarted,
     times: int,
 ) -> Iterator[Result]:
     """Yield results of cases whose outcome alone is always the same."""
     place = {name: index for index, name in enumerate(order)}
     last = max(place[result.case] for result, _ in doubtful)
-    once = fresh([case for case in calm if place[case.id] <= last])
+    once = restarted([case for case in calm if place[case.id] <= last])
     together = {result.case: result.outcome for result in once}
     culprits: list[Case] = []
     for result, alone in doubtful:
@@ -73,9 +115,9 @@ def _in_order(
         found = together.get(result.case, alone)
         if result.case not in together and alone is not result.outcome:
             # What ends the process would take away what the others ran in, so it runs on its own.
-            found = fresh([*before, case])[-1].outcome
+            found = restarted([*before, case])[-1].outcome
         if found is not alone:
-            text = _dependence(before, case, found, fresh, culprits)
+            text = _dependence(before, case, found, restarted, culprits)
             yield replace(result, flaky=text)
         elif alone is not result.outcome:
             yield replace(result, flaky=_share([result.outcome, *[alone] * times]))
@@ -84,12 +126,12 @@ def _in_order(
 
 
 def _dependence(
-    before: Sequence[Case], case: Case, outcome: Outcome, fresh: Fresh, culprits: list[Case]
+    before: Sequence[Case], case: Case, outcome: Outcome, restarted: Restarted, culprits: list[Case]
 ) -> str:
     """Say after which case alone a case has the outcome that it has in order."""
 
     def same_after(prefix: Sequence[Case]) -> bool:
-        return fresh([*prefix, case])[-1].outcome is outcome
+        return restarted([*prefix, case])[-1].outcome is outcome
 
     verb = _VERBS.get(outcome, f"ends in {outcome}")
     earlier = {other.id for other in before}

@@ -119,7 +119,7 @@ def _submit(executor: Executor, content: Content, started: Callable[[], None]) -
     if content.trajectory is None or not content.stepwise:
         return executor.submit(content.model, content.inputs, started)
     # Not worth importing for cases of one step.
-    from onnxopt_cli.run.stepwise import Stepwise
+    from onnxopt_cli.run.trajectory import Stepwise
 
     return Stepwise(executor, content.trajectory, started)
 

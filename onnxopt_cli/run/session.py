@@ -149,7 +149,7 @@ class Session:
         """Run again what does not conform, and yield the results of it."""
         if not self.terms.reruns or self._finished:
             return
-        from onnxopt_cli.run.fresh import RunInterrupted
+        from onnxopt_cli.run.rerun import RunInterrupted
 
         try:
             for backend in self._backends:
@@ -167,11 +167,10 @@ class Session:
         ]
         if not suspects:
             return
-        from onnxopt_cli.run.fresh import fresh_backend
-        from onnxopt_cli.run.rerun import run_again
+        from onnxopt_cli.run.rerun import restarted_backend, run_again
 
-        with fresh_backend(self.plan, backend, self.terms.setting) as fresh:
-            for found in run_again(cases, mine, suspects, fresh, self.terms.reruns):
+        with restarted_backend(self.plan, backend, self.terms.setting) as restarted:
+            for found in run_again(cases, mine, suspects, restarted, self.terms.reruns):
                 result = self._review(found)
                 self._results[result.case, result.backend] = result
                 self._write({"record": "rerun", "result": result_to_json(result)})

@@ -128,7 +128,7 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
     kind, monkeypatch, tmp_path
 ):
     if kind == "command":
-        backend = spec("hangs", tmp_path / "marker", timeout=0.3)
+        backend = spec("hangs", tmp_path / "marker", timeout=2)
     else:
         monkeypatch.setattr("onnxopt_cli.backends.check.check._SECONDS", 5.0)
         backend = plugin("Sleeps")
