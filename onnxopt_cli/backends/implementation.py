@@ -18,8 +18,7 @@ from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 
 from onnxopt_cli.backends.specification import parse_specification
-from onnxopt_cli.cases.values.malformed import Malformed
-from onnxopt_cli.cases.values.regular_file import read_regular_file
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 
 # Beside an installed module stand all the others, which have versions of their own.
 _INSTALLED = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})

@@ -108,7 +108,7 @@ def _find(target: str) -> tuple[list[Case], list[Problem]]:
 
 
 def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
-    from onnxopt_cli.cases.suites.named import NAMES, named_suite
+    from onnxopt_cli.cases.suites.suites import NAMES, named_suite
 
     suite, _, rest = target.partition("/")
     if suite not in NAMES:
@@ -125,7 +125,7 @@ def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
 
 
 def _own_suites() -> Sequence[str]:
-    from onnxopt_cli.cases.suites.named import OWN
+    from onnxopt_cli.cases.suites.suites import OWN
 
     return OWN
 

@@ -15,7 +15,7 @@ def complete_target(
     _context: click.Context, _parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
     """Offer suites and what is here; all other paths are for the shell to complete."""
-    from onnxopt_cli.cases.suites.named import NAMES
+    from onnxopt_cli.cases.suites.suites import NAMES
 
     suites = _beginning(typed, NAMES)
     if not suites:

@@ -40,7 +40,7 @@ def command(
     onnxopt generate spec conformance --check
     onnxopt generate onnx-node -o node-cases
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.suites.tree import find_drift, write_tree
+    from onnxopt_cli.cases.suites.suites import find_drift, write_tree
     from onnxopt_cli.cli.console import stderr
 
     code = 0
@@ -66,8 +66,8 @@ def command(
 
 def _files(suite: str, form: str | None) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a suite: relative path and content."""
-    from onnxopt_cli.cases.onnx.node_corpus import node_contents
-    from onnxopt_cli.cases.onnx.writer import directory_files
+    from onnxopt_cli.cases.onnx.corpora import node_contents
+    from onnxopt_cli.cases.onnx.data_set import directory_files
     from onnxopt_cli.cases.suites.suites import SUITES, onnx_files, yaml_files
     from onnxopt_cli.errors import UsageError
 

@@ -41,7 +41,7 @@ def _use(_context: click.Context, _parameter: click.Parameter, files: Sequence[P
     # For the processes that this one starts.
     given = [os.environ.get(VARIABLE, ""), *(str(path.resolve()) for path in files)]
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, given)))
-    from onnxopt_cli.cases.suites.readable import unreadable
+    from onnxopt_cli.cases.suites.author import unreadable
 
     for operator in added:
         wrong = unreadable(operator)

@@ -10,8 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from onnxopt_cli.cases.yaml.scalars import plain_scalar
-from onnxopt_cli.cases.yaml.syntax import Node
+from onnxopt_cli.cases.yaml.syntax import Node, plain_scalar
 from onnxopt_cli.expectations.file import Layer
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./+-]*", re.ASCII)

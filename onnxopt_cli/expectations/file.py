@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.yaml.schema import structure_errors
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, field_text, parse_yaml, unexpected
-from onnxopt_cli.cases.yaml.text import yaml_text
+from onnxopt_cli.cases.yaml.syntax import (
+    FormatError,
+    Node,
+    field_text,
+    parse_yaml,
+    unexpected,
+    yaml_text,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.expectations.entry import Entry, Pattern

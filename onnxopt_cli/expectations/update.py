@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
 
-from onnxopt_cli.cases.yaml.syntax import Node
-from onnxopt_cli.cases.yaml.text import yaml_text
+from onnxopt_cli.cases.yaml.syntax import Node, yaml_text
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity, RunRecord

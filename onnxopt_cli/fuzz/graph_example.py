@@ -18,7 +18,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.cases.onnx.node_model import PRODUCER, tensor_info
-from onnxopt_cli.cases.yaml.model_writer import WrittenModelCase, model_yaml_text
+from onnxopt_cli.cases.yaml.writer import WrittenModelCase, model_yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array

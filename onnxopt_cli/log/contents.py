@@ -14,8 +14,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePath
 
 from onnxopt_cli.backends.implementation import implementation_files
-from onnxopt_cli.cases.values.malformed import Malformed
-from onnxopt_cli.cases.values.regular_file import open_regular_file, recorded, signature
+from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file, recorded, signature
 from onnxopt_cli.core.case import Case, Content, Signature
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError

@@ -9,8 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.values.malformed import Malformed
-from onnxopt_cli.cases.values.regular_file import read_regular_file
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
 from onnxopt_cli.core.result import Result

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxopt_cli.cases.onnx.writer import directory_files, model_and_inputs
+from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
 from onnxopt_cli.cases.values.tensor_data import tensor_of
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.record import RunRecord

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.values.malformed import Malformed
-from onnxopt_cli.cases.values.regular_file import read_regular_file
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
 from onnxopt_cli.core.text import printable

@@ -11,7 +11,7 @@ from digits.prepared_model import PreparedModel
 from digits.training import Trainer
 from digits.training_step import training_step
 from onnxopt_cli.backends.protocol import Backend
-from onnxopt_cli.cases.onnx.writer import write_directory
+from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.case import Content
 
 NAME = "test_digits_adam"

@@ -20,11 +20,15 @@ from onnx.backend.test.case import node
 from onnx.backend.test.case.test_case import TestCase
 from onnx_directories import same
 
-from onnxopt_cli.cases.onnx import node_cache, temporary_folder
-from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus
+from onnxopt_cli.cases.onnx import corpora
+from onnxopt_cli.cases.onnx.corpora import (
+    CACHE_VARIABLE,
+    CORPORA,
+    corpus,
+    node_contents,
+    write_node_corpus,
+)
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.onnx.node_cache import CACHE_VARIABLE
-from onnxopt_cli.cases.onnx.node_corpus import node_contents, write_node_corpus
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import UsageError
@@ -117,10 +121,10 @@ def few(monkeypatch, tmp_path):
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     # The tests that onnx's sources name are not among them.
-    monkeypatch.setattr(node_cache, "_SOURCES", tmp_path / "sources")
-    node_cache._origin.cache_clear()
+    monkeypatch.setattr(corpora, "_SOURCES", tmp_path / "sources")
+    corpora._origin.cache_clear()
     yield log
-    node_cache._origin.cache_clear()
+    corpora._origin.cache_clear()
 
 
 @pytest.mark.usefixtures("few")
@@ -269,10 +273,10 @@ def test_a_file_that_was_only_touched_has_its_digest_and_is_used(few, tmp_path):
 def test_a_cache_lacks_no_test_that_onnx_s_sources_name(few, tmp_path):
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "abs.py").write_text('expect(node, name="test_lost")')
-    node_cache._origin.cache_clear()
+    corpora._origin.cache_clear()
     read_all("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
-    assert node_cache._cached(cache) is None
+    assert corpora._cached(cache) is None
     assert len(few) == 2
 
 
@@ -288,7 +292,7 @@ def test_the_cache_is_for_its_user_alone(few, tmp_path, monkeypatch):
 @pytest.mark.parametrize("folder", ["", ".cache-"])
 def test_a_lock_that_is_never_let_go_keeps_nobody(few, tmp_path, monkeypatch, folder):
     fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(temporary_folder, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(corpora, "_LOCK_SECONDS", 0.2)
     held = tmp_path / "cache" / folder
     held.mkdir(parents=True)
     descriptor = os.open(held, os.O_RDONLY)
@@ -304,14 +308,14 @@ def test_a_foreign_cache_of_one_case_does_not_stand_for_all(few, onnxopt, tmp_pa
     (tmp_path / "sources" / "abs.py").write_text(
         'expect(node, name="test_a")\nexpect(node, name="test_b")'
     )
-    node_cache._origin.cache_clear()
+    corpora._origin.cache_clear()
     everything = onnxopt("list", "onnx-node").out
     (cache,) = (tmp_path / "cache").iterdir()
     # All that the manifest can say is right: only onnx's own sources tell that a case is missing.
     manifest = json.loads((cache / "manifest.json").read_text())
     drop_case(cache)
     entries = {
-        path: [*node_cache._signature((cache / path).lstat()), digest]
+        path: [*corpora._signature((cache / path).lstat()), digest]
         for path, (*_, digest) in manifest["entries"].items()
         if (cache / path).exists()
     }
@@ -321,8 +325,8 @@ def test_a_foreign_cache_of_one_case_does_not_stand_for_all(few, onnxopt, tmp_pa
 
 
 def test_onnx_s_sources_name_nearly_all_of_its_tests():
-    node_cache._origin.cache_clear()
-    _, named = node_cache._origin()
+    corpora._origin.cache_clear()
+    _, named = corpora._origin()
     names = {case.id.split("/")[1] for case in corpus("onnx-node")[0]}
     assert named <= names
     assert len(named) > len(names) / 2
@@ -331,7 +335,7 @@ def test_onnx_s_sources_name_nearly_all_of_its_tests():
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a device")
 def test_that_there_is_no_cache_is_said_once(few, onnxopt, monkeypatch, caplog):
     monkeypatch.setenv(CACHE_VARIABLE, "/dev/null")
-    monkeypatch.setattr(node_cache, "_unusable", set())
+    monkeypatch.setattr(corpora, "_unusable", set())
     answer = onnxopt("list", "onnx-node/test_a", "onnx-node/test_b")
     assert answer.code == 0
     assert answer.out.split() == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
@@ -353,13 +357,13 @@ def test_a_cache_that_cannot_be_written_leaves_the_cases_in_memory(tmp_path):
 def test_concurrent_runs_share_one_cache(tmp_path, monkeypatch):
     # All begin to write before any has finished.
     barrier = threading.Barrier(4)
-    write = node_cache.write_node_corpus
+    write = corpora.write_node_corpus
 
     def write_together(folder):
         barrier.wait(10)
         return write(folder)
 
-    monkeypatch.setattr(node_cache, "write_node_corpus", write_together)
+    monkeypatch.setattr(corpora, "write_node_corpus", write_together)
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: corpus("onnx-node"), range(4)))
     assert {tuple(case.id for case in cases) for cases, _ in results} == {

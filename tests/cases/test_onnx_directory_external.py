@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, tensor
 
+from onnxopt_cli.cases.onnx import model_file
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.values import external_data
 from onnxopt_cli.errors import InvalidCase
 
 DATA = b"head" + ONE_TWO.tobytes() + b"tail"
@@ -180,7 +180,7 @@ def test_a_location_given_twice_is_refused(tmp_path):
 
 
 def test_many_tensors_on_the_same_bytes_do_not_multiply_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(external_data, "PROTOBUF_LIMIT", 20)
+    monkeypatch.setattr(model_file, "PROTOBUF_LIMIT", 20)
     weights = [external(f"w{index}", location="weights") for index in range(3)]
     with pytest.raises(InvalidCase) as caught:
         read(tmp_path, *weights)

@@ -19,8 +19,8 @@ from onnx_directories import (
     tensor_type,
 )
 
+from onnxopt_cli.cases.onnx.data_set import directory_files, write_directory
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.onnx.writer import directory_files, write_directory
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Ulps
 from onnxopt_cli.errors import UsageError

@@ -18,8 +18,8 @@ from onnx import (
 )
 from onnx_directories import ONE_TWO, arrays, element_number_of, same, tensor, tensor_type
 
-from onnxopt_cli.cases.values.malformed import Malformed
 from onnxopt_cli.cases.values.proto_values import message_of, parse_value
+from onnxopt_cli.cases.values.regular_file import Malformed
 from onnxopt_cli.core.values import DTYPES, STRING
 
 ANY = TypeProto(tensor_type=TypeProto.Tensor())

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from places import REPOSITORY
 
-from onnxopt_cli.cases.onnx.temporary_folder import temporary_folder
+from onnxopt_cli.cases.onnx.corpora import temporary_folder
 
 pytest.importorskip("fcntl")
 
 HOLDER = """\
 import sys, time
 from pathlib import Path
-from onnxopt_cli.cases.onnx.temporary_folder import temporary_folder
+from onnxopt_cli.cases.onnx.corpora import temporary_folder
 with temporary_folder(Path(sys.argv[1]), ".cache-") as folder:
     (folder / "half").write_text("a file")
     print(folder, flush=True)

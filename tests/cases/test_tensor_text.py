@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 from onnxopt_cli.cases.values.declared import MAX_ELEMENTS
-from onnxopt_cli.cases.values.tensor_text import declare_value
 from onnxopt_cli.cases.yaml.syntax import FormatError, parse_yaml
+from onnxopt_cli.cases.yaml.value import declare_value
 from onnxopt_cli.core.values import DTYPES
 
 COMPLEX = np.array([1 + 2j, 3, complex("-infj")], "c8")

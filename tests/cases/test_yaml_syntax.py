@@ -11,15 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxopt_cli.cases.yaml import syntax as yaml_syntax
-from onnxopt_cli.cases.yaml.scalars import plain_scalar
-from onnxopt_cli.cases.yaml.syntax import MAX_DEPTH, parse_yaml
+from onnxopt_cli.cases.yaml import syntax
+from onnxopt_cli.cases.yaml.syntax import MAX_DEPTH, parse_yaml, plain_scalar
 
 
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
 def loader(request, monkeypatch):
     """Both parsers that PyYAML may have."""
-    monkeypatch.setattr(yaml_syntax, "_Loader", getattr(yaml, request.param))
+    monkeypatch.setattr(syntax, "_Loader", getattr(yaml, request.param))
 
 
 def first_error(text):
@@ -90,7 +89,7 @@ def test_nesting_up_to_the_limit_is_read():
 
 
 def test_more_values_than_the_limit_are_refused(monkeypatch):
-    monkeypatch.setattr(yaml_syntax, "MAX_NODES", 100)
+    monkeypatch.setattr(syntax, "MAX_NODES", 100)
     assert parse_yaml("[" + "1," * 90 + "]")[1] == []
     assert first_error("[" + "1," * 100 + "]").startswith("1: found over 100 values")
 

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from yaml_files import read_text
 
-from onnxopt_cli.cases.values.tensor_notation import number_text, tensor_tokens, text_token
-from onnxopt_cli.cases.values.tensor_random import RandomTensor
-from onnxopt_cli.cases.values.tensor_text import declare_value
+from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.syntax import parse_yaml
-from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
+from onnxopt_cli.cases.yaml.value import declare_value
+from onnxopt_cli.cases.yaml.writer import (
+    WrittenCase,
+    number_text,
+    tensor_tokens,
+    text_token,
+    yaml_text,
+)
 from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.operators import operator_named

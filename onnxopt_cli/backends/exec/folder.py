@@ -9,9 +9,13 @@ from pathlib import Path
 import onnx
 from onnx import TypeProto
 
-from onnxopt_cli.cases.values.malformed import Malformed
 from onnxopt_cli.cases.values.proto_values import message_class, message_of, parse_message, value_of
-from onnxopt_cli.cases.values.regular_file import PROTOBUF_LIMIT, open_regular_file, read_exactly
+from onnxopt_cli.cases.values.regular_file import (
+    PROTOBUF_LIMIT,
+    Malformed,
+    open_regular_file,
+    read_exactly,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import OnnxoptError, ProtocolBreach, Unsupported

@@ -1,14 +1,51 @@
-"""The test cases that come with the installed onnx package, by name."""
+"""The test cases that come with the installed onnx package, by name.
+
+Its node cases exist in memory only; they are written as directories to the user's cache when they
+are first asked for. A cache is used only if it is what this machine's onnxopt wrote there for this
+user. Its folder belongs to the user and nobody else may enter it. A manifest has the size, times
+and SHA-256 of every file; a file whose size or times have changed must have its digest. The times
+of its folders cannot be set by unpacking or copying, so a copy is made anew. And every test that
+onnx's own sources name must be there. Whoever can run programs as the same user can forge all of
+it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
 
+import numpy as np
 import onnx
+import platformdirs
+from onnx import TensorProto
 
+from onnxopt_cli import __version__
+from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.cases.values.tensor_data import array_of
+from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import Problem, UsageError
 
 _NODE = "onnx-node"
@@ -39,11 +76,327 @@ def corpus(name: str) -> tuple[list[Case], list[Problem]]:
     if name not in CORPORA:
         raise UsageError(f"there is no corpus {name!r}", hint=f"there are {', '.join(CORPORA)}")
     if name == _NODE:
-        from onnxopt_cli.cases.onnx.node_cache import node_cases
-
         cases, problems = node_cases()
     else:
         data = Path(onnx.__file__).parent / "backend" / "test" / "data"
         cases, problems = find_directories(data / name.removeprefix(_PREFIX))
     source = f"onnx {onnx.__version__}"
     return [replace(case, source=source) for case in cases], problems
+
+
+#: Overrides the folder of the cache.
+CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
+
+# Counts up when directories are written in another way than before.
+_FORMAT = 2
+_MANIFEST = "manifest.json"
+_MANIFEST_LIMIT = 16 << 20
+_FOLDER = "node"
+_SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
+# A test whose whole name stands in the source; many others are put together there.
+_NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
+# Caches that have turned out to be of no use; each is tried and complained of once.
+_unusable: set[Path] = set()
+
+
+def node_cases() -> tuple[list[Case], list[Problem]]:
+    """Find onnx's node cases, from the cache if they are there, else making them.
+
+    Runs may share the cache: it is renamed into place when it is whole. Where it cannot be used,
+    the cases are held in memory, and a warning is logged.
+    """
+    folder = cache_folder() / f"onnx-node-{onnx.__version__}-{_origin()[0][:16]}"
+    if folder in _unusable:
+        return _in_memory(), []
+    found = _cached(folder)
+    if found is None:
+        reason = "it does not stay as it is written"
+        try:
+            _write(folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except UsageError as error:
+            reason = error.message
+        found = _cached(folder)
+    if found is None:
+        _unusable.add(folder)
+        logging.getLogger(__name__).warning(
+            "onnx's node cases are made without a cache, which takes longer: cannot use %s: %s\n"
+            "  %s=DIR names another place",
+            printable(str(folder)),
+            printable(reason),
+            CACHE_VARIABLE,
+        )
+        found = _in_memory()
+    return found, []
+
+
+def cache_folder() -> Path:
+    """Return the folder of onnxopt's cache, which need not exist."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    return Path(folder) if folder else platformdirs.user_cache_path("onnxopt")
+
+
+def _cached(folder: Path) -> list[Case] | None:
+    """Return the cases of a cache, or None if there is none that can be trusted."""
+    try:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or not _is_private(status):
+            return None
+        manifest = json.loads(read_regular_file(folder / _MANIFEST, _MANIFEST_LIMIT))
+        if manifest["origin"] != _origin()[0] or not _is_as_written(folder, manifest["entries"]):
+            return None
+        cases, problems = find_directories(folder / _FOLDER)
+    except (OSError, Malformed, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    names = {case.id.split("/")[1] for case in cases}
+    whole = len(cases) == manifest["count"] and not problems and _origin()[1] <= names
+    return cases if whole else None
+
+
+def _write(folder: Path) -> None:
+    _make_private(folder.parent)
+    with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
+        new = temporary / "new"
+        new.mkdir(0o700)
+        digests = write_node_corpus(new)
+        paths = {str(parent): "" for file in digests for parent in Path(file).parents[:-1]}
+        entries = {
+            path: [*_signature((new / path).lstat()), digest]
+            for path, digest in {**paths, **digests}.items()
+        }
+        count = sum(path.endswith("/model.onnx") for path in digests)
+        manifest = {"origin": _origin()[0], "count": count, "entries": entries}
+        (new / _MANIFEST).write_text(json.dumps(manifest))
+        if os.path.lexists(folder) and _cached(folder) is None:
+            # Out of the way first, so that no run ever finds half of each.
+            folder.rename(temporary / "damaged")
+        with contextlib.suppress(FileExistsError):
+            # Another run may have just put its own there, which is as good.
+            _rename(new, folder)
+
+
+def _rename(new: Path, folder: Path) -> None:
+    """Rename a folder.
+
+    Raises:
+        FileExistsError: if there is something in its place.
+    """
+    try:
+        new.rename(folder)
+    except OSError as error:
+        if os.path.lexists(folder):
+            raise FileExistsError from error
+        raise
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder with what is missing above it, for this user alone."""
+    for missing in reversed([it for it in (folder, *folder.parents) if not it.exists()]):
+        missing.mkdir(0o700, exist_ok=True)
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return _is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+
+
+def _signature(status: os.stat_result) -> list[int]:
+    """Return what changes when something is done to a file; no program can set the last one."""
+    # The size of a folder is the file system's own affair.
+    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return [size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _is_as_written(folder: Path, entries: dict[str, Any]) -> bool:
+    """Tell whether a cache holds what its manifest says, links and pipes not being files."""
+    if entries[_FOLDER][-1]:
+        return False
+    for path, (*signature, digest) in entries.items():
+        name = f"{folder}/{path}"
+        status = os.lstat(name)
+        regular = stat.S_ISREG(status.st_mode)
+        if not _is_ours(status) or (regular and status.st_nlink > 1):
+            return False
+        if signature != _signature(status):
+            # A folder's digest is empty.
+            if not regular or not digest or status.st_size != signature[0]:
+                return False
+            if sha256(read_regular_file(name, status.st_size)).hexdigest() != digest:
+                return False
+    return True
+
+
+@cache
+def _origin() -> tuple[str, frozenset[str]]:
+    """Return a digest of all that the cases are made by, and tests that onnx's sources name."""
+    versions = (_FORMAT, __version__, onnx.__version__, np.__version__, sys.version)
+    digest = sha256(repr((*versions, platform.machine())).encode())
+    names: set[str] = set()
+    for path in sorted(_SOURCES.rglob("*.py")):
+        source = path.read_bytes()
+        digest.update(sha256(source).digest())
+        names |= {name.decode() for name in _NAMED.findall(source)}
+    return digest.hexdigest(), frozenset(names)
+
+
+def _in_memory() -> list[Case]:
+    place = Location(_SOURCES)
+
+    def case(name: str, content: Content) -> Case:
+        return Case(f"onnx-node/{name}/0", place, lambda: content)
+
+    return [case(*found) for found in node_contents()]
+
+
+def node_contents() -> Iterator[tuple[str, Content]]:
+    """Collect onnx's node cases, which takes seconds, without the warnings that onnx gives.
+
+    Yields:
+        The name of a test (``test_abs``) and its content.
+    """
+    for case in _collected():
+        graph = case.model.graph
+        tolerance = None
+        if (case.rtol, case.atol) != (ONNX_DEFAULT.rtol, ONNX_DEFAULT.atol):
+            tolerance = Relative(case.rtol, case.atol, Provenance.DIRECTORY)
+        # What onnx declares as many data sets is exactly one for a node.
+        ((inputs, outputs),) = case.data_sets
+        named_inputs, named_outputs = _by_name(graph.input, inputs), _by_name(graph.output, outputs)
+        yield case.name, Content(case.model, named_inputs, named_outputs, tolerance)
+
+
+def write_node_corpus(folder: Path) -> dict[str, str]:
+    """Write all node cases of the installed onnx to ``<folder>/node/test_<name>``.
+
+    Returns:
+        The SHA-256 of each file by its path in the folder.
+
+    Raises:
+        UsageError: if a directory exists already or cannot be written.
+    """
+    digests = {}
+    for name, content in node_contents():
+        for path, data in write_directory(folder / "node" / name, content).items():
+            digests[f"node/{name}/{path}"] = sha256(data).hexdigest()
+    return digests
+
+
+def _collected() -> list[Any]:
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        # Importing these modules is what makes the cases.
+        from onnx.backend.test.case.node import collect_testcases
+
+        cases: list[Any] = collect_testcases()
+        return cases
+
+
+def _by_name(declared: Any, values: Any) -> dict[str, Value]:
+    pairs = zip(declared, values, strict=True)
+    return {info.name: _normal(value) for info, value in pairs}
+
+
+def _normal(value: Any) -> Value:
+    """Return a value as cases have it; onnx's may be messages, NumPy scalars and tuples too."""
+    if value is None:
+        return None
+    if isinstance(value, TensorProto):
+        return array_of(value)
+    if isinstance(value, (list, tuple)):
+        return [_normal(element) for element in value]
+    if isinstance(value, dict):
+        return {key: _normal(element) for key, element in value.items()}
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+# Others hold a lock for as long as it takes to remove what was left; some may never let go.
+_LOCK_SECONDS = 3.0
+_LOOK_SECONDS = 0.05
+
+
+@contextmanager
+def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Make a folder, remove it in the end if it is still there, and those of killed processes now.
+
+    A process holds a lock on its folder as long as it lives, so a folder without one is nobody's.
+    Where the system or the file system has no such locks, or another process does not let go of
+    the one on the parent, nothing of other processes is removed.
+
+    Args:
+        parent: where to make it; only folders for temporary use may begin with the prefix there.
+        prefix: how its name begins.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    whole = _lock(parent, wait=True)
+    try:
+        if whole is not None:
+            _remove_abandoned(parent, prefix)
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        own = _lock(folder, wait=True)
+    finally:
+        _unlock(whole)
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+        _unlock(own)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the folders that no process holds; nobody else may make one meanwhile."""
+    for folder in parent.glob(f"{prefix}*"):
+        lock = _lock(folder, wait=False)
+        if lock is not None:
+            _remove(folder)
+            _unlock(lock)
+
+
+def _remove(folder: Path) -> None:
+    # Folders may be nested deeper than Python can follow.
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path, *, wait: bool) -> int | None:
+    """Lock a folder and return the descriptor that holds the lock; None if that is not possible.
+
+    With ``wait`` another process has a moment to let go of it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    deadline = monotonic() + (_LOCK_SECONDS if wait else 0)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() < deadline:
+                sleep(_LOOK_SECONDS)
+                continue
+        except OSError:
+            pass
+        else:
+            return descriptor
+        os.close(descriptor)
+        return None
+
+
+def _unlock(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)

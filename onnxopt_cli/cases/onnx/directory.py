@@ -14,8 +14,18 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from onnxopt_cli.cases.onnx.directory_names import DATA_FILE, first_gap, is_light_model, is_number
-from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.onnx.data_set import (
+    DATA_FILE,
+    data_set_files,
+    first_gap,
+    is_light_model,
+    is_number,
+    light_files,
+    read_data_set,
+    read_directory_data,
+    read_light,
+)
+from onnxopt_cli.cases.values.regular_file import Malformed
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.errors import Problem
 
@@ -71,9 +81,9 @@ class _Search:
         """Take one data set of the test directory at ``path``, or ``real`` without links."""
         parent, name = os.path.split(real)
         location = Location(path / f"{_DATA_SET}{number}")
-        read = partial(_read_data_set, path, number)
+        read = partial(read_data_set, path, number)
         self._case(
-            parent, f"{name}/{number}", location, read, partial(_data_set_files, path, number)
+            parent, f"{name}/{number}", location, read, partial(data_set_files, path, number)
         )
 
     def folder(self, path: Path, real: str, depth: int) -> None:
@@ -139,7 +149,7 @@ class _Search:
         for name in sorted(filter(is_light_model, names)):
             model = path / name
             case_name = f"{name.removesuffix('.onnx')}/0"
-            read, files = partial(_read_light, model), partial(_light_files, model)
+            read, files = partial(read_light, model), partial(light_files, model)
             self._case(real, case_name, Location(model), read, files)
 
     def _case(
@@ -162,8 +172,6 @@ class _Search:
     def _lost_model(self, path: Path, names: dict[str, os.DirEntry[str]]) -> bool:
         """Tell whether a folder without model and data sets is a test directory all the same."""
         if DATA_FILE in names:
-            from onnxopt_cli.cases.onnx.directory_tolerance import read_directory_data
-
             try:
                 url = read_directory_data(path / DATA_FILE).url
             except Malformed:
@@ -182,31 +190,6 @@ class _Search:
 
     def _problem(self, path: Path, what: str) -> None:
         self.problems.append(Problem(str(path), what))
-
-
-# What reads onnx's files is not imported for a tree that has none.
-def _read_data_set(directory: Path, number: int) -> Content:
-    from onnxopt_cli.cases.onnx.data_set import read_data_set
-
-    return read_data_set(directory, number)
-
-
-def _read_light(path: Path) -> Content:
-    from onnxopt_cli.cases.onnx.light import read_light
-
-    return read_light(path)
-
-
-def _data_set_files(directory: Path, number: int) -> list[Path]:
-    from onnxopt_cli.cases.onnx.data_set import data_set_files
-
-    return data_set_files(directory, number)
-
-
-def _light_files(path: Path) -> list[Path]:
-    from onnxopt_cli.cases.onnx.light import light_files
-
-    return light_files(path)
 
 
 def _unopened(files: Callable[[], list[Path]]) -> dict[str, tuple[()]]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, product
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.question import Given, Question
+from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.values.declared import RandomTensor
+from onnxopt_cli.cases.yaml.writer import WrittenSteps
+from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.attributes import complete_attributes
 from onnxopt_cli.formula.call import bind
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bound import Judgement, bound
 from onnxopt_cli.readings.domain import is_elementwise, nonnegative_tensors
+from onnxopt_cli.readings.lower.model import lower_model
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
@@ -162,3 +168,59 @@ def judgements(question: Question) -> list[Judgement]:
     attributes = complete_attributes(question.operator, question.attributes)
     inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
     return bound(bind(question.operator, inputs, attributes))
+
+
+#: A tensor, or how to draw one.
+Given = Array | RandomTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a case asks of an implementation; the formula knows the answer.
+
+    Attributes:
+        name: the case's name in its file.
+        about: what it is there to catch, one sentence.
+        operator: the operator.
+        inputs: the node's inputs by the operator's names, in the specification's order.
+        attributes: those that the node gives; it leaves out the others.
+        source: where the numbers come from.
+        tags: words to select by.
+        notes: a comment above the case.
+        onnx_names: names of the node's inputs in an ONNX directory, where they are other ones.
+        rejects: True if a right implementation must refuse it; then there is no answer.
+        steps: of a trajectory; the answer is then left to the formula.
+    """
+
+    name: str
+    about: str
+    operator: Operator
+    inputs: Mapping[str, Given]
+    attributes: Mapping[str, AttributeValue]
+    source: str = ""
+    tags: Sequence[str] = ()
+    notes: str = ""
+    onnx_names: Sequence[str] = field(default_factory=tuple)
+    rejects: bool = False
+    steps: WrittenSteps | None = None
+
+
+def unreadable(operator: Operator) -> str:
+    """Say at which line of a formula a reading fails, and why; nothing if none does.
+
+    The formula is read with ordinary operands, once for every combination of words among its
+    attributes: whatever it asks of NumPy there has to be known.
+    """
+    try:
+        author = Author(operator)
+        for setting in author.settings:
+            question = author.ask("", "", setting=setting)
+            judgements(question)
+            inputs = [it for it in question.inputs.values() if isinstance(it, np.ndarray)]
+            lower_model(formula_model(operator, question.attributes, inputs, graph_name="ordinary"))
+    except Exception as error:  # noqa: BLE001 - a user's formula may raise anything
+        path = operator.formula.__code__.co_filename
+        lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == path]
+        place = f"{path}:{lines[-1] if lines else operator.formula.__code__.co_firstlineno}"
+        return f"{printable(place)}: {operator.name}: {exception_text(error)}"
+    return ""

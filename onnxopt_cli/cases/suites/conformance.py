@@ -8,18 +8,15 @@ to cover the space of inputs, not to match the list of known wrong implementatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes, judgements
-from onnxopt_cli.cases.suites.question import Given, Question
-from onnxopt_cli.cases.suites.ranks import ranks
-from onnxopt_cli.cases.suites.refusals import refusals
-from onnxopt_cli.cases.values.tensor_random import RandomTensor
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Given, Question, Shapes, judgements
+from onnxopt_cli.cases.values.declared import RandomTensor
+from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
@@ -307,3 +304,60 @@ class _Questions(Author):
                 )
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
             yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)
+
+
+def ranks(author: Author) -> Iterator[Question]:
+    """Ask for what is next to a rank among the elements, where an attribute may choose one."""
+    layers = (
+        ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
+        ("signed_rank", 0.25, (-6, 1, -2, 5, 3, -4, 0.5, 7, -8), "Elements of both signs"),
+        ("some_zero", 0.5, (0, 3, 0, -1, 2, 0, -4), "Zeros below the threshold"),
+        ("between_ranks", 0.6, (0.5, -4, 3, 1.5), "A threshold between two elements"),
+        ("ties", 0.6, (1, -1, 1, 1, 2), "Equal magnitudes at the threshold"),
+        ("ties_above", 0.5, (4, -4, 1, 0.5, 4, -2, 4), "Equal magnitudes at the threshold"),
+        ("mostly_zero", 0.6, (0, 0, 0, -0.0, 2), "A threshold of zero"),
+        ("one_element", 1.0, (-3,), "One element"),
+    )
+    for name, (word, fraction, values, what) in product(author.limits, layers):
+        about = f"{what}: catches another rank, and another comparison with it."
+        zero = dict.fromkeys(author.operator.tensors, np.zeros(len(values)))
+        given = author.ordinary | {name: author.within(name, fraction)}
+        tensors = zero | {author.first: np.array(values, float)}
+        yield author.ask(f"{name}_{word}", about, given=given, tensors=tensors)
+
+
+def refusals(author: Author) -> Iterator[Question]:
+    """Ask for what must be refused."""
+    ordinary = author.ask("refused", "", shapes=[(3,)])
+    inputs = dict(ordinary.inputs)
+    cases: list[tuple[str, str, Mapping[str, Given], dict[str, AttributeValue]]] = []
+    if author.stepped:
+        last, first = author.stepped[-1], author.first
+        short = {name: value for name, value in inputs.items() if name != last}
+        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
+        about = f"{last} would enlarge {first}: {first}'s shape must not change."
+        cases = [
+            ("short", f"{last} is missing: it must not be made up.", short, {}),
+            ("enlarging", about, wide, {}),
+        ]
+    for name, limits in author.limits.items():
+        for word, value in (("low", limits[0] - 0.5), ("high", limits[1] + 0.5)):
+            about = f"{name} = {value:g}: it must not be clipped."
+            cases.append((f"{word}_{name}", about, inputs, {name: (value,)}))
+    for name in author.each:
+        number = author.within(name, 0.5)
+        about = f"{name} has two numbers for one tensor: none of them must be made up."
+        cases.append((f"two_of_{name}", about, inputs, {name: (number, number)}))
+    for name in author.choices:
+        about = f"{name} has a value that is not allowed: it must not pass for another."
+        cases.append((f"unknown_{name}", about, inputs, {name: "bogus"}))
+    for name, about, given, attributes in cases:
+        yield Question(
+            f"refuses_{name}",
+            about,
+            author.operator,
+            given,
+            dict(ordinary.attributes) | attributes,
+            tags=("conformance", "refusal"),
+            rejects=True,
+        )

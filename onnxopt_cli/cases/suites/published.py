@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.question import Question
+from onnxopt_cli.cases.suites.author import Question
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators.adagrad import ADAGRAD

@@ -1,24 +1,30 @@
-"""The suites that come with onnxopt: generated from declarations, in memory or as files."""
+"""The suites by name: ours, generated from declarations, and the corpora of the installed onnx.
+
+Imported only when a name is looked up, since it brings everything that makes cases.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus
+from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.onnx.writer import directory_files
+from onnxopt_cli.cases.suites.author import Question
 from onnxopt_cli.cases.suites.conformance import conformance
 from onnxopt_cli.cases.suites.published import published
-from onnxopt_cli.cases.suites.question import Question
 from onnxopt_cli.cases.suites.trajectories import trajectories
-from onnxopt_cli.cases.values.tensor_random import RandomTensor
+from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.formula.attributes import complete_attributes
 from onnxopt_cli.formula.call import bind
 from onnxopt_cli.formula.operator import Operator
@@ -172,3 +178,80 @@ def _content(question: Question) -> Content:
     )
     outputs = _outputs(question, inputs)
     return Content(model, dict(zip(names, inputs, strict=True)), outputs)
+
+
+#: Those that come with onnxopt.
+OWN = tuple(SUITES)
+
+NAMES = (*SUITES, *CORPORA)
+
+
+def named_suite(name: str) -> tuple[list[Case], list[Problem]]:
+    """Return the cases of one of :data:`NAMES`, and what is wrong with its files."""
+    return corpus(name) if name in CORPORA else (suite_cases(name), [])
+
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How a folder differs from what should be in it; paths as they would be written."""
+
+    missing: tuple[Path, ...]
+    different: tuple[Path, ...]
+    same: int
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any difference."""
+        return bool(self.missing or self.different)
+
+
+def find_drift(folder: Path, files: Iterable[tuple[str, bytes]]) -> Drift:
+    """Compare a folder with the files that should be in it.
+
+    Raises:
+        UsageError: if a file that is there cannot be read.
+    """
+    missing, different, same = [], [], 0
+    for name, data in files:
+        path = folder / name
+        try:
+            if path.read_bytes() == data:
+                same += 1
+            else:
+                different.append(path)
+        except FileNotFoundError:
+            missing.append(path)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    return Drift(tuple(missing), tuple(different), same)
+
+
+def write_tree(folder: Path, files: Iterable[tuple[str, bytes]], *, force: bool) -> Drift:
+    """Write the files that are missing, and under force those that differ; all or none.
+
+    Returns:
+        What was different before.
+
+    Raises:
+        UsageError: if a file differs and force is off, or something cannot be written.
+    """
+    wanted = dict(files)
+    drift = find_drift(folder, wanted.items())
+    if drift.different and not force:
+        names = ", ".join(map(str, drift.different[:_SHOWN]))
+        more = (
+            "" if len(drift.different) <= _SHOWN else f" and {len(drift.different) - _SHOWN} more"
+        )
+        raise UsageError(
+            f"{names}{more} would change; nothing was written",
+            hint="--force overwrites, --check only compares, -o writes elsewhere",
+        )
+    for path in (*drift.missing, *drift.different):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot create {path.parent}: {error.strerror or error}") from error
+        write_atomically(path, wanted[path.relative_to(folder).as_posix()])
+    return drift

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.question import Question
-from onnxopt_cli.cases.values.tensor_random import RandomTensor
-from onnxopt_cli.cases.yaml.written_steps import Notation, WrittenSteps
+from onnxopt_cli.cases.suites.author import Question
+from onnxopt_cli.cases.values.declared import RandomTensor
+from onnxopt_cli.cases.yaml.writer import Notation, WrittenSteps
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.operators.adagrad import ADAGRAD

@@ -1,15 +1,19 @@
-"""Values whose type is known before their data are made."""
+"""Values whose type is known before their data are made, random ones among them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import STRING, Array, Value, dtype_name
+
+# It has no type information.
+_iinfo: Any = ml_dtypes.iinfo
 
 #: How many elements all tensors of a case may have together. Judging one element takes up to 760
 #: bytes, as was measured with Adam where X alone is large and the types are unlike: its formula is
@@ -90,3 +94,119 @@ def outline(value: Declared) -> Value:
             return [outline(item) for item in value.items]
         case DeclaredOptional():
             return None if value.item is None else outline(value.item)
+
+
+def integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the least and the largest value of an integer type."""
+    info = np.iinfo(dtype) if dtype.kind in "iu" else _iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+_Parameters = dict[str, float]
+
+#: The distributions: their parameters with defaults (none for those of integers), and their draws.
+#: The stream of RandomState is frozen by NumPy; that of its newer Generator is not.
+_DISTRIBUTIONS: dict[
+    str, tuple[_Parameters, Callable[[np.random.RandomState, _Parameters, tuple[int, ...]], Any]]
+] = {
+    "normal": (
+        {"mean": 0.0, "scale": 1.0},
+        lambda state, p, shape: state.normal(p["mean"], p["scale"], shape),
+    ),
+    "uniform": (
+        {"low": 0.0, "high": 1.0},
+        lambda state, p, shape: state.uniform(p["low"], p["high"], shape),
+    ),
+    "lognormal": (
+        {"mean": 0.0, "scale": 1.0},
+        lambda state, p, shape: state.lognormal(p["mean"], p["scale"], shape),
+    ),
+    "integers": (
+        {},
+        lambda state, p, shape: state.randint(int(p["low"]), int(p["high"]), shape, np.int64),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTensor:
+    """A tensor as ``{random: {normal: {mean: 1.0}, seed: 7}, shape: [3], dtype: float32}`` says it.
+
+    Attributes:
+        distribution: ``normal``, ``uniform``, ``lognormal`` or ``integers``.
+        seed: from 0 to 2^32 - 1.
+        shape: the tensor's shape.
+        dtype: what the draws (float64, int64 for integers) are cast to.
+        parameters: of the distribution; those left out have the defaults that the schema names.
+    """
+
+    distribution: str
+    seed: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn.
+
+        Raises:
+            ValueError: says what was found and expected.
+        """
+        oversize = too_large(self.shape)
+        if oversize:
+            raise ValueError(oversize)
+        if self.distribution == "integers":
+            self._check_integers()
+        else:
+            self._check_floats()
+
+    def make(self) -> Array:
+        """Draw it; rounding to the dtype may make a draw zero.
+
+        Raises:
+            ValueError: if a draw exceeds the dtype's range.
+        """
+        defaults, draw = _DISTRIBUTIONS[self.distribution]
+        state = np.random.RandomState(self.seed)
+        drawn: Array = np.asarray(draw(state, defaults | dict(self.parameters), self.shape))
+        with np.errstate(all="ignore"):
+            tensor: Array = drawn.astype(self.dtype)
+            inside = np.isfinite(tensor)
+        if not inside.all():
+            raise ValueError(
+                f"a draw of {drawn[~inside].flat[0]}, expected all of them in the range of "
+                f"{dtype_name(self.dtype)}"
+            )
+        return tensor
+
+    def _check_integers(self) -> None:
+        low, high = int(self.parameters["low"]), int(self.parameters["high"])
+        smallest, largest = _integer_range(self.dtype)
+        if not smallest <= low < high <= largest + 1:
+            raise ValueError(
+                f"integers from {low} up to {high}, expected some between {smallest} and "
+                f"{largest + 1} for {dtype_name(self.dtype)}"
+            )
+
+    def _check_floats(self) -> None:
+        if "float" not in dtype_name(self.dtype):
+            raise ValueError(
+                f"a {self.distribution} distribution of {dtype_name(self.dtype)}, expected a float "
+                "type (or integers)"
+            )
+        values = _DISTRIBUTIONS[self.distribution][0] | dict(self.parameters)
+        low, high = values.get("low", 0.0), values.get("high", 1.0)
+        if not np.isfinite([*values.values(), high - low]).all() or low > high:
+            raise ValueError(f"{values}, expected a finite range that does not go backwards")
+
+
+def _integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the least and the largest integer that can be drawn for an element type."""
+    name = dtype_name(dtype)
+    if name == STRING:
+        raise ValueError("random text, expected a number type or bool")
+    if name == "bool":
+        return 0, 1
+    drawable = np.iinfo(np.int64)
+    low, high = integer_range(dtype) if "int" in name else (drawable.min, drawable.max)
+    return max(low, drawable.min), min(high, drawable.max - 1)

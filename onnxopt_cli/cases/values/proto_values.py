@@ -5,17 +5,19 @@ A file holds one such message and no tag that says which; the graph's declared t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from reprlib import repr as shortened
 from typing import Any, TypeAlias
 
 import numpy as np
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto
 
-from onnxopt_cli.cases.values.declared_type import check_type, describe_type
-from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.regular_file import Malformed
 from onnxopt_cli.cases.values.tensor_data import array_of, tensor_of, type_name
-from onnxopt_cli.cases.values.wire import parse_strictly
-from onnxopt_cli.core.values import STRING, Value, describe, dtype_named
+from onnxopt_cli.core.values import STRING, Array, Value, describe, dtype_name, dtype_named
 
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
@@ -244,3 +246,186 @@ def _map_message(name: str, mapping: dict[Any, Value], declared: TypeProto.Map) 
 def _element_type(element: TypeProto) -> int:
     message_class(element)
     return _ELEMENT_TYPES[str(element.WhichOneof("value"))]
+
+
+def check_type(value: Value, declared: TypeProto, place: str = "") -> None:
+    """Make sure that a value has the declared structure, element types and static dimensions.
+
+    Args:
+        value: the value.
+        declared: its type; an undefined element type and a missing shape allow any.
+        place: the way into the value, for the message.
+
+    Raises:
+        Malformed: if it has not.
+    """
+    kind = declared.WhichOneof("value")
+    if kind == "tensor_type" and isinstance(value, np.ndarray):
+        fits = _tensor_fits(value, declared.tensor_type)
+    elif kind == "sequence_type" and isinstance(value, list):
+        for index, element in enumerate(value):
+            check_type(element, declared.sequence_type.elem_type, f"{place}[{index}]")
+        fits = True
+    elif kind == "map_type" and isinstance(value, dict):
+        for key, element in value.items():
+            _check_key(key, declared.map_type.key_type, place)
+            check_type(element, declared.map_type.value_type, f"{place}[{shortened(key)}]")
+        fits = True
+    elif kind == "optional_type":
+        if value is not None:
+            check_type(value, declared.optional_type.elem_type, place)
+        fits = True
+    else:
+        fits = False
+    if not fits:
+        where = f"at {place} " if place else ""
+        raise Malformed(f"{where}is {describe(value)}, but declared as {describe_type(declared)}")
+
+
+def describe_type(declared: TypeProto) -> str:
+    """Show a declared type as values are shown: ``float32[2,N]``, ``sequence of float32[...]``."""
+    kind = declared.WhichOneof("value")
+    if kind == "tensor_type":
+        return f"{_element_name(declared.tensor_type)}[{_shape_text(declared.tensor_type)}]"
+    if kind == "sequence_type":
+        return f"sequence of {describe_type(declared.sequence_type.elem_type)}"
+    if kind == "optional_type":
+        return f"optional {describe_type(declared.optional_type.elem_type)}"
+    if kind == "map_type":
+        keys, values = declared.map_type.key_type, declared.map_type.value_type
+        return f"map of {type_name(keys)} to {describe_type(values)}"
+    return "nothing" if kind is None else kind.removesuffix("_type").replace("_", " ")
+
+
+def _tensor_fits(array: Array, declared: TypeProto.Tensor) -> bool:
+    if declared.elem_type and dtype_name(array.dtype) != type_name(declared.elem_type):
+        return False
+    if not declared.HasField("shape"):
+        return True
+    dimensions = declared.shape.dim
+    return len(dimensions) == array.ndim and all(
+        not dimension.HasField("dim_value") or dimension.dim_value == size
+        for dimension, size in zip(dimensions, array.shape, strict=True)
+    )
+
+
+def _check_key(key: object, key_type: int, place: str) -> None:
+    name = type_name(key_type)
+    dtype = dtype_named(name)
+    if name == STRING:
+        fits = isinstance(key, str)
+    elif dtype is not None and dtype.kind in "iu" and isinstance(key, int):
+        limits = np.iinfo(dtype)
+        fits = limits.min <= key <= limits.max
+    else:
+        fits = False
+    if not fits:
+        where = f" at {place}" if place else ""
+        raise Malformed(f"has the key {shortened(key)}{where}, but declares {name} keys")
+
+
+def _element_name(declared: TypeProto.Tensor) -> str:
+    return type_name(declared.elem_type) if declared.elem_type else "any"
+
+
+def _shape_text(declared: TypeProto.Tensor) -> str:
+    if not declared.HasField("shape"):
+        return "..."
+    return ",".join(
+        str(dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or "?")
+        for dimension in declared.shape.dim
+    )
+
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FIXED_SIZES = {_FIXED32: 4, _FIXED64: 8}
+_WIRE_TYPES = {
+    FieldDescriptor.TYPE_DOUBLE: _FIXED64,
+    FieldDescriptor.TYPE_FLOAT: _FIXED32,
+    FieldDescriptor.TYPE_INT32: _VARINT,
+    FieldDescriptor.TYPE_INT64: _VARINT,
+    FieldDescriptor.TYPE_UINT64: _VARINT,
+    FieldDescriptor.TYPE_ENUM: _VARINT,
+    FieldDescriptor.TYPE_STRING: _LENGTH,
+    FieldDescriptor.TYPE_BYTES: _LENGTH,
+    FieldDescriptor.TYPE_MESSAGE: _LENGTH,
+}
+
+
+def parse_strictly(message_class: type[Any], data: bytes) -> Any:
+    """Parse a message and make sure that it accounts for all of the data.
+
+    Protobuf itself keeps unknown fields silently and lets a repetition of a single field replace or
+    extend the first: a tensor read as a sequence is then an empty sequence, and a sequence read as
+    an optional is its last element.
+
+    Raises:
+        Malformed: if the data is damaged, has fields that the message lacks, or repeats a field
+            that occurs once.
+    """
+    kind = message_class.DESCRIPTOR.name
+    try:
+        message = message_class.FromString(data)
+    except DecodeError:
+        raise Malformed(f"is not a {kind}: the data is damaged or cut off") from None
+    message.DiscardUnknownFields()
+    # Equal sizes prove that nothing was dropped or merged. Unequal ones prove nothing: packed and
+    # unpacked numbers, for one, are the same message.
+    if message.ByteSize() != len(data):
+        fault = _fault(memoryview(data), message_class.DESCRIPTOR)
+        if fault:
+            raise Malformed(f"is not a {kind}: {fault}")
+    return message
+
+
+def _fault(data: memoryview, descriptor: Descriptor) -> str | None:
+    """Say what keeps data, which protobuf has parsed, from being exactly this message."""
+    blank = GetMessageClass(descriptor)()
+    seen = set()
+    for number, wire_type, value in _fields(data):
+        field = descriptor.fields_by_number.get(number)
+        if field is None:
+            return f"it has a field {number}, which {descriptor.name} lacks"
+        repeated = hasattr(getattr(blank, field.name), "extend")
+        packed = repeated and wire_type == _LENGTH
+        if wire_type != _WIRE_TYPES[field.type] and not packed:
+            return f"its field {number} is no {descriptor.name}.{field.name}"
+        if not repeated and number in seen:
+            return f"it has the field {field.name} more than once"
+        seen.add(number)
+        if field.enum_type is not None and value not in field.enum_type.values_by_number:
+            return f"its {field.name} has the unknown value {value}"
+        if field.message_type is not None and isinstance(value, memoryview):
+            fault = _fault(value, field.message_type)
+            if fault:
+                return f"in {field.name}, {fault}"
+    return None
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview | None]]:
+    """Yield number, wire type and content (None if of no interest) of a message's fields."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == _VARINT:
+            value, position = _varint(data, position)
+            yield number, wire_type, value
+        elif wire_type == _LENGTH:
+            length, position = _varint(data, position)
+            yield number, wire_type, data[position : position + length]
+            position += length
+        else:
+            yield number, wire_type, None
+            position += _FIXED_SIZES.get(wire_type, 0)
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
+            return value, position
+        shift += 7

@@ -1,4 +1,4 @@
-"""Reading files that may be anything: only regular ones, and only up to a size."""
+"""Reading files that may be anything: only regular ones, up to a size, and inside a folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from onnxopt_cli.cases.values.malformed import Malformed
 from onnxopt_cli.core.case import Signature
+
+
+class Malformed(Exception):
+    """A file or message breaks its format.
+
+    The message says what was found and what was expected, but not where: whoever opened the file
+    knows that and makes a :class:`onnxopt_cli.errors.Problem` of it. No user ever meets this one.
+    """
+
 
 #: Protobuf's own limit on a message, and so on a model and on a tensor in a file.
 PROTOBUF_LIMIT = 2**31 - 1
@@ -132,3 +140,30 @@ def _record(path: str, before: Signature, after: Signature) -> None:
     for record in _records:
         same = before == after == record.setdefault(path, before)
         record[path] = before if same else None
+
+
+def contained_path(folder: Path, text: str) -> Path:
+    """Return the file that a relative path names, with every symbolic link followed.
+
+    Args:
+        folder: where the case file stands.
+        text: the path as the case file has it, with ``/`` between its parts.
+
+    Raises:
+        Malformed: if it is no relative path, goes up, or a link on it leads out of the folder.
+    """
+    parts = PurePosixPath(text).parts
+    if not parts or "\0" in text or "\\" in text or ".." in parts or _is_absolute(text):
+        raise Malformed("is no path inside the folder of the case file")
+    root = folder.resolve()
+    try:
+        path = root.joinpath(*parts).resolve()
+    except (OSError, RuntimeError) as error:
+        raise Malformed(f"cannot be followed: {error}") from None
+    if not path.is_relative_to(root):
+        raise Malformed("leads out of the folder of the case file through a symbolic link")
+    return path
+
+
+def _is_absolute(text: str) -> bool:
+    return PurePosixPath(text).is_absolute() or bool(PureWindowsPath(text).anchor)

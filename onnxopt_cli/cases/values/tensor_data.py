@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.regular_file import Malformed
 from onnxopt_cli.core.values import STRING, Array, dtype_name, dtype_named
 
 _TYPED_FIELDS = (

@@ -16,9 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxopt_cli.cases.values.declared import DeclaredTensor, too_large
-from onnxopt_cli.cases.values.malformed import Malformed
 from onnxopt_cli.cases.values.proto_values import parse_message
-from onnxopt_cli.cases.values.regular_file import open_regular_file, read_regular_file
+from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file, read_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import DTYPES, STRING, dtype_name

@@ -8,18 +8,29 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
+from onnx import defs
 
 from onnxopt_cli.cases.values.regular_file import recorded
-from onnxopt_cli.cases.yaml.find_subject import find_subject
-from onnxopt_cli.cases.yaml.schema import case_schema, structure_errors, unknown_name
-from onnxopt_cli.cases.yaml.subject import CaseFields, Incomplete, Subject
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, abbreviated, field_text, parse_yaml
-from onnxopt_cli.cases.yaml.text import yaml_text
-from onnxopt_cli.cases.yaml.tolerance_text import output_nodes, read_tolerance
+from onnxopt_cli.cases.yaml.case_fields import CaseFields, Incomplete, Subject
+from onnxopt_cli.cases.yaml.formula_case import formula_subject
+from onnxopt_cli.cases.yaml.schema import case_schema, nearest, structure_errors, unknown_name
+from onnxopt_cli.cases.yaml.syntax import (
+    FormatError,
+    Node,
+    abbreviated,
+    field_text,
+    number,
+    parse_yaml,
+    unexpected,
+    yaml_text,
+)
 from onnxopt_cli.core.case import Case, Content, Location, Signature
+from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.operators import OPERATORS, find_operator
 
 # A case is an item of the list under the key "cases".
 _CASE_DEPTH = 2
@@ -269,3 +280,188 @@ def _place(node: Node) -> str:
 def _words(node: Node, name: str) -> str:
     field = node.field(name)
     return str(field.scalar).strip() if field else ""
+
+
+_MAIN = ("", "ai.onnx")
+
+
+def find_subject(fields: CaseFields, file: Node) -> Subject:
+    """Read what a case is about.
+
+    Args:
+        fields: the case.
+        file: the top of its file, whose operator, domain, version and opset it inherits.
+
+    Raises:
+        Incomplete: if something is wrong; it is collected in the fields.
+    """
+    model = fields.node.field("model")
+    if model is not None:
+        # Most files are about operators with a formula, and start without the other readers.
+        from onnxopt_cli.cases.yaml.model_case import model_subject
+
+        if id(model) in fields.broken:
+            raise Incomplete
+        try:
+            _refuse_steps(fields)
+        except FormatError as error:
+            fields.errors.append(error)
+        return model_subject(model, fields)
+    named = {
+        name: fields.node.field(name) or file.field(name)
+        for name in ("operator", "domain", "version", "opset")
+    }
+    if any(id(node) in fields.broken for node in named.values()):
+        raise Incomplete
+    operator = named["operator"]
+    if operator is None:
+        fields.errors.append(
+            FormatError(fields.node, "found neither operator nor model, expected one of them")
+        )
+        raise Incomplete
+    try:
+        own = _own_operator(str(operator.scalar), named["domain"])
+        if own is not None:
+            _check_version(own, fields, named["version"], named["opset"])
+            return _own_subject(own, fields)
+        _refuse_steps(fields)
+        schema, version = _schema(fields, operator, named)
+    except FormatError as error:
+        fields.errors.append(error)
+        raise Incomplete from None
+    from onnxopt_cli.cases.yaml.schema_case import schema_subject
+
+    return schema_subject(schema, version, fields)
+
+
+def _refuse_steps(fields: CaseFields) -> None:
+    steps = fields.node.field("steps")
+    if steps is not None:
+        raise FormatError(steps, "found steps, expected them beside an operator with a formula")
+
+
+def _own_subject(operator: Operator, fields: CaseFields) -> Subject:
+    if fields.node.field("steps") is None:
+        return formula_subject(operator, fields)
+    # Not worth importing for cases of one step.
+    from onnxopt_cli.cases.yaml.trajectory_case import trajectory_subject
+
+    return trajectory_subject(operator, fields)
+
+
+def _own_operator(name: str, domain: Node | None) -> Operator | None:
+    if domain is not None:
+        return find_operator(str(domain.scalar), name)
+    return next((operator for operator in OPERATORS if operator.name == name), None)
+
+
+def _check_version(
+    operator: Operator, fields: CaseFields, version: Node | None, opset: Node | None
+) -> None:
+    if version is not None and version.scalar != operator.version:
+        raise unexpected(version, f"{operator.version}, the version of {operator.domain}")
+    _refuse_inherited(opset, fields, f"{operator.name} is of {operator.domain}")
+
+
+def _refuse_inherited(node: Node | None, fields: CaseFields, reason: str) -> None:
+    """Refuse a version of another domain, unless the case has its operator from elsewhere."""
+    own = fields.node.field("operator") or fields.node.field("domain")
+    if node is not None and (node.parent is fields.node or own is None):
+        other = "opset" if node.key == "version" else "version"
+        raise FormatError(node, f"found {node.key}, expected {other}: {reason}")
+
+
+def _schema(
+    fields: CaseFields, operator: Node, named: dict[str, Node | None]
+) -> tuple[defs.OpSchema, int]:
+    """Return the schema of an operator of onnx, and the version of its domain to import."""
+    name, domain = str(operator.scalar), ""
+    if named["domain"] is not None and named["domain"].scalar not in _MAIN:
+        domain = str(named["domain"].scalar)
+    if domain:
+        wanted = named["version"]
+        _refuse_inherited(named["opset"], fields, f"{name} is not of ai.onnx")
+    else:
+        wanted = named["opset"]
+        _refuse_inherited(named["version"], fields, f"{name} is of ai.onnx")
+    try:
+        newest = defs.get_schema(name, domain=domain)
+    except defs.SchemaError:
+        raise _unknown(operator, named["domain"], domain) from None
+    version = newest.since_version if wanted is None else int(number(wanted))
+    schema = newest if wanted is None else _of_version(newest, wanted, version)
+    if schema.deprecated:
+        raise FormatError(
+            operator,
+            f"found {name}, deprecated since version {schema.since_version}, expected an older "
+            f"{'version' if domain else 'opset'} or another operator",
+        )
+    return schema, version
+
+
+def _of_version(newest: defs.OpSchema, wanted: Node, version: int) -> defs.OpSchema:
+    latest = _latest_version(newest.domain)
+    if version > latest:
+        raise unexpected(wanted, f"at most {latest}, the latest of the installed onnx")
+    try:
+        return defs.get_schema(newest.name, version, newest.domain)
+    except defs.SchemaError:
+        raise unexpected(wanted, f"a later one: there is no {newest.name} in it") from None
+
+
+def _latest_version(domain: str) -> int:
+    versions: dict[str, tuple[int, int]] = defs.C.schema_version_map()
+    return versions[domain][1]
+
+
+def _unknown(operator: Node, given: Node | None, domain: str) -> FormatError:
+    schemas = defs.get_all_schemas()
+    domains = {schema.domain for schema in schemas}
+    if given is not None and domain not in domains:
+        known = ", ".join(sorted(name or "ai.onnx" for name in domains))
+        return unexpected(given, f"one of {known}")
+    homes = sorted({schema.domain for schema in schemas if schema.name == operator.scalar})
+    if homes:
+        return FormatError(
+            operator, f"found {operator.scalar}, expected domain: {' or '.join(homes)} beside it"
+        )
+    names = {schema.name for schema in schemas if schema.domain == domain}
+    names |= {own.name for own in OPERATORS if given is None or own.domain == domain}
+    return unexpected(
+        operator, f"an operator of {domain or 'ai.onnx'}{nearest(str(operator.scalar), names)}"
+    )
+
+
+_LIMITS = ("rtol", "atol", "ulp")
+
+
+def read_tolerance(node: Node) -> tuple[Tolerance | None, dict[str, Tolerance]]:
+    """Return the tolerance for all outputs, if there is one, and those for single outputs.
+
+    Args:
+        node: ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp: 2}``, beside or within ``{X_new: ...}``; the
+            schema has made sure of its structure.
+    """
+    outputs = {
+        name: _tolerance(value, Provenance.OUTPUT) for name, value in output_nodes(node).items()
+    }
+    if not any(name in _LIMITS for name in node.fields or {}):
+        return None, outputs
+    return _tolerance(node, Provenance.CASE), outputs
+
+
+def output_nodes(node: Node) -> dict[str, Node]:
+    """Return the parts of a tolerance that are for single outputs."""
+    return {name: value for name, value in (node.fields or {}).items() if name not in _LIMITS}
+
+
+def _tolerance(node: Node, provenance: Provenance) -> Tolerance:
+    ulp = node.field("ulp")
+    if ulp is not None:
+        return Ulps(int(number(ulp)), provenance)
+    rtol, atol = node.field("rtol"), node.field("atol")
+    return Relative(
+        rtol=float(number(rtol)) if rtol else 0.0,
+        atol=float(number(atol)) if atol else 0.0,
+        provenance=provenance,
+    )

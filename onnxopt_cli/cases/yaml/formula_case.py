@@ -9,11 +9,9 @@ import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.values.declared import Declared, DeclaredTensor
-from onnxopt_cli.cases.values.tensor_elements import element_array
-from onnxopt_cli.cases.values.tensor_text import always
-from onnxopt_cli.cases.yaml.rejected_case import rejected_subject
-from onnxopt_cli.cases.yaml.subject import CaseFields, Subject
+from onnxopt_cli.cases.yaml.case_fields import CaseFields, Subject, rejected_subject
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
+from onnxopt_cli.cases.yaml.value import always, element_array
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.attributes import Attributes, attribute_value

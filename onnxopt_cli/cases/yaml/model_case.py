@@ -5,14 +5,13 @@ from __future__ import annotations
 import onnx
 
 from onnxopt_cli.cases.onnx.model_file import read_model
-from onnxopt_cli.cases.values.contained_path import contained_path
 from onnxopt_cli.cases.values.declared import Declared, outline
-from onnxopt_cli.cases.values.declared_type import check_type
-from onnxopt_cli.cases.values.malformed import Malformed
+from onnxopt_cli.cases.values.proto_values import check_type
+from onnxopt_cli.cases.values.regular_file import Malformed, contained_path
 from onnxopt_cli.cases.values.tensor_data import type_name
-from onnxopt_cli.cases.values.tensor_text import ChooseDtype, always, natural_dtype
-from onnxopt_cli.cases.yaml.subject import CaseFields, Incomplete, Subject
+from onnxopt_cli.cases.yaml.case_fields import CaseFields, Incomplete, Subject
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, abbreviated
+from onnxopt_cli.cases.yaml.value import ChooseDtype, always, natural_dtype
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.formula.nodes import operator_names

@@ -1,21 +1,24 @@
 """YAML text to a tree of nodes that know their lines, safe on hostile text.
 
 Works on the parser's event stream: aliases, anchors, tags and deep nesting are refused before
-anything is built from them. Problems that leave the rest readable are collected, not raised.
+anything is built from them. Problems that leave the rest readable are collected, not raised. Plain
+scalars follow YAML 1.2, with C's hexadecimal floats; PyYAML resolves by YAML 1.1, where ``1e-7``
+is text, ``010`` is eight and ``no`` is false.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import yaml
 
-from onnxopt_cli.cases.yaml.scalars import Scalar, plain_scalar
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from onnxopt_cli.errors import InvalidCase, Problem
 
 #: Deeper nesting is refused; libyaml's own recursion ends in a crash at some 10^5.
 MAX_DEPTH = 20
@@ -25,7 +28,7 @@ MAX_NODES = 200_000
 # libyaml's parser where PyYAML was built with it; it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-Path: TypeAlias = tuple[str | int, ...]
+Keys: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +52,7 @@ class Node:
     items: list[Node] | None = None
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Keys:
         """Keys and indices that lead here from the top of the file."""
         return tuple(node.key for node in self.lineage() if node.parent is not None)[::-1]
 
@@ -110,7 +113,7 @@ def abbreviated(text: str, longest: int = 80) -> str:
     return printable(text if len(text) <= longest else f"{text[:longest]}...")
 
 
-def field_text(path: Path) -> str:
+def field_text(path: Keys) -> str:
     """Return keys and indices as a message names a field: ``inputs.X[1]``."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{abbreviated(part)}" for part in path)
     return "".join(parts).removeprefix(".")
@@ -285,3 +288,89 @@ def _scalar_text(scalar: Scalar) -> str:
     if isinstance(scalar, float):
         return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}.get(repr(scalar), repr(scalar))
     return repr(scalar)
+
+
+Scalar: TypeAlias = bool | int | float | str | None
+
+_WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+}
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_BASED_INTEGER = re.compile(r"[-+]?0(?:x[0-9a-fA-F]+|o[0-7]+)")
+_DECIMAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_HEXADECIMAL = re.compile(
+    r"[-+]?0[xX](?:\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
+)
+
+# Below the largest double, so that every integer of a file can also become a float.
+_MOST_DIGITS = 300
+
+
+def plain_scalar(text: str) -> Scalar:
+    """Return the value of an unquoted scalar; text that is nothing else stands for itself.
+
+    A decimal becomes the nearest double, an integer stays exact.
+
+    Raises:
+        ValueError: if the text is a number that neither a double nor 300 digits can hold.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] not in "+-.0123456789":
+        return text
+    if _INTEGER.fullmatch(text):
+        return int(_bounded(text))
+    if _DECIMAL.fullmatch(text):
+        return _nonvanishing(text, text.lower().partition("e")[0], float(text))
+    if _BASED_INTEGER.fullmatch(text):
+        return int(_bounded(text), 0)
+    if _HEXADECIMAL.fullmatch(text):
+        digits = text.lower().partition("x")[2].partition("p")[0]
+        return _nonvanishing(text, digits, _from_hexadecimal(text))
+    return text
+
+
+def _bounded(text: str) -> str:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits, expected at most {_MOST_DIGITS}")
+    return text
+
+
+def _from_hexadecimal(text: str) -> float:
+    try:
+        return float.fromhex(text)
+    except OverflowError:
+        return float("inf")
+
+
+def _nonvanishing(text: str, digits: str, value: float) -> float:
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]}, expected a number in the range of a double, or .inf")
+    if value == 0 and digits.strip("+-0."):
+        raise ValueError(f"{text[:40]}, expected a number that a double can tell from zero")
+    return value
+
+
+#: Larger files are not read.
+MAX_BYTES = 16 * 2**20
+
+
+def yaml_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        InvalidCase: if it cannot be read, is larger than MAX_BYTES, or is not in UTF-8.
+    """
+    try:
+        return read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
+    except Malformed as error:
+        raise InvalidCase([Problem(str(path), f"the file {error}")]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what = "found bytes that are no UTF-8, expected UTF-8 text"
+        raise InvalidCase([Problem(f"{path}:{line}", what)]) from error

@@ -1,4 +1,4 @@
-"""The notations of a value in a case file: what type it has, and the promise of its data.
+"""The values of a case file: what type they have, and the promise of their data.
 
 ``[1.2, 2.8]``, ``{dtype: double, shape: [2], data: ...}``, ``{random: ...}``, ``{file: x.npy}``,
 ``{sequence: [...]}``, ``{optional: ...}``; the schema has made sure of their structure.
@@ -7,29 +7,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.cases.values.contained_path import contained_path
 from onnxopt_cli.cases.values.declared import (
     Declared,
     DeclaredOptional,
     DeclaredSequence,
     DeclaredTensor,
+    RandomTensor,
+    integer_range,
     too_large,
 )
-from onnxopt_cli.cases.values.malformed import Malformed
-from onnxopt_cli.cases.values.tensor_elements import element_array, element_kind
-from onnxopt_cli.cases.values.tensor_random import RandomTensor
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, abbreviated, number, unexpected
-from onnxopt_cli.core.values import DTYPES, Array, dtype_name, dtype_named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from onnxopt_cli.cases.values.regular_file import Malformed, contained_path
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, Scalar, abbreviated, number, unexpected
+from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name, dtype_named
 
 #: Chooses the element type of a value that does not say it, from the types that its bare values
 #: have by themselves (``int64``, ``float32``, ``bool``, ``string``); empty if there are none.
@@ -200,7 +198,7 @@ def _random(node: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
     try:
         tensor = RandomTensor(
             distribution,
-            seed=_integer((random.fields or {})["seed"]),
+            seed=_integer_at((random.fields or {})["seed"]),
             shape=shape,
             dtype=dtype,
             parameters={name: number(value) for name, value in parameters.items()},
@@ -257,9 +255,139 @@ def _leaves(node: Node) -> tuple[tuple[int, ...], list[Node]]:
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    return tuple(_integer(size) for size in node.items or ())
+    return tuple(_integer_at(size) for size in node.items or ())
 
 
-def _integer(node: Node) -> int:
+def _integer_at(node: Node) -> int:
     # To JSON Schema, 2.0 is an integer.
     return int(number(node))
+
+
+# It has no type information.
+_finfo: Any = ml_dtypes.finfo
+
+_COMPLEX = re.compile(r"[-+0-9.eEjJinfaINFA]+")
+
+
+def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
+    """Return the values of nodes as a one-dimensional array.
+
+    A decimal was read as the nearest double; it is rounded to the element type from there.
+
+    Raises:
+        FormatError: at the first value that the element type cannot hold.
+    """
+    name = dtype_name(dtype)
+    if name == STRING:
+        return np.array(_checked(nodes, lambda value: isinstance(value, str), "text"), dtype)
+    if name == "bool":
+        expected = "true or false"
+        return np.array(_checked(nodes, lambda value: isinstance(value, bool), expected), dtype)
+    if "int" in name:
+        return _integers(nodes, dtype)
+    if name.startswith("complex"):
+        return _complex_numbers(nodes, dtype)
+    return _floats(nodes, dtype)
+
+
+def element_kind(value: Scalar) -> str:
+    """Return the name of the element type that a bare value of a file has by itself."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int64"
+    return "float32" if isinstance(value, float) else STRING
+
+
+def _unfit(wide: Array, narrow: Array) -> Array:
+    """Tell which doubles an element type could not hold, given what they became in it.
+
+    Rounding is no failure; turning infinite, finite, zero or NaN is, and so is saturating.
+    """
+    info = _finfo(narrow.dtype)
+    back = narrow.astype(np.float64)
+    saturated = (back == float(info.max)) & (wide > back) & ~_has_infinity(narrow.dtype)
+    saturated |= (back == float(info.min)) & (wide < back) & ~_has_infinity(narrow.dtype)
+    lost: Array = (
+        saturated
+        | (np.isfinite(wide) != np.isfinite(back))
+        | (np.isnan(wide) != np.isnan(back))
+        | ((wide == 0) != (back == 0))
+    )
+    return lost
+
+
+def _has_infinity(dtype: np.dtype[Any]) -> bool:
+    with np.errstate(all="ignore"):
+        return bool(np.isinf(np.array(np.inf).astype(dtype).astype(np.float64)))
+
+
+def _checked(nodes: Sequence[Node], fits: Callable[[Scalar], bool], expected: str) -> list[Any]:
+    values = [node.scalar for node in nodes]
+    if not all(map(fits, values)):
+        wrong = next(node for node in nodes if not fits(node.scalar))
+        raise unexpected(wrong, expected + _hint(wrong.scalar))
+    return values
+
+
+def _hint(value: Scalar) -> str:
+    if isinstance(value, str) and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        return " (.nan, .inf and -.inf are numbers)"
+    return ""
+
+
+def _integers(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
+    low, high = integer_range(dtype)
+
+    def fits(value: Scalar) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+    values = _checked(nodes, fits, f"an integer from {low} to {high} ({dtype_name(dtype)})")
+    wide = dtype if dtype.kind in "iu" else np.dtype(np.int64)
+    return np.array(values, wide).astype(dtype)
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _floats(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
+    values = _checked(nodes, _is_number, f"a number ({dtype_name(dtype)})")
+    wide = np.array(values, np.float64)
+    with np.errstate(all="ignore"):
+        narrow = wide.astype(dtype)
+    lost = _unfit(wide, narrow)
+    if lost.any():
+        raise unexpected(nodes[int(lost.argmax())], _range(dtype))
+    return narrow
+
+
+def _range(dtype: np.dtype[Any]) -> str:
+    info = _finfo(dtype)
+    smallest, largest = float(info.smallest_subnormal), float(info.max)
+    return (
+        f"a number that {dtype_name(dtype)} can hold (magnitudes {smallest:.4g} to {largest:.4g})"
+    )
+
+
+def _complex_numbers(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
+    values = [_complex_number(node) for node in nodes]
+    wide = np.array(values, np.complex128)
+    with np.errstate(all="ignore"):
+        narrow = wide.astype(dtype)
+    lost = _unfit(wide.real, narrow.real) | _unfit(wide.imag, narrow.imag)
+    if lost.any():
+        raise unexpected(nodes[int(lost.argmax())], _range(narrow.real.dtype))
+    return narrow
+
+
+def _complex_number(node: Node) -> complex:
+    value = node.scalar
+    if isinstance(value, str) and _COMPLEX.fullmatch(value):
+        try:
+            return complex(value)
+        except ValueError:
+            pass
+    elif _is_number(value):
+        return complex(value)  # type: ignore[arg-type]
+    raise unexpected(node, 'a complex number such as "1+2j"')
