@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +18,6 @@ from onnxopt_cli.cases.yaml.schema import listed, unknown_name
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, unexpected
 from onnxopt_cli.cases.yaml.value import (
     ChooseDtype,
-    DeclareValue,
     declare_value,
     element_array,
     element_kind,
@@ -26,10 +26,19 @@ from onnxopt_cli.cases.yaml.value import (
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import DTYPES
 
+MakeAttribute: TypeAlias = Callable[[], AttributeProto]
+
+_TYPES: dict[str, tuple[int, int]] = {
+    "float32": (AttributeProto.FLOAT, AttributeProto.FLOATS),
+    "int64": (AttributeProto.INT, AttributeProto.INTS),
+    "string": (AttributeProto.STRING, AttributeProto.STRINGS),
+}
+_DTYPES = {kind: name for name, kinds in _TYPES.items() for kind in kinds}
+
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model, what it is fed and what must come back.
+class DeclaredCase:
+    """A model, what it is fed and what must come back, to be made when the case is run.
 
     Attributes:
         operators: names of the operators in the model.
@@ -77,32 +86,43 @@ class CaseFields:
         rejects = self.node.field("rejects")
         return rejects is not None and rejects.scalar is True
 
-    @property
-    def name(self) -> str:
-        """The case's name; empty if it has none."""
-        name = self.node.field("name")
-        return str(name.scalar) if name else ""
+    def text(self, name: str) -> str:
+        """Return the text of a field; empty if it is left out."""
+        found = self.node.field(name)
+        return str(found.scalar).strip() if found else ""
 
     def mapping(self, name: str) -> Mapping[str, Node]:
         """Return what stands under ``attributes``, ``inputs`` or ``outputs``; empty if left out."""
         node = self.node.field(name)
         return (node.fields if node else None) or {}
 
-    def place(self, name: str) -> Node:
-        """Return where to point for a field: at it, or at the case if it is left out."""
-        return self.node.field(name) or self.node
+    def complain(self, node: Node, what: str) -> None:
+        """Collect that something is wrong with a node."""
+        self.errors.append(FormatError(node, what))
 
-    def declare(self, node: Node, choose: ChooseDtype | None = None) -> Declared | None:
-        """Read a value; collects what is wrong with it and returns None then."""
-        if id(node) in self.broken:
-            return None
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect the error that is raised meanwhile."""
         try:
-            return self.declare_value(node, choose)
+            yield
         except FormatError as error:
             self.errors.append(error)
-            return None
 
-    def declare_value(self, node: Node, choose: ChooseDtype | None = None) -> Declared:
+    def refuse(self, names: Sequence[str], why: str) -> None:
+        """Collect the fields that the case may not have."""
+        for name in names:
+            node = self.node.field(name)
+            if node is not None:
+                self.complain(node, f"found {name}{why}")
+
+    def declare(self, node: Node, choose: ChooseDtype = natural_dtype) -> Declared | None:
+        """Read a value; collects what is wrong with it and returns None then."""
+        if id(node) not in self.broken:
+            with self.collecting():
+                return self.declare_value(node, choose)
+        return None
+
+    def declare_value(self, node: Node, choose: ChooseDtype = natural_dtype) -> Declared:
         """Read a value.
 
         Raises:
@@ -121,74 +141,39 @@ class CaseFields:
 
     def check_names(self, what: str, known: Sequence[str], required: Sequence[str]) -> None:
         """Collect the names of a mapping that are unknown, and those that are missing."""
-        given, place = self.mapping(what), self.place(what)
+        given, place = self.mapping(what), self.node.field(what) or self.node
+        one = what.removesuffix("s")
         self.errors += [
-            unknown_name(place, name, list(known), what.removesuffix("s"))
-            for name in given
-            if name not in known
+            unknown_name(place, name, list(known), one) for name in given if name not in known
         ]
         missing = listed(name for name in required if name not in given)
         if missing and (place is self.node or place.fields is not None):
-            self.errors.append(
-                FormatError(
-                    place, f"found no {what.removesuffix('s')} {missing}, expected {listed(known)}"
-                )
-            )
+            self.complain(place, f"found no {one} {missing}, expected {listed(known)}")
 
-    def refuse_outputs(self) -> None:
-        """Collect that a case to be refused has outputs, if it has."""
-        outputs = self.node.field("outputs")
-        if outputs is not None:
-            self.errors.append(
-                FormatError(outputs, "found outputs, expected none beside rejects: true")
-            )
-
-    def finish(self) -> None:
-        """Stop here if anything is wrong with the case.
+    def finish(self, inherited: Node | None = None) -> None:
+        """Stop here if anything is wrong with the case, or with what it inherits.
 
         Raises:
             Incomplete: if so.
         """
-        if self.errors or id(self.node) in self.broken:
+        if self.errors or not self.broken.isdisjoint((id(self.node), id(inherited))):
             raise Incomplete
 
 
-MakeAttribute: TypeAlias = Callable[[], AttributeProto]
-
-_DTYPES: dict[int, str] = {
-    AttributeProto.FLOAT: "float32",
-    AttributeProto.FLOATS: "float32",
-    AttributeProto.INT: "int64",
-    AttributeProto.INTS: "int64",
-    AttributeProto.STRING: "string",
-    AttributeProto.STRINGS: "string",
-}
-_LISTS: dict[int, AttributeProto.AttributeType] = {
-    AttributeProto.FLOAT: AttributeProto.FLOATS,
-    AttributeProto.INT: AttributeProto.INTS,
-    AttributeProto.STRING: AttributeProto.STRINGS,
-}
-_TYPES: dict[str, int] = {
-    "float32": AttributeProto.FLOAT,
-    "int64": AttributeProto.INT,
-    "string": AttributeProto.STRING,
-}
-
-
-def declare_attribute(node: Node, kind: int, declare: DeclareValue) -> MakeAttribute:
-    """Check an attribute and promise it.
+def declare_attribute(node: Node, kind: int, fields: CaseFields) -> MakeAttribute:
+    """Check an attribute of a case and promise it.
 
     Args:
         node: its value; its key is the attribute's name.
         kind: an ``AttributeProto.AttributeType``.
-        declare: reads a tensor.
+        fields: the case.
 
     Raises:
         FormatError: if the value is not of the type, or no value of the type can be written.
     """
     name = str(node.key)
     if kind == AttributeProto.TENSOR:
-        value = declare(node, None)
+        value = fields.declare_value(node)
         if not isinstance(value, DeclaredTensor):
             raise FormatError(node, "found no tensor, expected one")
         return lambda: helper.make_attribute(name, tensor_of(value.make()))
@@ -197,33 +182,17 @@ def declare_attribute(node: Node, kind: int, declare: DeclareValue) -> MakeAttri
         raise FormatError(
             node, f"found an attribute of type {words}, expected the case to use model: instead"
         )
-    if kind in _LISTS.values():
-        if node.items is None:
-            raise unexpected(node, "a list")
-        content = element_array(node.items, DTYPES[_DTYPES[kind]]).tolist()
-    elif node.items is not None or node.fields is not None:
+    is_list = kind == _TYPES[_DTYPES[kind]][1]
+    if is_list and node.items is None:
+        raise unexpected(node, "a list")
+    if not is_list and (node.items is not None or node.fields is not None):
         raise unexpected(node, "a single value")
-    else:
-        content = element_array([node], DTYPES[_DTYPES[kind]]).tolist()[0]
-    return lambda: helper.make_attribute(name, content, attr_type=kind)
+    items = node.items if is_list and node.items is not None else [node]
+    found = element_array(items, DTYPES[_DTYPES[kind]]).tolist()
+    return lambda: helper.make_attribute(name, found if is_list else found[0], attr_type=kind)
 
 
-def natural_kind(node: Node) -> int:
-    """Return the attribute type that a value has by itself."""
-    if node.fields is not None:
-        return AttributeProto.TENSOR
-    kinds = {element_kind(item.scalar) for item in node.items or [node]}
-    kind = _TYPES["float32" if kinds == {"float32", "int64"} else min(kinds)]
-    return kind if node.items is None else _LISTS[kind]
-
-
-_FLOATS: dict[int, int] = {
-    AttributeProto.INT: AttributeProto.FLOAT,
-    AttributeProto.INTS: AttributeProto.FLOATS,
-}
-
-
-def rejected_subject(
+def rejected_case(
     op_type: str,
     domain: str,
     version: int,
@@ -232,8 +201,8 @@ def rejected_subject(
     choice_of: Callable[[str], ChooseDtype],
     float_attributes: Collection[str],
     output_names: Sequence[str],
-) -> Subject:
-    """Read a case whose node or inputs break the operator's signature.
+) -> DeclaredCase:
+    """Read a case that a right backend must refuse: built as written, whatever the signature says.
 
     The node has the inputs in the order in which the case lists them.
 
@@ -249,7 +218,7 @@ def rejected_subject(
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
     """
-    fields.refuse_outputs()
+    fields.refuse(["outputs"], ", expected none beside rejects: true")
     inputs: dict[str, Declared] = {}
     for name, node in fields.mapping("inputs").items():
         value = fields.declare(node, choice_of(name))
@@ -257,15 +226,10 @@ def rejected_subject(
             inputs[name] = value
     attributes: list[MakeAttribute] = []
     for name, node in fields.mapping("attributes").items():
-        if id(node) in fields.broken:
-            continue
-        kind = natural_kind(node)
-        if name in float_attributes:
-            kind = _FLOATS.get(kind, kind)
-        try:
-            attributes.append(declare_attribute(node, kind, fields.declare_value))
-        except FormatError as error:
-            fields.errors.append(error)
+        if id(node) not in fields.broken:
+            with fields.collecting():
+                kind = _natural_kind(node, as_float=name in float_attributes)
+                attributes.append(declare_attribute(node, kind, fields))
     fields.finish()
     dtype = next(reversed(inputs.values())).dtype if inputs else natural_dtype(frozenset())
 
@@ -277,7 +241,17 @@ def rejected_subject(
             inputs=[value_info(name, value) for name, value in inputs.items()],
             outputs=[tensor_info(name, dtype, None) for name in output_names],
             attributes=[make() for make in attributes],
-            graph_name=fields.name,
+            graph_name=fields.text("name"),
         )
 
-    return Subject((op_type,), model, inputs, None, tuple(output_names))
+    return DeclaredCase((op_type,), model, inputs, None, tuple(output_names))
+
+
+def _natural_kind(node: Node, *, as_float: bool) -> int:
+    """Return the attribute type that a value has by itself, or where its integers are floats."""
+    if node.fields is not None:
+        return AttributeProto.TENSOR
+    kinds = {element_kind(item.scalar) for item in node.items or [node]}
+    if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
+        kinds = {"float32"}
+    return _TYPES[min(kinds)][node.items is not None]

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.values.declared import Declared, DeclaredTensor
-from onnxopt_cli.cases.yaml.case_fields import CaseFields, Subject, rejected_subject
+from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, rejected_case
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import always, element_array
 from onnxopt_cli.core.values import DTYPES, dtype_name
@@ -19,35 +19,51 @@ from onnxopt_cli.formula.call import bind
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 
 
-def formula_subject(operator: Operator, fields: CaseFields) -> Subject:
+def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     """Read a case of an operator with a formula.
 
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
     """
-    if fields.rejects:
-        return _rejected(operator, fields)
-    attributes = read_attributes(operator, fields)
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)
+    if fields.rejects:
+        return rejected_case(
+            operator.name,
+            operator.domain,
+            operator.version,
+            fields,
+            choice_of=lambda name: always(default_dtype(operator, name)),
+            float_attributes=[item.name for item in operator.attributes if not item.choices],
+            output_names=output_names,
+        )
+    attributes = read_attributes(operator, fields)
     fields.check_names("inputs", names, names)
-    given = fields.mapping("inputs")
-    inputs = [
-        tensor
-        for name in names
-        if name in given
-        and (tensor := declare_tensor(fields, name, given[name], default_dtype(operator, name)))
-    ]
-    outputs = None
+    found = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})
+    inputs = list(found.values())
+    outputs: dict[str, Declared] | None = None
     if len(inputs) == len(names):
         # A wrong attribute has been noticed already, and has no part in the check of the inputs.
         check_signature(operator, fields, inputs, attributes)
-        outputs = _outputs(operator, fields, inputs, output_names)
+        if fields.node.field("outputs") is not None:
+            fields.check_names("outputs", output_names, output_names)
+            places = dict(zip(output_names, operator.places(groups), strict=True))
+            dtypes = {name: inputs[like].dtype for name, (like, _) in places.items()}
+            returned = read_tensors(fields, "outputs", dtypes)
+            outputs = dict(returned)
+            for name, value in returned.items():
+                dtype, shape = dtypes[name], inputs[places[name][1]].shape
+                if (value.dtype, value.shape) != (dtype, shape):
+                    fields.complain(
+                        fields.mapping("outputs")[name],
+                        f"found {dtype_name(value.dtype)}{list(value.shape)}, expected "
+                        f"{dtype_name(dtype)}{list(shape)}",
+                    )
     fields.finish()
-    return Subject(
+    return DeclaredCase(
         operators=(operator.name,),
-        model=lambda: formula_model(operator, attributes, inputs, graph_name=fields.name),
-        inputs=dict(zip(names, inputs, strict=True)),
+        model=lambda: formula_model(operator, attributes, inputs, graph_name=fields.text("name")),
+        inputs=found,
         outputs=outputs,
         output_names=tuple(output_names),
     )
@@ -62,39 +78,41 @@ def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object])
 
 def default_dtype(operator: Operator, name: str) -> np.dtype[Any]:
     """Return the element type of an input whose case does not say it."""
-    for scalar in operator.scalars:
-        if scalar.name == name:
-            return DTYPES[scalar.dtypes[0]]
-    return DTYPES[operator.dtypes[0]]
+    own = {scalar.name: scalar.dtypes for scalar in operator.scalars}
+    return DTYPES[own.get(name, operator.dtypes)[0]]
 
 
-def declare_tensor(
-    fields: CaseFields, name: str, node: Node, dtype: np.dtype[Any]
-) -> DeclaredTensor | None:
-    """Read an input or output, which must be a tensor; collects what is wrong with it."""
-    value = fields.declare(node, always(dtype))
-    if value is not None and not isinstance(value, DeclaredTensor):
-        fields.errors.append(FormatError(node, f"found no tensor, expected one for {name}"))
-        return None
-    return value
+def read_tensors(
+    fields: CaseFields, what: str, dtypes: Mapping[str, np.dtype[Any]]
+) -> dict[str, DeclaredTensor]:
+    """Read inputs or outputs, which must be tensors; collects what is wrong with them.
+
+    Args:
+        fields: the case.
+        what: ``inputs`` or ``outputs``.
+        dtypes: by the names that may stand there, the element type of one that does not say it.
+    """
+    given = fields.mapping(what)
+    values: dict[str, DeclaredTensor] = {}
+    for name in dtypes:
+        value = fields.declare(given[name], always(dtypes[name])) if name in given else None
+        if isinstance(value, DeclaredTensor):
+            values[name] = value
+        elif value is not None:
+            fields.complain(given[name], f"found no tensor, expected one for {name}")
+    return values
 
 
 def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
     """Read the attributes that the node has; collects what is wrong with them."""
     known = {attribute.name: attribute for attribute in operator.attributes}
-    fields.check_names(
-        "attributes",
-        list(known),
-        [attribute.name for attribute in operator.attributes if attribute.required],
-    )
+    required = [attribute.name for attribute in operator.attributes if attribute.required]
+    fields.check_names("attributes", list(known), required)
     attributes: dict[str, AttributeValue] = {}
     for name, node in fields.mapping("attributes").items():
-        if name not in known or id(node) in fields.broken:
-            continue
-        try:
-            attributes[name] = _attribute(operator, known[name], node)
-        except FormatError as error:
-            fields.errors.append(error)
+        if name in known and id(node) not in fields.broken:
+            with fields.collecting():
+                attributes[name] = _attribute(operator, known[name], node)
     return attributes
 
 
@@ -115,56 +133,14 @@ def _attribute(operator: Operator, attribute: Attribute, node: Node) -> Attribut
 def check_signature(
     operator: Operator,
     fields: CaseFields,
-    inputs: list[DeclaredTensor],
+    inputs: Sequence[DeclaredTensor],
     attributes: Attributes,
 ) -> None:
     """Let the operator's own check judge the inputs; point at the one that it names."""
     try:
         bind(operator, inputs, attributes)
     except NodeError as error:
-        subject = error.message.removeprefix(f"{operator.name}: ").partition(" ")[0]
+        name = error.message.removeprefix(f"{operator.name}: ").partition(" ")[0]
         nodes = {**fields.mapping("inputs"), **fields.mapping("attributes")}
-        node = nodes.get(subject, fields.place("inputs"))
-        fields.errors.append(FormatError(node, error.message))
-
-
-def _outputs(
-    operator: Operator, fields: CaseFields, inputs: list[DeclaredTensor], names: list[str]
-) -> dict[str, Declared] | None:
-    """Read the expected outputs, which must have the types and shapes that the formula yields."""
-    if fields.node.field("outputs") is None:
-        return None
-    fields.check_names("outputs", names, names)
-    groups = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
-    outputs: dict[str, Declared] = {}
-    for name, (like, base) in zip(names, operator.places(groups), strict=True):
-        node = fields.mapping("outputs").get(name)
-        if node is None:
-            continue
-        dtype, shape = inputs[like].dtype, inputs[base].shape
-        value = declare_tensor(fields, name, node, dtype)
-        if value is None:
-            continue
-        outputs[name] = value
-        if (value.dtype, value.shape) != (dtype, shape):
-            fields.errors.append(
-                FormatError(
-                    node,
-                    f"found {dtype_name(value.dtype)}{list(value.shape)}, expected "
-                    f"{dtype_name(dtype)}{list(shape)}",
-                )
-            )
-    return outputs
-
-
-def _rejected(operator: Operator, fields: CaseFields) -> Subject:
-    groups = group_count(operator, fields.mapping("inputs"))
-    return rejected_subject(
-        operator.name,
-        operator.domain,
-        operator.version,
-        fields,
-        choice_of=lambda name: always(default_dtype(operator, name)),
-        float_attributes=[item.name for item in operator.attributes if not item.choices],
-        output_names=operator.output_names(groups),
-    )
+        node = nodes.get(name, fields.node.field("inputs") or fields.node)
+        fields.complain(node, error.message)

@@ -20,20 +20,22 @@ from onnxopt_cli.cases.values.declared import (
 )
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
+    DeclaredCase,
     MakeAttribute,
-    Subject,
     declare_attribute,
-    rejected_subject,
+    rejected_case,
 )
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node
 from onnxopt_cli.cases.yaml.value import has_dtype, natural_dtype, untyped_kinds
 from onnxopt_cli.core.values import DTYPES, dtype_name, dtype_named
 
 #: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
-Arranged: TypeAlias = tuple[OpSchema.FormalParameter, str]
+Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
+
+_TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
 
 
-def schema_subject(schema: OpSchema, version: int, fields: CaseFields) -> Subject:
+def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredCase:
     """Read a case of an operator that onnx defines.
 
     Args:
@@ -44,14 +46,34 @@ def schema_subject(schema: OpSchema, version: int, fields: CaseFields) -> Subjec
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
     """
+    # onnx's enumeration of its own, whose numbers are those of AttributeProto.
+    kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
     if fields.rejects:
-        return _rejected(schema, version, fields)
-    attributes = _attributes(schema, fields)
-    input_names = arranged("inputs", schema.inputs, fields)
-    output_names = arranged("outputs", schema.outputs, fields)
-    types = TypeVariables(fields)
-    inputs = _values("inputs", input_names, fields, types)
-    outputs = _values("outputs", output_names, fields, types)
+        single = OpSchema.FormalParameterOption.Single
+        required = [formal.name for formal in schema.outputs if formal.option == single]
+        return rejected_case(
+            schema.name,
+            schema.domain,
+            version,
+            fields,
+            choice_of=lambda _name: natural_dtype,
+            float_attributes=[
+                name for name, kind in kinds.items() if kind == onnx.AttributeProto.FLOAT
+            ],
+            output_names=required or [schema.outputs[0].name],
+        )
+    required = [name for name, attribute in schema.attributes.items() if attribute.required]
+    fields.check_names("attributes", sorted(kinds), required)
+    attributes: list[MakeAttribute] = []
+    for name, node in fields.mapping("attributes").items():
+        if name in kinds and id(node) not in fields.broken:
+            with fields.collecting():
+                attributes.append(declare_attribute(node, kinds[name], fields))
+    given = _arranged("inputs", schema.inputs, fields)
+    returned = _arranged("outputs", schema.outputs, fields)
+    bound: dict[str, np.dtype[Any]] = {}
+    inputs = _values("inputs", given, fields, bound)
+    outputs = _values("outputs", returned, fields, bound)
     fields.finish()
 
     def model() -> onnx.ModelProto:
@@ -59,29 +81,26 @@ def schema_subject(schema: OpSchema, version: int, fields: CaseFields) -> Subjec
             schema.name,
             domain=schema.domain,
             version=version,
-            inputs=[value_info(name, inputs[name]) if name else None for _, name in input_names],
-            outputs=[value_info(name, outputs[name]) if name else None for _, name in output_names],
+            inputs=[value_info(name, inputs[name]) if name else None for _, name in given],
+            outputs=[value_info(name, outputs[name]) if name else None for _, name in returned],
             attributes=[make() for make in attributes],
-            graph_name=fields.name,
+            graph_name=fields.text("name"),
         )
 
-    _check_model(model(), fields)
-    return Subject((schema.name,), model, inputs, outputs, tuple(outputs))
-
-
-def _check_model(model: onnx.ModelProto, fields: CaseFields) -> None:
-    """Let onnx's own inference judge types and shapes of the outputs."""
     try:
-        onnx.checker.check_model(model, full_check=True)
+        # Types and shapes of the outputs are judged by onnx's own inference.
+        onnx.checker.check_model(model(), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = " ".join(str(error).split())
-        fields.errors.append(FormatError(fields.place("outputs"), f"onnx refuses them: {reason}"))
+        place = fields.node.field("outputs") or fields.node
+        fields.complain(place, f"onnx refuses them: {reason}")
     fields.finish()
+    return DeclaredCase((schema.name,), model, inputs, outputs, tuple(outputs))
 
 
-def arranged(
+def _arranged(
     what: str, formals: Sequence[OpSchema.FormalParameter], fields: CaseFields
-) -> list[Arranged]:
+) -> list[Place]:
     """Sort the names of ``inputs`` or ``outputs`` into the schema's order.
 
     Unknown and missing names are collected.
@@ -92,36 +111,23 @@ def arranged(
     given = fields.mapping(what)
     known: list[str] = []
     required: list[str] = []
-    names: list[Arranged] = []
+    places: list[Place] = []
     for formal in formals:
         if formal.option == OpSchema.FormalParameterOption.Variadic:
             found = _variadic(formal.name, given)
             least = [*found, *([formal.name] if len(found) < formal.min_arity else [])]
             known += least or [formal.name]
             required += least
-            names += [(formal, name) for name in found]
+            places += [(formal, name) for name in found]
             continue
         known.append(formal.name)
         if formal.option == OpSchema.FormalParameterOption.Single:
             required.append(formal.name)
-        names.append((formal, formal.name if formal.name in given else ""))
+        places.append((formal, formal.name if formal.name in given else ""))
     fields.check_names(what, known, required)
-    while names and not names[-1][1]:
-        names.pop()
-    return names
-
-
-def _values(
-    what: str, names: list[Arranged], fields: CaseFields, types: TypeVariables
-) -> dict[str, Declared]:
-    nodes = fields.mapping(what)
-    given = [(formal, nodes[name]) for formal, name in names if name in nodes]
-    values = types.declare(given)
-    return {
-        str(node.key): value
-        for (_, node), value in zip(given, values, strict=True)
-        if value is not None
-    }
+    while places and not places[-1][1]:
+        places.pop()
+    return places
 
 
 def _variadic(name: str, given: Mapping[str, Node]) -> list[str]:
@@ -139,122 +145,63 @@ def _variadic(name: str, given: Mapping[str, Node]) -> list[str]:
     return [f"{stem}{bar}{number}" for number in range(first, first + count)]
 
 
-def _attributes(schema: OpSchema, fields: CaseFields) -> list[MakeAttribute]:
-    known = schema.attributes
-    required = [name for name, attribute in known.items() if attribute.required]
-    fields.check_names("attributes", sorted(known), required)
-    attributes = []
-    for name, node in fields.mapping("attributes").items():
-        if name not in known or id(node) in fields.broken:
-            continue
-        try:
-            kind = _attribute_kind(known[name])
-            attributes.append(declare_attribute(node, kind, fields.declare_value))
-        except FormatError as error:
-            fields.errors.append(error)
-    return attributes
+def _values(
+    what: str, places: list[Place], fields: CaseFields, bound: dict[str, np.dtype[Any]]
+) -> dict[str, Declared]:
+    """Read inputs or outputs, without those with something wrong, which is collected.
 
+    Those that say their element type bind the type variable of the schema for those that do not; of
+    the others, one float makes all of a variable float32.
 
-def _attribute_kind(attribute: OpSchema.Attribute) -> int:
-    # onnx's enumeration of its own, whose numbers are those of AttributeProto.
-    kind: Any = attribute.type
-    return int(kind.value)
-
-
-def _rejected(schema: OpSchema, version: int, fields: CaseFields) -> Subject:
-    single = OpSchema.FormalParameterOption.Single
-    required = [formal.name for formal in schema.outputs if formal.option == single]
-    return rejected_subject(
-        schema.name,
-        schema.domain,
-        version,
-        fields,
-        choice_of=lambda _name: natural_dtype,
-        float_attributes=[
-            name
-            for name, attribute in schema.attributes.items()
-            if _attribute_kind(attribute) == onnx.AttributeProto.FLOAT
-        ],
-        output_names=required or [schema.outputs[0].name],
-    )
-
-
-_TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
-
-#: A formal parameter, and the value that the case gives for it.
-Given = tuple[OpSchema.FormalParameter, Node]
-
-
-class TypeVariables:
-    """The type variables of one operator's schema, bound as its values are read."""
-
-    def __init__(self, fields: CaseFields) -> None:
-        self._fields = fields
-        self._bound: dict[str, np.dtype[Any]] = {}
-
-    def declare(self, given: Sequence[Given]) -> list[Declared | None]:
-        """Read values, None for those with something wrong, which is collected.
-
-        Those that say their element type bind the variable for those that do not; of the others,
-        one float makes all of a variable float32.
-        """
-        values: dict[int, Declared | None] = {}
-        for index, (formal, node) in enumerate(given):
-            if has_dtype(node):
-                values[index] = self._value(formal, node, frozenset())
-        for index, (formal, node) in enumerate(given):
-            if index not in values:
-                alike = [other for form, other in given if _variable(form) == _variable(formal)]
-                same = [node] if _variable(formal) is None else alike
-                kinds = frozenset().union(*map(untyped_kinds, same))
-                values[index] = self._value(formal, node, kinds)
-        return [values[index] for index in range(len(given))]
-
-    def _value(
-        self, formal: OpSchema.FormalParameter, node: Node, kinds: frozenset[str]
-    ) -> Declared | None:
-        value = self._fields.declare(node, lambda own: self._choose(formal, node, kinds or own))
+    Args:
+        what: ``inputs`` or ``outputs``.
+        places: of the node.
+        fields: the case.
+        bound: the element types of variables, to which others are added.
+    """
+    nodes = fields.mapping(what)
+    given = [(formal, nodes[name]) for formal, name in places if name in nodes]
+    values: dict[str, Declared] = {}
+    for formal, node in sorted(given, key=lambda it: not has_dtype(it[1])):
+        variable = _variable(formal)
+        alike = [it for form, it in given if variable and _variable(form) == variable] or [node]
+        kinds: frozenset[str] = frozenset()
+        if not has_dtype(node):
+            kinds = kinds.union(*map(untyped_kinds, alike))
+        value = fields.declare(node, lambda own: _choose(formal, node, kinds or own, bound))  # noqa: B023
         if value is None:
-            return None
-        variable = _variable(formal)
-        found = _structure(value), dtype_name(value.dtype)
-        allowed = _parsed(formal.types)
+            continue
+        found, allowed = (_structure(value), dtype_name(value.dtype)), _parsed(formal.types)
         if found not in allowed:
-            self._complain(node, found, allowed)
-            return None
-        if variable is not None:
-            bound = self._bound.setdefault(variable, value.dtype)
-            if bound != value.dtype:
-                text = f"{dtype_name(bound)} as the other {variable} of {formal.name}"
-                self._fields.errors.append(
-                    FormatError(node, f"found {dtype_name(value.dtype)}, expected {text}")
-                )
-        return value
+            texts = ", ".join(sorted(structure.format(name) for structure, name in allowed))
+            fields.complain(node, f"found {found[0].format(found[1])}, expected one of {texts}")
+            continue
+        values[str(node.key)] = value
+        if variable is not None and bound.setdefault(variable, value.dtype) != value.dtype:
+            text = f"{dtype_name(bound[variable])} as the other {variable} of {formal.name}"
+            fields.complain(node, f"found {found[1]}, expected {text}")
+    return {name: values[name] for _, name in places if name in values}
 
-    def _complain(
-        self, node: Node, found: tuple[str, str], allowed: Iterable[tuple[str, str]]
-    ) -> None:
-        texts = sorted(structure.format(name) for structure, name in allowed)
-        structure, name = found
-        self._fields.errors.append(
-            FormatError(node, f"found {structure.format(name)}, expected one of {', '.join(texts)}")
-        )
 
-    def _choose(
-        self, formal: OpSchema.FormalParameter, node: Node, kinds: frozenset[str]
-    ) -> np.dtype[Any]:
-        variable = _variable(formal)
-        if variable in self._bound:
-            return self._bound[variable]
-        allowed = {name for _, name in _parsed(formal.types)}
-        if len(allowed) == 1:
-            return DTYPES[next(iter(allowed))]
-        natural = dtype_name(natural_dtype(kinds))
-        if natural in allowed:
-            return DTYPES[natural]
-        if natural == "int64" and "float32" in allowed:
-            return DTYPES["float32"]
-        raise FormatError(node, f"found no dtype, expected one of {', '.join(sorted(allowed))}")
+def _choose(
+    formal: OpSchema.FormalParameter,
+    node: Node,
+    kinds: frozenset[str],
+    bound: Mapping[str, np.dtype[Any]],
+) -> np.dtype[Any]:
+    """Return the element type of a value that does not say it."""
+    variable = _variable(formal)
+    if variable is not None and variable in bound:
+        return bound[variable]
+    allowed = {name for _, name in _parsed(formal.types)}
+    if len(allowed) == 1:
+        return DTYPES[next(iter(allowed))]
+    natural = dtype_name(natural_dtype(kinds))
+    if natural in allowed:
+        return DTYPES[natural]
+    if natural == "int64" and "float32" in allowed:
+        return DTYPES["float32"]
+    raise FormatError(node, f"found no dtype, expected one of {', '.join(sorted(allowed))}")
 
 
 def _variable(formal: OpSchema.FormalParameter) -> str | None:

@@ -20,6 +20,8 @@ from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem
 
+#: Larger files are not read.
+MAX_BYTES = 16 * 2**20
 #: Deeper nesting is refused; libyaml's own recursion ends in a crash at some 10^5.
 MAX_DEPTH = 20
 #: More values are refused: reading them would take seconds. Large tensors belong into files.
@@ -29,6 +31,24 @@ MAX_NODES = 200_000
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Keys: TypeAlias = tuple[str | int, ...]
+Scalar: TypeAlias = bool | int | float | str | None
+
+_WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+}
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_BASED_INTEGER = re.compile(r"[-+]?0(?:x[0-9a-fA-F]+|o[0-7]+)")
+_DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_HEXADECIMAL = re.compile(
+    r"[-+]?0[xX](\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
+)
+# Below the largest double, so that every integer of a file can also become a float.
+_MOST_DIGITS = 300
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +93,12 @@ class Node:
             return f"a mapping with {', '.join(self.fields)}" if self.fields else "an empty mapping"
         if self.items is not None:
             return f"a list of {len(self.items)}" if self.items else "an empty list"
-        return _scalar_text(self.scalar)
+        if self.scalar is None:
+            return "nothing"
+        if isinstance(self.scalar, str):
+            return f'"{self.scalar}"'
+        words = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf", "True": "true", "False": "false"}
+        return words.get(repr(self.scalar), repr(self.scalar))
 
 
 class FormatError(Exception):
@@ -119,6 +144,22 @@ def field_text(path: Keys) -> str:
     return "".join(parts).removeprefix(".")
 
 
+def yaml_text(path: Path) -> str:
+    """Return the text of a file, which may be any file.
+
+    Raises:
+        InvalidCase: if it cannot be read, is larger than MAX_BYTES, or is not in UTF-8.
+    """
+    try:
+        return read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
+    except Malformed as error:
+        raise InvalidCase([Problem(str(path), f"the file {error}")]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what = "found bytes that are no UTF-8, expected UTF-8 text"
+        raise InvalidCase([Problem(f"{path}:{line}", what)]) from error
+
+
 def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
     """Parse a file of one YAML document.
 
@@ -126,49 +167,40 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
         The document, None if it could not be read to its end; and everything that is refused:
         syntax errors, anchors, aliases, tags, repeated keys, numbers out of range, too much depth.
     """
-    tree = _Tree()
+    errors: list[FormatError] = []
     loader = None
     try:
         loader = _Loader(text)
-        root = tree.document(loader)
+        return _Builder(iter(loader.get_event, None), errors).document(), errors
     except FormatError as error:
-        return None, [*tree.errors, error]
+        return None, [*errors, error]
     except yaml.YAMLError as error:
-        return None, [*tree.errors, _syntax_error(error, text)]
+        return None, [*errors, _syntax_error(error, text)]
     finally:
         if loader is not None:
             loader.dispose()
-    return root, tree.errors
 
 
-class _Tree:
-    """Builds nodes from events."""
+class _Builder:
+    """Builds nodes from the events of the parser; collects what need not stop it."""
 
-    def __init__(self) -> None:
-        self.errors: list[FormatError] = []
+    def __init__(self, events: Iterator[Any], errors: list[FormatError]) -> None:
+        self.events = events
+        self.errors = errors
         self.count = 0
 
-    def document(self, loader: Any) -> Node:
-        events = self._events(loader)
-        root = Node(line=1)
-        for event in events:
+    def document(self) -> Node:
+        root = None
+        for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
-                root = self._node(next(events), events, Node(line=1), 0)
-                next(events)
-                break
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                raise FormatError(
-                    Node(_line(event)), "found a second YAML document, expected one a file"
-                )
-        return root
+                if root is not None:
+                    raise FormatError(
+                        Node(_line(event)), "found a second YAML document, expected one a file"
+                    )
+                root = self.node(next(self.events), Node(line=1), 0)
+        return root or Node(line=1)
 
-    @staticmethod
-    def _events(loader: Any) -> Iterator[Any]:
-        while loader.check_event():
-            yield loader.get_event()
-
-    def _node(self, event: Any, events: Iterator[Any], node: Node, depth: int) -> Node:
+    def node(self, event: Any, node: Node, depth: int) -> Node:
         """Fill a node from an event and, for a collection, those that follow it."""
         self.count += 1
         if self.count > MAX_NODES:
@@ -177,80 +209,78 @@ class _Tree:
                 f"found over {MAX_NODES} values, expected large tensors as {{random: ...}} or "
                 "{file: ...}",
             )
-        self._refuse_indirection(event, node)
+        alias = isinstance(event, yaml.AliasEvent)
+        if alias or event.anchor is not None or event.tag is not None:
+            named = f"the anchor &{event.anchor}" if event.anchor else f"the tag {event.tag}"
+            found = abbreviated(f"the alias *{event.anchor}" if alias else named)
+            what = f"found {found}, expected plain values (anchors, aliases and tags "
+            error = FormatError(node, f"{what}are not allowed)", line=_line(event))
+            self.errors.append(error)
         if isinstance(event, yaml.ScalarEvent):
             node.scalar = event.value
             if event.implicit[0] and event.tag is None:
-                self._resolve(node, event.value)
-        elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
-            if depth == MAX_DEPTH:
-                raise FormatError(
-                    Node(_line(event)), f"found nesting deeper than {MAX_DEPTH}, expected less"
-                )
-            if isinstance(event, yaml.SequenceStartEvent):
-                self._sequence(events, node, depth + 1)
-            else:
-                self._mapping(events, node, depth + 1)
+                try:
+                    node.scalar = plain_scalar(event.value)
+                except ValueError as error:
+                    self.errors.append(FormatError(node, f"found {error}"))
+        elif not alias and depth == MAX_DEPTH:
+            what = f"found nesting deeper than {MAX_DEPTH}, expected less"
+            raise FormatError(Node(_line(event)), what)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node.items = []
+            while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+                item = Node(_line(event), node, len(node.items))
+                node.items.append(self.node(event, item, depth + 1))
+        elif isinstance(event, yaml.MappingStartEvent):
+            self.mapping(node, depth + 1)
         return node
 
-    def _sequence(self, events: Iterator[Any], node: Node, depth: int) -> None:
-        items = node.items = []
-        for event in events:
-            if isinstance(event, yaml.SequenceEndEvent):
-                return
-            item = Node(_line(event), node, len(items))
-            items.append(self._node(event, events, item, depth))
-
-    def _mapping(self, events: Iterator[Any], node: Node, depth: int) -> None:
+    def mapping(self, node: Node, depth: int) -> None:
+        """Read the keys and values of a mapping."""
         fields = node.fields = {}
-        for event in events:
-            if isinstance(event, yaml.MappingEndEvent):
-                return
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             line = _line(event)
-            key = self._key(event, events, Node(line, node, "(key)"), depth)
-            value = Node(line, node, key)
-            self._node(next(events), events, value, depth)
-            if key in fields:
-                self.errors.append(
-                    FormatError(
-                        value,
-                        f"found this key again, expected it once (line {fields[key].line})",
-                    )
-                )
-            else:
-                fields[key] = value
+            name = self.node(event, Node(line, node, "(key)"), depth)
+            if not isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent)):
+                what = f"found {name} as a key, expected a name"
+                self.errors.append(FormatError(name, what))
+            key = event.value if isinstance(event, yaml.ScalarEvent) else "(key)"
+            value = self.node(next(self.events), Node(line, node, key), depth)
+            first = fields.setdefault(key, value)
+            if first is not value:
+                what = f"found this key again, expected it once (line {first.line})"
+                self.errors.append(FormatError(value, what))
 
-    def _key(self, event: Any, events: Iterator[Any], node: Node, depth: int) -> str:
-        self._node(event, events, node, depth)
-        if isinstance(event, yaml.ScalarEvent):
-            return event.value
-        if not isinstance(event, yaml.AliasEvent):
-            self.errors.append(FormatError(node, f"found {node} as a key, expected a name"))
-        return "(key)"
 
-    def _refuse_indirection(self, event: Any, node: Node) -> None:
-        if isinstance(event, yaml.AliasEvent):
-            found = f"the alias *{event.anchor}"
-        elif event.anchor is not None:
-            found = f"the anchor &{event.anchor}"
-        elif event.tag is not None:
-            found = f"the tag {event.tag}"
-        else:
-            return
-        self.errors.append(
-            FormatError(
-                node,
-                f"found {abbreviated(found)}, expected plain values (anchors, aliases and tags "
-                "are not allowed)",
-                line=_line(event),
-            )
-        )
+def plain_scalar(text: str) -> Scalar:
+    """Return the value of an unquoted scalar; text that is nothing else stands for itself.
 
-    def _resolve(self, node: Node, text: str) -> None:
-        try:
-            node.scalar = plain_scalar(text)
-        except ValueError as error:
-            self.errors.append(FormatError(node, f"found {error}"))
+    A decimal becomes the nearest double, an integer stays exact.
+
+    Raises:
+        ValueError: if the text is a number that neither a double nor 300 digits can hold.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] not in "+-.0123456789":
+        return text
+    based = _BASED_INTEGER.fullmatch(text)
+    if based or _INTEGER.fullmatch(text):
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"an integer of {len(text)} digits, expected at most {_MOST_DIGITS}")
+        return int(text, 0 if based else 10)
+    match = _DECIMAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text)
+    if match is None:
+        return text
+    try:
+        value = float(text) if match.re is _DECIMAL else float.fromhex(text)
+    except OverflowError:
+        value = float("inf")
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]}, expected a number in the range of a double, or .inf")
+    if value == 0 and match[1].strip("0."):
+        raise ValueError(f"{text[:40]}, expected a number that a double can tell from zero")
+    return value
 
 
 def _line(event: Any) -> int:
@@ -276,101 +306,3 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
     if content.lstrip(" ").startswith("\t"):
         return FormatError(Node(line), "found a line indented with a tab, expected spaces")
     return FormatError(Node(line), f"found no valid YAML: {printable(words)}")
-
-
-def _scalar_text(scalar: Scalar) -> str:
-    if scalar is None:
-        return "nothing"
-    if isinstance(scalar, bool):
-        return "true" if scalar else "false"
-    if isinstance(scalar, str):
-        return f'"{scalar}"'
-    if isinstance(scalar, float):
-        return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}.get(repr(scalar), repr(scalar))
-    return repr(scalar)
-
-
-Scalar: TypeAlias = bool | int | float | str | None
-
-_WORDS: dict[str, Scalar] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
-    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
-    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
-}
-_INTEGER = re.compile(r"[-+]?[0-9]+")
-_BASED_INTEGER = re.compile(r"[-+]?0(?:x[0-9a-fA-F]+|o[0-7]+)")
-_DECIMAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_HEXADECIMAL = re.compile(
-    r"[-+]?0[xX](?:\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
-)
-
-# Below the largest double, so that every integer of a file can also become a float.
-_MOST_DIGITS = 300
-
-
-def plain_scalar(text: str) -> Scalar:
-    """Return the value of an unquoted scalar; text that is nothing else stands for itself.
-
-    A decimal becomes the nearest double, an integer stays exact.
-
-    Raises:
-        ValueError: if the text is a number that neither a double nor 300 digits can hold.
-    """
-    if text in _WORDS:
-        return _WORDS[text]
-    if text[0] not in "+-.0123456789":
-        return text
-    if _INTEGER.fullmatch(text):
-        return int(_bounded(text))
-    if _DECIMAL.fullmatch(text):
-        return _nonvanishing(text, text.lower().partition("e")[0], float(text))
-    if _BASED_INTEGER.fullmatch(text):
-        return int(_bounded(text), 0)
-    if _HEXADECIMAL.fullmatch(text):
-        digits = text.lower().partition("x")[2].partition("p")[0]
-        return _nonvanishing(text, digits, _from_hexadecimal(text))
-    return text
-
-
-def _bounded(text: str) -> str:
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"an integer of {len(text)} digits, expected at most {_MOST_DIGITS}")
-    return text
-
-
-def _from_hexadecimal(text: str) -> float:
-    try:
-        return float.fromhex(text)
-    except OverflowError:
-        return float("inf")
-
-
-def _nonvanishing(text: str, digits: str, value: float) -> float:
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:40]}, expected a number in the range of a double, or .inf")
-    if value == 0 and digits.strip("+-0."):
-        raise ValueError(f"{text[:40]}, expected a number that a double can tell from zero")
-    return value
-
-
-#: Larger files are not read.
-MAX_BYTES = 16 * 2**20
-
-
-def yaml_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        InvalidCase: if it cannot be read, is larger than MAX_BYTES, or is not in UTF-8.
-    """
-    try:
-        return read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
-    except Malformed as error:
-        raise InvalidCase([Problem(str(path), f"the file {error}")]) from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        what = "found bytes that are no UTF-8, expected UTF-8 text"
-        raise InvalidCase([Problem(f"{path}:{line}", what)]) from error
