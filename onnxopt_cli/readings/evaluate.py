@@ -13,16 +13,23 @@ from onnxopt_cli.formula.call import Call
 WIDE = np.dtype(np.longdouble)
 
 
-def evaluate(call: Call[Array]) -> list[Array]:
+def evaluate(
+    call: Call[Array], dtype: np.dtype[Any] = WIDE, attributes: np.dtype[Any] | None = None
+) -> list[Array]:
     """Return the node's outputs, each in its own dtype and the shape of its group's first tensor.
 
     R's, T's and the tensors' values and the float32 attributes enter exactly; every operation is
-    carried out in :data:`WIDE`; only the result is rounded.
+    carried out in :data:`WIDE`; only the result is rounded. What is computed in another dtype, or
+    has its attributes in another one, is one more implementation, and no reference.
     """
     with np.errstate(all="ignore"):
         return [
             rounded(result, like.dtype, np.shape(first))
-            for result, like, first in call.apply(one_element, widen, WIDE.type)
+            for result, like, first in call.apply(
+                lambda scalar: scalar.reshape(()).astype(dtype),
+                lambda tensor: tensor.astype(dtype),
+                (attributes or dtype).type,
+            )
         ]
 
 

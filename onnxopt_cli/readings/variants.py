@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,7 +29,7 @@ from onnxopt_cli.readings.bound.arithmetic import (
     root_by_reciprocal,
 )
 from onnxopt_cli.readings.domain import is_elementwise
-from onnxopt_cli.readings.evaluate import evaluate, rounded
+from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.foreign_arithmetic import computed_by_onnxruntime, computed_by_torch
 from onnxopt_cli.readings.implementation import Compute, Implementation
 
@@ -69,20 +69,6 @@ def _variants(operator: Operator) -> Iterator[Implementation]:
                 change=form.written_where_accurate,
                 compute=compute,
             )
-
-
-def _all_in(dtype: type[np.floating[Any]]) -> Compute:
-    """Return what computes a node in a type that is as wide as any of its own."""
-
-    def compute(call: Call[Array]) -> list[Array]:
-        results = call.apply(
-            lambda scalar: scalar.reshape(()).astype(dtype),
-            lambda tensor: tensor.astype(dtype),
-            dtype,
-        )
-        return [rounded(result, like.dtype, first.shape) for result, like, first in results]
-
-    return compute
 
 
 def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Compute) -> Compute:
@@ -167,7 +153,10 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
         "Rounds R to the type of X before anything is computed.",
         _with_scalars_in(_type_of_first, _OWN_TYPES),
     ),
-    "in double": ("Rounds to the outputs' types at the end.", _all_in(np.float64)),
+    "in double": (
+        "Rounds to the outputs' types at the end.",
+        partial(evaluate, dtype=np.dtype(np.float64)),
+    ),
     "in the widest type": ("Rounds to the outputs' types at the end.", evaluate),
     "in blocks": ("Computes a thousand elements at a time.", _BLOCKS),
     "reciprocals": (

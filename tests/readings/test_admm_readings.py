@@ -14,7 +14,7 @@ from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.foreign_arithmetic import computed_by_onnxruntime
-from onnxopt_cli.readings.mistakes.wrong_node import regrouped
+from onnxopt_cli.readings.mistakes.generated import regrouped
 from onnxopt_cli.readings.variants import variants
 
 unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)

@@ -10,19 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from itertools import chain
 
 from onnxopt_cli.formula.deviation import Deviation
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.equivalence import equivalent
+from onnxopt_cli.readings.mistakes.generated import generated
 from onnxopt_cli.readings.mistakes.probes import probes
-from onnxopt_cli.readings.mistakes.wrong_arguments import wrong_arguments
-from onnxopt_cli.readings.mistakes.wrong_node import wrong_node
-from onnxopt_cli.readings.mistakes.wrong_precision import wrong_precision
-from onnxopt_cli.readings.mistakes.wrong_promotion import wrong_promotion
-from onnxopt_cli.readings.mistakes.wrong_reduction import wrong_reduction
 
 
 @cache
@@ -54,18 +49,9 @@ def all_deviations(operator: Operator) -> tuple[Implementation, ...]:
         ValueError: if a deviation of the operator's file changes nothing that is there.
     """
     named = {deviation.name: deviation for deviation in operator.deviations}
-    generated = {
-        implementation.name: implementation
-        for implementation in chain(
-            wrong_arguments(operator),
-            wrong_node(operator),
-            wrong_precision(operator),
-            wrong_promotion(),
-            wrong_reduction(operator),
-        )
-    }
-    own = [_implementation(operator, item, generated.get(item.name)) for item in named.values()]
-    return (*own, *(it for name, it in generated.items() if name not in named))
+    others = {implementation.name: implementation for implementation in generated(operator)}
+    own = [_implementation(operator, item, others.get(item.name)) for item in named.values()]
+    return (*own, *(it for name, it in others.items() if name not in named))
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
