@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 import onnx
 from onnx import helper
 
-from onnxopt_cli.backends.outputs import normalise_outputs
-from onnxopt_cli.backends.protocol import Backend, Prepared
+from onnxopt_cli.backends.protocol import Backend, Prepared, normalise_outputs
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import NodeError, NotApplicable, Unsupported
 from onnxopt_cli.formula.nodes import nodes_within

@@ -1,13 +1,23 @@
-"""What the runner asks of a backend."""
+"""What the runner asks of a backend, and what that returns, as values of ONNX.
+
+Nothing is converted that the backend has given a type: only Python's own numbers, which have none,
+take the declared one where it holds them exactly (or rounds them, for a float).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from reprlib import repr as shortened
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import onnx
+from onnx import TypeProto, ValueInfoProto, helper
 
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.distance import NumberKind, kind_of
+from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.values import Array, Value, is_string
+from onnxopt_cli.errors import UnusableOutput
 
 
 class Prepared(Protocol):
@@ -56,3 +66,125 @@ class Closable(Protocol):
             BackendDied: if it does not end as it should.
             BackendHangs: if it does not end at all.
         """
+
+
+_PYTHON = (bool, int, float, complex, str, bytes)
+_TEXT = (str, bytes, np.str_, np.bytes_)
+# Numbers of a kind are numbers of the kinds after it.
+_WIDTH = {NumberKind.BOOLEAN: 0, NumberKind.INTEGER: 1, NumberKind.FLOAT: 2, NumberKind.COMPLEX: 3}
+
+
+def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> list[Value]:
+    """Return a backend's outputs in the graph's order.
+
+    Too few or too many of them, other shapes, element types and structures than declared are kept:
+    the comparison reports them.
+
+    Args:
+        returned: a list or tuple of outputs, or a dict by name. A tensor is whatever NumPy takes
+            for an array, nested lists and scalars included; a sequence a list or tuple; an empty
+            optional None; a map a dict.
+        declared: the graph's outputs.
+
+    Raises:
+        UnusableOutput: if something in it is neither.
+    """
+    types = [output.type for output in declared]
+    names = [output.name for output in declared]
+    if isinstance(returned, dict):
+        # A name that is missing leaves None in its place, names that nobody asked for come last.
+        by_name = {key: value for key, value in returned.items() if type(key) is str}
+        if len(by_name) < len(returned):
+            raise UnusableOutput("the backend returned a dict whose keys are not output names")
+        values = [by_name.pop(name, None) for name in names]
+        names += [printable(name) for name in by_name]
+        values += by_name.values()
+    elif isinstance(returned, (list, tuple)):
+        values = list(returned)
+        names += [f"output {position}" for position in range(len(names), len(values))]
+    else:
+        raise UnusableOutput(
+            f"the backend returned a {type(returned).__name__}; expected a list or tuple of "
+            "outputs, or a dict of them by name"
+        )
+    types += [TypeProto()] * (len(values) - len(types))
+    return [
+        _value(value, declared_type, name)
+        for value, declared_type, name in zip(values, types, names, strict=False)
+    ]
+
+
+def _value(returned: object, declared: TypeProto, place: str) -> Value:
+    kind = declared.WhichOneof("value")
+    if returned is None:
+        return None
+    if kind == "optional_type":
+        return _value(returned, declared.optional_type.elem_type, place)
+    if kind == "sequence_type" and isinstance(returned, (list, tuple)):
+        element = declared.sequence_type.elem_type
+        return [_value(item, element, f"{place}[{index}]") for index, item in enumerate(returned)]
+    if kind == "map_type" and isinstance(returned, dict):
+        element = declared.map_type.value_type
+        keys = [_key(key, place) for key in returned]
+        return {
+            key: _value(item, element, f"{place}[{shortened(key)}]")
+            for key, item in zip(keys, returned.values(), strict=True)
+        }
+    try:
+        array = _array(returned, declared.tensor_type.elem_type)
+    except Exception as error:
+        raise UnusableOutput(f"{place} is no tensor: {exception_text(error)}") from error
+    if array.dtype == object and any(type(item) not in _TEXT for item in array.flat):
+        found = printable(type(returned).__name__)
+        raise UnusableOutput(f"{place} is a {found}, which is no tensor of numbers or strings")
+    return array
+
+
+def _array(returned: object, element_type: int) -> Array:
+    if not isinstance(returned, (list, tuple, *_PYTHON)):
+        array = np.asarray(returned)
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    leaves = list(_leaves(returned))
+    if any(isinstance(leaf, (str, bytes)) for leaf in leaves):
+        # NumPy's own string types drop zero characters at the end.
+        return np.array(returned, dtype=object)
+    array = np.asarray(returned)
+    if not element_type or any(type(leaf) not in _PYTHON for leaf in leaves):
+        return array
+    return _with_type(array, helper.tensor_dtype_to_np_dtype(element_type))
+
+
+def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers without a type in the declared one, or as they are if it cannot hold them."""
+    if not array.size:
+        return array.astype(dtype)
+    if array.dtype == object or is_string(dtype):
+        return array
+    mine, wanted = kind_of(array.dtype), kind_of(dtype)
+    if _WIDTH[mine] > _WIDTH[wanted] or (mine is NumberKind.BOOLEAN) != (
+        wanted is NumberKind.BOOLEAN
+    ):
+        return array
+    with np.errstate(all="ignore"):
+        typed = array.astype(dtype)
+    if wanted is not NumberKind.INTEGER:
+        return typed
+    # A negative number wraps around to an unsigned one and back, so the signs count too.
+    same = np.array_equal(typed.astype(array.dtype), array)
+    return typed if same and np.array_equal(typed < 0, array < 0) else array
+
+
+def _leaves(nested: object) -> Iterator[object]:
+    if isinstance(nested, (list, tuple)):
+        for item in nested:
+            yield from _leaves(item)
+    else:
+        yield nested
+
+
+def _key(key: object, place: str) -> int | str:
+    if isinstance(key, np.integer):
+        return int(key)
+    if type(key) in (int, str):
+        return key  # type: ignore[return-value]
+    raise UnusableOutput(f"{place} is no map: a key is a {printable(type(key).__name__)}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from onnxopt_cli.backends.numpy_backend import NumpyBackend
 from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
@@ -64,8 +64,7 @@ def resolve_backend(text: str) -> Backend:
     """
     specification = parse_specification(text)
     if specification.source:
-        from onnxopt_cli.backends.plugin.backend import wrap_plugin
-        from onnxopt_cli.backends.plugin.loading import import_attribute
+        from onnxopt_cli.backends.plugin import import_attribute, wrap_plugin
 
         found, stated = import_attribute(text, specification.source, specification.attribute)
         return wrap_plugin(specification, found, stated)
@@ -78,8 +77,7 @@ def resolve_backend(text: str) -> Backend:
         return _BUILT_IN[specification.name](specification)
     installed = entry_points_by_name()
     if specification.name in installed:
-        from onnxopt_cli.backends.plugin.backend import wrap_plugin
-        from onnxopt_cli.backends.plugin.loading import load_entry_point
+        from onnxopt_cli.backends.plugin import load_entry_point, wrap_plugin
 
         found, stated = load_entry_point(text, installed[specification.name])
         return wrap_plugin(specification, found, stated)
@@ -118,7 +116,7 @@ def _onnxruntime(specification: Specification) -> Backend:
 
 
 def _onnx_reference(specification: Specification) -> Backend:
-    from onnxopt_cli.backends.reference_backend import ReferenceBackend
+    from onnxopt_cli.backends.reference import ReferenceBackend
 
     specification.require_known(("unsupported",))
     return _watched(specification, ReferenceBackend())

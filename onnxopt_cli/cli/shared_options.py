@@ -192,7 +192,7 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
     from onnxopt_cli.backends.lowering import LoweringMode
-    from onnxopt_cli.isolation.limits import Limits, allowed_memory
+    from onnxopt_cli.isolation.processes import Limits, allowed_memory
     from onnxopt_cli.run.executors import Isolation, Setting
 
     return Setting(

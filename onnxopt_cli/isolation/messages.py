@@ -33,8 +33,7 @@ from onnxopt_cli.errors import (
     UnusableOutput,
     UsageError,
 )
-from onnxopt_cli.isolation.frame_values import PayloadReader, PayloadWriter
-from onnxopt_cli.isolation.frames import pack
+from onnxopt_cli.isolation.frames import PayloadReader, PayloadWriter, pack
 from onnxopt_cli.isolation.response import Response
 
 # What a worker may report of itself; all else is seen from outside.

@@ -14,9 +14,9 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.limits import Limits
 from onnxopt_cli.isolation.messages import Order
 from onnxopt_cli.isolation.private_folder import sweep_folders
+from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.isolation.response import Aside, Response
 from onnxopt_cli.isolation.worker import State, Worker
 

@@ -7,6 +7,7 @@ nothing that it may still send can be mistaken for the answer to a later case.
 from __future__ import annotations
 
 import selectors
+import signal
 from dataclasses import replace
 from enum import Enum, auto
 from itertools import count
@@ -15,7 +16,7 @@ from typing import Any
 
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import exit_text, printable
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,
     BackendUnavailable,
@@ -23,9 +24,7 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
     UnusableOutput,
 )
-from onnxopt_cli.isolation.death import cause_of_death
 from onnxopt_cli.isolation.leaks import SETTLING_SECONDS, Step, Watch
-from onnxopt_cli.isolation.limits import Limits
 from onnxopt_cli.isolation.messages import (
     Order,
     pack_hello,
@@ -34,7 +33,7 @@ from onnxopt_cli.isolation.messages import (
     read_farewell,
     read_ready,
 )
-from onnxopt_cli.isolation.processes import out_of_memory_kills
+from onnxopt_cli.isolation.processes import Limits, out_of_memory_kills
 from onnxopt_cli.isolation.response import Aside, Response
 from onnxopt_cli.isolation.worker_process import WorkerProcess
 
@@ -320,3 +319,22 @@ class Worker:
         if held > self._limits.memory:
             mebibytes = f"{held >> 20} MiB; {self._limits.memory >> 20} MiB are allowed"
             self.give_up(Outcome.OOM, f"the worker held {mebibytes}")
+
+
+# The last words of programs that could get no memory and ended themselves.
+_LAST_WORDS = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
+
+
+def cause_of_death(code: int, printed: str, *, out_of_memory: bool) -> tuple[Outcome, str]:
+    """Return the outcome that a worker's end amounts to, and it in words.
+
+    Args:
+        code: its exit code, or the negative number of the signal that ended it.
+        printed: the end of what it printed.
+        out_of_memory: whether the kernel has killed processes for want of memory meanwhile.
+    """
+    if code == -signal.SIGKILL and out_of_memory:
+        return Outcome.OOM, "was killed by the system, which had run out of memory"
+    said = any(words in printed for words in _LAST_WORDS)
+    outcome = Outcome.OOM if said and code in {-signal.SIGABRT, 1} else Outcome.CRASH
+    return outcome, exit_text(code)

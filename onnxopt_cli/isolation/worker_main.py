@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.isolation.keeper import stand_between
-from onnxopt_cli.isolation.limits import limit_memory
+from onnxopt_cli.isolation.processes import limit_memory
 
 # The keeper is forked before anything heavy is imported.
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from onnxopt_cli.isolation.channel import Channel, ChannelClosed
-from onnxopt_cli.isolation.printed import Printed
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.isolation.frames import FrameReader
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import (
     children,
@@ -255,3 +256,151 @@ def _is_orphan(child: int) -> bool:
         return os.getsid(child) != os.getsid(0)
     except OSError:
         return False
+
+
+# The system takes at most so many buffers at a time.
+_MOST_BUFFERS = 64
+
+
+class ChannelClosed(Exception):
+    """The other end is closed."""
+
+
+class Channel:
+    """Frames over a socket that does not block."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._reader = FrameReader()
+        self._unsent: deque[memoryview] = deque()
+
+    @property
+    def sending(self) -> bool:
+        """True while something waits for room in the socket."""
+        return bool(self._unsent)
+
+    @property
+    def partial(self) -> bool:
+        """True while only the beginning of a frame has come."""
+        return not self._reader.empty
+
+    def send(self, frame: Sequence[memoryview]) -> None:
+        """Send a frame as far as there is room; :meth:`flush` sends the rest.
+
+        Raises:
+            ChannelClosed: if the other end is closed.
+        """
+        self._unsent.extend(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as there is room.
+
+        Raises:
+            ChannelClosed: if the other end is closed.
+        """
+        while self._unsent:
+            buffers = [self._unsent[i] for i in range(min(len(self._unsent), _MOST_BUFFERS))]
+            try:
+                sent = self.socket.sendmsg(buffers)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()
+                raise ChannelClosed from None
+            while self._unsent and sent >= len(self._unsent[0]):
+                sent -= len(self._unsent.popleft())
+            if sent:
+                self._unsent[0] = self._unsent[0][sent:]
+
+    def receive(self) -> tuple[Any, memoryview] | None:
+        """Return the next frame, or None if it is not all there yet.
+
+        Raises:
+            ChannelClosed: if the other end is closed.
+            ProtocolBreach: if what came is no frame.
+        """
+        while True:
+            try:
+                count = self.socket.recv_into(self._reader.buffer())
+            except BlockingIOError:
+                return None
+            except OSError:
+                raise ChannelClosed from None
+            if not count:
+                raise ChannelClosed
+            frame = self._reader.received(count)
+            if frame is not None:
+                return frame
+
+    def more(self) -> bool:
+        """Tell whether bytes are there that belong to no frame yet received."""
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    def finish(self) -> None:
+        """Tell the other end that nothing more will be sent."""
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+_KEPT = 16 << 10
+_SHOWN_LINES = 20
+_SHOWN_CHARACTERS = 2000
+_READ = 64 << 10
+#: Most that is read at a time, so that a flood does not keep the runner from its other work.
+_MOST_AT_ONCE = 1 << 20
+
+
+class Printed:
+    """Reads a pipe to which a worker writes.
+
+    Args:
+        descriptor: the reading end, which is closed by :meth:`close`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self._end = bytearray()
+        self._count = 0
+
+    def read(self) -> bool:
+        """Take what is there; return False if nothing will come any more."""
+        taken = 0
+        while taken < _MOST_AT_ONCE:
+            try:
+                data = os.read(self.descriptor, _READ)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            taken += len(data)
+            self._count += len(data)
+            self._end += data
+            del self._end[:-_KEPT]
+        return True
+
+    def forget(self) -> None:
+        """Let go of what was written so far: it belongs to an earlier case."""
+        self._end.clear()
+        self._count = 0
+
+    def text(self) -> str:
+        """Return the last lines, printable; the first line says so where some are missing."""
+        whole = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
+        lines = whole.split("\n")[-_SHOWN_LINES:]
+        shown = "\n".join(lines)[-_SHOWN_CHARACTERS:]
+        if not shown:
+            return ""
+        missing = self._count > _KEPT or len(shown) < len(whole)
+        start = f"... the end of {self._count} bytes:\n" if missing else ""
+        return start + printable(shown, lines=True)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self.descriptor)

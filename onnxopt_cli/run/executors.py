@@ -18,7 +18,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.limits import Limits
+from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.isolation.response import Aside, Response, keeping, respond, tear_down
 from onnxopt_cli.readings.single_node import sole_operator
 

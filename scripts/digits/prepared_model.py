@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 
 from digits.network import Array
-from onnxopt_cli.backends.outputs import normalise_outputs
-from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.backends.protocol import Backend, normalise_outputs
 from onnxopt_cli.errors import Unsupported
 from onnxopt_cli.readings.lower.model import lower_model
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.testing import assert_array_equal
 from onnx import TensorProto, TypeProto, helper
 
-from onnxopt_cli.backends.outputs import normalise_outputs
+from onnxopt_cli.backends.protocol import normalise_outputs
 from onnxopt_cli.errors import UnusableOutput
 
 FLOAT = helper.make_tensor_type_proto(TensorProto.FLOAT, None)

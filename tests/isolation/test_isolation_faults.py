@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from isolated import start, write_cases
 
-from onnxopt_cli.isolation.printed import Printed
+from onnxopt_cli.isolation.worker_process import Printed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

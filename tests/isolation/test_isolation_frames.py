@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.isolation.frames import FrameReader
-from onnxopt_cli.isolation.inputs import changed_inputs
 from onnxopt_cli.isolation.messages import Order, pack_answer, pack_order, read_answer, read_order
-from onnxopt_cli.isolation.response import Response
+from onnxopt_cli.isolation.response import Response, changed_inputs
 
 ORDER = Order(7, onnx.ModelProto(), {"x": np.zeros(2, np.float32)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxopt_cli.backends.numpy_backend import NumpyBackend
+from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import Unsupported
 from onnxopt_cli.readings.mistakes.deviate import deviations
 from onnxopt_cli.readings.single_node import sole_call

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from onnxopt_cli.backends.numpy_backend import NumpyBackend
+from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.readings.implementation import Implementation

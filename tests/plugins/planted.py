@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from onnxopt_cli.backends.numpy_backend import NumpyBackend
+from onnxopt_cli.backends.reference import NumpyBackend
 
 
 class Right:

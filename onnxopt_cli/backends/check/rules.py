@@ -24,7 +24,7 @@ from onnxopt_cli.backends.check.subject import (
 )
 from onnxopt_cli.backends.check.unknown_operators import says_unsupported
 from onnxopt_cli.backends.exec.backend import require_stated
-from onnxopt_cli.backends.outputs import normalise_outputs
+from onnxopt_cli.backends.protocol import normalise_outputs
 from onnxopt_cli.backends.unsupported import error_text
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Array, Value, describe

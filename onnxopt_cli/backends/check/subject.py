@@ -19,9 +19,8 @@ from onnxopt_cli.backends.check.questions import (
     formulas,
     question,
 )
-from onnxopt_cli.backends.exec.backend import require_stated, timeout_of
+from onnxopt_cli.backends.exec.backend import CommandSession, require_stated, timeout_of
 from onnxopt_cli.backends.exec.messages import Hello
-from onnxopt_cli.backends.exec.session import CommandSession
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification

@@ -1,1 +1,0 @@
-"""Backends that others write in Python."""

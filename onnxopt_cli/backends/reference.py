@@ -1,0 +1,269 @@
+"""Backends that run models in Python: our own reference, and onnx's reference evaluator as it is.
+
+Ours computes operators that have a formula in NumPy, and all others in onnx's evaluator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxopt_cli.backends.protocol import Prepared
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import Unsupported
+from onnxopt_cli.formula.attributes import node_attributes
+from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.function_defaults import spell_out_defaults
+from onnxopt_cli.formula.nodes import all_nodes, subgraphs
+from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.single_node import sole_call, sole_operator
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+
+    from onnxopt_cli.formula.call import Call
+
+
+class NumpyBackend:
+    """The backend ``numpy``."""
+
+    name = "numpy"
+
+    @property
+    def version(self) -> str:
+        """The version of NumPy."""
+        return f"numpy {np.__version__}"
+
+    def prepare(self, model: onnx.ModelProto) -> Prepared:
+        """Accept a model.
+
+        Raises:
+            Unsupported: if onnx's evaluator has nothing for an operator.
+        """
+        if sole_operator(model) is not None:
+            return _Formula(model)
+        with reporting_unsupported():
+            return ReferenceModel(formula_evaluator(spell_out_defaults(model)))
+
+
+class _Formula:
+    """A model that is one node with a formula."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+
+    def run(self, inputs: Mapping[str, Value]) -> list[Array]:
+        # Not None: only models that are one node of ours come here.
+        call = cast("Call[Array]", sole_call(self._model, inputs))
+        outputs = zip(self._model.graph.node[0].output, evaluate(call), strict=True)
+        return [value for name, value in outputs if name]
+
+
+# How the evaluator says that it has nothing for a node. Most are NotImplementedError, but a version
+# of a domain without an implementation is a plain RuntimeError.
+_UNKNOWN_OPERATOR = re.compile(
+    r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
+    r"No implementation for operator|No implementation was found for node type) "
+    r"'(?P<name>.*?)' (?:and |from |)domain '(?P<domain>.*?)'"
+    r"(?: is unknown,| and version |,|\.| in\n)"
+)
+# What follows is everything that it knows, which says nothing about the model.
+_LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
+
+
+class ReferenceBackend:
+    """The backend ``onnx-reference``.
+
+    An operator's implementation that raises NotImplementedError, for a mode or an attribute, says
+    in Python's own word that it does not know it, so that counts as unsupported; all else that an
+    implementation raises is its failure.
+    """
+
+    name = "onnx-reference"
+
+    @property
+    def version(self) -> str:
+        """The version of onnx."""
+        return f"onnx {onnx.__version__}"
+
+    def prepare(self, model: onnx.ModelProto) -> ReferenceModel:
+        """Load the implementation of every node.
+
+        Raises:
+            Unsupported: if one has none.
+        """
+        from onnx.reference import ReferenceEvaluator
+
+        with reporting_unsupported():
+            return ReferenceModel(ReferenceEvaluator(model))
+
+
+class ReferenceModel:
+    """A model in onnx's reference evaluator, or in one derived from it."""
+
+    def __init__(self, evaluator: ReferenceEvaluator) -> None:
+        self._evaluator = evaluator
+
+    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
+        """Compute the graph's outputs in order.
+
+        Raises:
+            Unsupported: if an operator's implementation says that something is not implemented.
+        """
+        with reporting_unsupported(), np.errstate(all="ignore"):
+            returned = self._evaluator.run(None, dict(inputs))
+        types = self._evaluator.output_types
+        return [_unwrapped(value, of_type) for value, of_type in zip(returned, types, strict=True)]
+
+
+def _unwrapped(value: object, declared: onnx.TypeProto) -> object:
+    """Take an optional out of the list of one that the evaluator's operator Optional puts it in."""
+    if not declared.HasField("optional_type") or not isinstance(value, list) or len(value) != 1:
+        return value
+    holds_sequence = declared.optional_type.elem_type.HasField("sequence_type")
+    is_wrapped = not holds_sequence or value[0] is None or isinstance(value[0], list)
+    return value[0] if is_wrapped else value
+
+
+@contextmanager
+def reporting_unsupported() -> Iterator[None]:
+    """Turn what onnx's reference evaluator raises for what it does not know into Unsupported."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        message = str(error)
+        match = _UNKNOWN_OPERATOR.match(message)
+        if match is None and not isinstance(error, NotImplementedError):
+            raise
+        operator = f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""
+        words = printable(_LISTING.sub("", message), lines=True)
+        raise Unsupported(words, operator=operator) from error
+
+
+def formula_evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
+    """Return an evaluator of a model, with our operators wherever they stand.
+
+    Raises:
+        NotImplementedError: if there is nothing for an operator, or for its version.
+    """
+    return _evaluator_class()(_with_dense_initializers(model))
+
+
+def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model as it is, or a copy without sparse initializers, at which onnx's fails."""
+
+    def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+        yield model.graph
+        for node in all_nodes(model):
+            yield from subgraphs(node)
+
+    if not any(graph.sparse_initializer for graph in graphs(model)):
+        return model
+    dense = onnx.ModelProto()
+    dense.CopyFrom(model)
+    for graph in graphs(dense):
+        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        del graph.sparse_initializer[:]
+    return dense
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    values = numpy_helper.to_array(sparse.values)
+    indices = numpy_helper.to_array(sparse.indices)
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 1:
+        array.reshape(-1)[indices] = values
+    else:
+        array[tuple(indices.T)] = values
+    return numpy_helper.from_array(array, sparse.values.name)
+
+
+@cache
+def _evaluator_class() -> type[ReferenceEvaluator]:
+    from onnx.reference import ReferenceEvaluator
+
+    nodes = [_node_class(operator) for operator in OPERATORS]
+
+    class FormulaEvaluator(ReferenceEvaluator):
+        """The base class makes evaluators of subgraphs and functions from its own class.
+
+        It hands new operators on to those of subgraphs alone, so the class has to know them.
+        """
+
+        def __init__(self, proto: Any, **settings: Any) -> None:
+            super().__init__(proto, **{**settings, "new_ops": nodes})
+
+    return FormulaEvaluator
+
+
+def _node_class(operator: Operator) -> type[OpRun]:
+    from onnx.reference.op_run import OpRun
+
+    class FormulaNode(OpRun):
+        """A node of an operator with a formula."""
+
+        op_domain = operator.domain
+        #: Attributes are completed and checked by our signature, not by what onnx knows.
+        op_schema = None
+
+        def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
+            super().__init__(onnx_node, run_params)
+            version = run_params["opsets"].get(operator.domain)
+            if version != operator.version:
+                raise NotImplementedError(
+                    f"No registered implementation for operator {operator.name!r} "
+                    f"and domain {operator.domain!r}, version {version!r}"
+                )
+
+        def run(
+            self,
+            *operands: Array | None,
+            linked_attributes: Mapping[str, Any] | None = None,
+            **_context: Any,
+        ) -> tuple[Array | None, ...]:
+            node = _resolved(self.onnx_node, linked_attributes or {})
+            return _compute(operator, node, operands)
+
+        def _run(self, *_operands: Any, **_attributes: Any) -> None:
+            """Nothing calls it; the base class asks for it."""
+
+    # The evaluator finds an operator by its class's name.
+    FormulaNode.__name__ = operator.name
+    return FormulaNode
+
+
+def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto:
+    """Return a node of a function with the values of the function's attributes it refers to."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    resolved = onnx.NodeProto()
+    resolved.CopyFrom(node)
+    del resolved.attribute[:]
+    resolved.attribute.extend(
+        helper.make_attribute(attribute.name, linked[attribute.ref_attr_name])
+        if attribute.ref_attr_name
+        else attribute
+        for attribute in node.attribute
+    )
+    return resolved
+
+
+def _compute(
+    operator: Operator, node: onnx.NodeProto, operands: Sequence[Array | None]
+) -> tuple[Array | None, ...]:
+    call = bind(operator, operands, node_attributes(operator, node), len(node.output))
+    # A value under the empty name would be taken for every optional input that is left out.
+    return tuple(
+        value if name else None for name, value in zip(node.output, evaluate(call), strict=True)
+    )
