@@ -25,12 +25,11 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
-from onnxopt_cli.report.charts import Chart, budget_chart, curve_chart, spread_chart
+from onnxopt_cli.report.charts import WIDTH, Chart, budget_chart, curve_chart, spread_chart
 from onnxopt_cli.report.repeat import repeat_command
 from onnxopt_cli.report.verdict import failures, tallies, verdict
 
 _PAGE = files("onnxopt_cli.report") / "page"
-_NEEDED = ("jinja2", "matplotlib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +50,20 @@ class _Measured:
 
 
 def check_available() -> None:
-    """Make sure that the packages are installed that only this format needs.
+    """Make sure that the package is installed that only this format needs.
 
     Raises:
-        UsageError: if one is not; says how to install it.
+        UsageError: if it is not; says how to install it.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"--report html needs {' and '.join(missing)}", hint="pip install 'onnxopt[html]'"
-        )
+    if importlib.util.find_spec("jinja2") is None:
+        raise UsageError("--report html needs jinja2", hint="pip install 'onnxopt[html]'")
 
 
 def html_report(record: RunRecord) -> str:
     """Return a run as HTML text.
 
     Raises:
-        UsageError: if a package is missing that only this format needs.
+        UsageError: if Jinja is not installed.
     """
     check_available()
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -99,6 +95,7 @@ def html_report(record: RunRecord) -> str:
         failures=failed,
         known=known,
         measured=_measured(record),
+        chart_width=WIDTH,
         repeat=lambda result: repeat_command(result, record.options),
         text=diff_text,
         numbers=numbers,

@@ -13,7 +13,6 @@ from report_records import hostile, record, result
 from onnxopt_cli.core.outcome import Outcome
 
 pytest.importorskip("jinja2")
-pytest.importorskip("matplotlib")
 
 from onnxopt_cli.report.html import html_report
 

@@ -23,7 +23,6 @@ def demo(workplace, monkeypatch):
 
 def test_one_run_writes_any_number_of_reports(demo, onnxopt):
     pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
     formats = ["json", "junit", "xunit", "markdown", "github", "badge", "html"]
     requests = [part for name in formats for part in ("--report", f"{name}=out.{name}")]
     assert onnxopt("run", "demo.yaml", *OFF, *requests).code == 1
