@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,19 @@ from onnxopt_cli.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_configure(config):
+    """Compile each module once, also for the processes that the tests start.
+
+    Compiling is a third of what a command costs. Whoever wants no bytecode among the sources gets
+    it elsewhere.
+    """
+    if sys.dont_write_bytecode and hasattr(config, "cache"):
+        folder = config.cache.mkdir("bytecode")
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @dataclass(frozen=True)
@@ -31,8 +46,13 @@ class Answer:
 
 
 @pytest.fixture
-def onnxopt(capsys):
-    """Call ``onnxopt`` with arguments and return its exit code and output."""
+def onnxopt(capsys, monkeypatch):
+    """Call ``onnxopt`` with arguments and return its exit code and output.
+
+    Where ``-j`` says nothing else there is one worker, as starting another would take most of the
+    time.
+    """
+    monkeypatch.setattr("onnxopt_cli.grade.parallel.available_jobs", lambda: 1)
 
     def call(*arguments: str | Path) -> Answer:
         capsys.readouterr()

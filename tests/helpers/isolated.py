@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from places import PLUGINS
+from places import PLUGINS, REPOSITORY
 
 HOSTILE = PLUGINS / "hostile.py"
 
@@ -21,7 +21,7 @@ ATTRIBUTES = "    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coeff
 
 
 def write_cases(folder: Path, rates: dict[str, float]) -> None:
-    """Write a file with a case for each name; the rate 0.5 is the one to misbehave at."""
+    """Write a file with a case for each name; a rate from 0.5 on is one to misbehave at."""
     text = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
     for name, rate in rates.items():
         text += f"  - name: {name}\n{ATTRIBUTES}{CASE % rate}"
@@ -89,7 +89,9 @@ class Run:
         return found
 
 
-def start(folder: Path, backend: str, *options: str, prefix: Sequence[str] = ()) -> Run:
+def start(
+    folder: Path, backend: str, *options: str, prefix: Sequence[str] = (), ways: Sequence[str] = ()
+) -> Run:
     """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
 
     The prefix is a command that runs it. Where nothing else is asked for there is one worker, as
@@ -101,7 +103,33 @@ def start(folder: Path, backend: str, *options: str, prefix: Sequence[str] = ())
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", specification,
          "--report", f"json={report}", *(() if "-j" in options else ("-j", "1")), *options],
-        cwd=folder, env={**os.environ, mark: "1", "PYTHONPATH": str(HOSTILE.parents[2])},
+        cwd=folder,
+        env={**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY), "WAYS": " ".join(ways)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     return Run(process, mark, report)
+
+
+def run_in_turn(
+    folder: Path, ways: Sequence[str], *options: str, plugin: Path = HOSTILE, **more: Sequence[str]
+) -> Run:
+    """Run one backend that misbehaves in many ways, which takes less than one run for each.
+
+    The cases are ``first``, then for each way one of its name, and one to be done well,
+    which is ``after_`` it.
+    """
+    rates = {"first": 0.25}
+    for number, way in enumerate(ways, start=1):
+        rates |= {way: number, f"after_{way}": 0.25}
+    write_cases(folder, rates)
+    run = start(folder, f"python:{plugin}:InTurn", *options, ways=ways, **more).wait(300)
+    assert list(run.outcomes) == list(rates), run.out + run.err
+    return run
+
+
+def require(run: Run, way: str, outcome: str, says: str = "") -> None:
+    """See that a way to misbehave cost its own case and no other."""
+    assert run.outcomes["first"] == run.outcomes[f"after_{way}"] == "pass"
+    assert run.outcomes[way] == outcome, run.results[way]
+    result = run.results[way]
+    assert says in result["message"] + json.dumps(result["outputs"])

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
-from isolated import start, write_cases
+from isolated import require, run_in_turn, start, write_cases
 
 from onnxopt_cli.isolation.worker_process import Printed
 
@@ -21,117 +21,121 @@ def demo(tmp_path):
     return tmp_path
 
 
-def check(demo, backend, outcome, says, *options, code=1, others="pass"):
+def check(demo, backend, outcome, says, *options, code=1):
     """Run the backend; only the bad case may suffer, and nothing may be left."""
-    run = start(demo, backend, "-j", "1", *options).wait()
-    assert run.outcomes == {"first": others, "bad": outcome, "last": others}, run.out + run.err
+    run = start(demo, backend, *options).wait()
+    assert run.outcomes == {"first": "pass", "bad": outcome, "last": "pass"}, run.out + run.err
     assert says in run.results["bad"]["message"], run.results["bad"]["message"]
     assert run.code == code
     assert run.survivors() == []
     return run
 
 
-@pytest.mark.parametrize(
-    ("backend", "says"),
-    [
-        ("exits", "ended with exit code 0"),
-        ("segfaults", "was killed by SIGSEGV"),
-        ("aborts", "was killed by SIGABRT"),
-        ("kills_itself", "was killed by SIGKILL"),
-        ("kills_its_keeper", "was killed by SIGKILL"),
-        ("closes_channel", "closed its channel"),
-    ],
-)
-def test_a_backend_that_dies_costs_one_case_and_is_a_crash(demo, backend, says):
-    check(demo, backend, "crash", says)
+CRASHES = {
+    "exits": "ended with exit code 0",
+    "segfaults": "was killed by SIGSEGV",
+    "aborts": "was killed by SIGABRT",
+    "kills_itself": "was killed by SIGKILL",
+    "kills_its_keeper": "was killed by SIGKILL",
+    "closes_channel": "closed its channel",
+    "DiesAfterTheAnswer": "ended with exit code 3",
+}
+ERRORS = {
+    "sys_exits": "SystemExit: 0",
+    "interrupts": "KeyboardInterrupt",
+    "raises_base": r"BaseException: odd\x1b[31m",
+    "raises_bad_text": "its message raises SystemExit",
+}
+LEAKS = {
+    "grows": "MiB of memory behind each time",
+    "leaks_threads": "1 threads behind each time",
+    "leaks_descriptors": "1 file descriptors behind each time",
+    "leaves_child": "1 child processes behind each time",
+    "leaves_daemon": "leaves processes behind: sleep",
+}
+NO_LEAKS = ("starts_a_helper_once", "keeps_much_once")
+BREACHES = {
+    "sends_garbage": "begins no frame",
+    "sends_huge": "are accepted",
+    "sends_bad_json": "is no JSON",
+    "answers_another": "answered another case",
+    "answers_too_much": "were announced",
+    "answers_the_last": "",
+    "answers_twice_later": "answered a case twice",
+}
+TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
+HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")
 
 
-def test_what_a_dying_backend_printed_is_shown_with_the_failure(demo):
-    run = check(demo, "segfaults", "crash", "SIGSEGV")
-    assert "about to fall" in run.results["bad"]["printed"]
-    assert "Fatal Python error" in run.results["bad"]["printed"]
-    assert "about to fall" in run.out
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory):
+    ways = [*CRASHES, *ERRORS, *LEAKS, *NO_LEAKS, *BREACHES, "floods"]
+    run = run_in_turn(tmp_path_factory.mktemp("faults"), ways)
+    assert run.code == 1
+    return run
 
 
-@pytest.mark.parametrize(
-    ("backend", "says"),
-    [
-        ("sys_exits", "SystemExit: 0"),
-        ("interrupts", "KeyboardInterrupt"),
-        ("raises_base", r"BaseException: odd\x1b[31m"),
-        ("raises_bad_text", "its message raises SystemExit"),
-    ],
-)
-def test_a_backend_that_raises_anything_is_an_error(demo, backend, says):
-    check(demo, backend, "error", says)
+def test_nothing_is_left_of_backends_that_misbehave(faults):
+    assert faults.survivors() == []
 
 
-@pytest.mark.parametrize("backend", ["spins", "stops", "stops_all", "ignores_sigterm"])
-def test_a_backend_that_does_not_answer_is_a_timeout_and_is_killed(demo, backend):
-    check(demo, backend, "timeout", "no answer within 0.5 s", "--timeout", "0.5")
+@pytest.mark.parametrize(("way", "says"), CRASHES.items())
+def test_a_backend_that_dies_costs_one_case_and_is_a_crash(faults, way, says):
+    require(faults, way, "crash", says)
 
 
-@pytest.mark.parametrize(
-    "backend", ["allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much"]
-)
-def test_a_backend_that_wants_all_memory_is_out_of_memory(demo, backend):
-    check(demo, backend, "oom", "", "--memory", "512MiB")
+def test_what_a_dying_backend_printed_is_shown_with_the_failure(faults):
+    assert "about to fall" in faults.results["segfaults"]["printed"]
+    assert "Fatal Python error" in faults.results["segfaults"]["printed"]
+    assert "about to fall" in faults.out
 
 
-@pytest.mark.parametrize(
-    ("backend", "says"),
-    [
-        ("grows", "MiB of memory behind each time"),
-        ("leaks_threads", "1 threads behind each time"),
-        ("leaks_descriptors", "1 file descriptors behind each time"),
-        ("leaves_child", "1 child processes behind each time"),
-        ("leaves_daemon", "leaves processes behind: sleep"),
-    ],
-)
-def test_what_a_case_leaves_behind_is_a_leak_on_that_case(demo, backend, says):
-    check(demo, backend, "leak", says)
+@pytest.mark.parametrize(("way", "says"), ERRORS.items())
+def test_a_backend_that_raises_anything_is_an_error(faults, way, says):
+    require(faults, way, "error", says)
 
 
-@pytest.mark.parametrize("backend", ["starts_a_helper_once", "keeps_much_once"])
-def test_what_is_taken_once_and_kept_is_no_leak(demo, backend):
-    check(demo, backend, "pass", "", code=0)
+@pytest.mark.parametrize(("way", "says"), LEAKS.items())
+def test_what_a_case_leaves_behind_is_a_leak_on_that_case(faults, way, says):
+    require(faults, way, "leak", says)
 
 
-@pytest.mark.parametrize(
-    ("backend", "says"),
-    [
-        ("sends_garbage", "begins no frame"),
-        ("sends_huge", "are accepted"),
-        ("sends_bad_json", "is no JSON"),
-        ("answers_another", "answered another case"),
-        ("answers_too_much", "were announced"),
-    ],
-)
-def test_a_backend_that_breaks_the_protocol_spoils_no_other_case(demo, backend, says):
-    check(demo, backend, "protocol", says)
+@pytest.mark.parametrize("way", NO_LEAKS)
+def test_what_is_taken_once_and_kept_is_no_leak(faults, way):
+    require(faults, way, "pass")
 
 
-def test_a_case_that_is_answered_twice_is_a_breach_of_the_protocol(demo):
-    check(demo, "answers_twice_later", "protocol", "answered a case twice")
+@pytest.mark.parametrize(("way", "says"), BREACHES.items())
+def test_a_backend_that_breaks_the_protocol_spoils_no_other_case(faults, way, says):
+    require(faults, way, "protocol", says)
+
+
+def test_a_flood_of_output_is_kept_to_a_cap_and_changes_no_verdict(faults):
+    require(faults, "floods", "pass")
+    assert len(faults.results["floods"]["printed"]) < 10_000
+    assert len(faults.out) < 40_000
+
+
+def test_a_backend_that_does_not_answer_is_a_timeout_and_is_killed(tmp_path):
+    run = run_in_turn(tmp_path, TIMEOUTS, "--timeout", "0.5")
+    for way in TIMEOUTS:
+        require(run, way, "timeout", "no answer within 0.5 s")
+    assert run.survivors() == []
+
+
+def test_a_backend_that_wants_all_memory_is_out_of_memory(tmp_path):
+    run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB")
+    for way in HUNGRY:
+        require(run, way, "oom")
+    assert run.survivors() == []
 
 
 def test_an_answer_that_comes_again_much_later_is_not_taken_for_that_of_a_later_case(tmp_path):
-    rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.75}
+    rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.375}
     write_cases(tmp_path, rates)
-    run = start(tmp_path, "AnswersAgainMuchLater", "-j", "1").wait()
+    run = start(tmp_path, "AnswersAgainMuchLater").wait()
     assert run.outcomes == {**dict.fromkeys(rates, "pass"), "worker/between-cases": "protocol"}
     assert run.code == 1
-
-
-def test_an_earlier_cases_number_is_no_answer_and_spoils_no_other_case(demo):
-    run = start(demo, "answers_the_last", "-j", "1").wait()
-    assert run.outcomes["bad"] == "protocol"
-    assert run.outcomes["first"] == run.outcomes["last"] == "pass"
-
-
-def test_a_flood_of_output_is_kept_to_a_cap_and_changes_no_verdict(demo):
-    run = check(demo, "floods", "pass", "", code=0)
-    assert len(run.out) < 10_000
 
 
 def test_of_a_flood_only_the_end_is_held():
@@ -165,12 +169,8 @@ def test_a_backend_that_dies_at_teardown_keeps_its_passes_and_does_not_conform(d
     assert run.survivors() == []
 
 
-def test_a_backend_that_dies_after_its_answer_is_a_crash_of_that_case(demo):
-    check(demo, "DiesAfterTheAnswer", "crash", "ended with exit code 3")
-
-
 def test_a_backend_that_hangs_at_teardown_is_killed(demo):
-    run = start(demo, "HangsAtTeardown", "-j", "1", "--timeout", "1").wait()
+    run = start(demo, "HangsAtTeardown", "--timeout", "1").wait()
     assert run.outcomes.pop("worker/teardown") == "timeout"
     assert set(run.outcomes.values()) == {"pass"}
     assert run.survivors() == []

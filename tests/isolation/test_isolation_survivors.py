@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from isolated import HOSTILE, start, write_cases
+from isolated import HOSTILE, require, run_in_turn, start, write_cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -28,28 +28,28 @@ def backend(name):
     return f"python:{SURVIVORS}:{name}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sleeps",
-        "is_stopped",
-        "hops",
-        "multiplies",
-        "revives",
-        "loses_main_thread",
-        "breeds_to_the_end",
-        "stops_keeper",
-        "dies_with_keeper",
-        "is_well_kept",
-    ],
+WAYS = (
+    "sleeps",
+    "is_stopped",
+    "hops",
+    "multiplies",
+    "revives",
+    "loses_main_thread",
+    "breeds_to_the_end",
+    "stops_keeper",
+    "dies_with_keeper",
+    "is_well_kept",
 )
-def test_no_daemon_survives_though_its_keeper_does_not(demo, name):
-    run = start(demo, backend(name), "-j", "1").wait()
+
+
+def test_no_daemon_survives_though_its_keeper_does_not(tmp_path):
+    run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS)
     left = run.survivors(0.2)
     end(left)
-    assert run.outcomes == {"first": "pass", "bad": "crash", "last": "pass"}, run.out + run.err
+    for way in WAYS:
+        require(run, way, "crash")
     assert left == []
-    assert not beats(demo / "pulse")
+    assert not beats(tmp_path / "pulse")
 
 
 def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo):
@@ -138,21 +138,18 @@ def without_proc():
 
 
 @pytest.mark.parametrize("prefix", [without_proc, lambda: [*without_proc()[:1], "-pf", "--"]])
-@pytest.mark.parametrize("name", ["sleeps", "is_well_kept"])
-def test_without_proc_nothing_survives_either_and_the_report_says_what_is_lacking(
-    demo, prefix, name
-):
-    command = prefix()
-    run = start(
-        demo, backend(name), "-j", "1", "--timeout", "5", "--log", "log.jsonl", prefix=command
-    ).wait()
+def test_without_proc_nothing_survives_either_and_the_report_says_what_is_lacking(tmp_path, prefix):
+    ways = ("sleeps", "is_well_kept")
+    options = ("--timeout", "5", "--log", "log.jsonl")
+    run = run_in_turn(tmp_path, ways, *options, plugin=SURVIVORS, prefix=prefix())
     left = run.survivors(0.2)
     end(left)
-    assert run.outcomes["first"] == run.outcomes["last"] == "pass"
-    assert run.outcomes["bad"] in {"crash", "timeout"}
+    for way in ways:
+        assert run.outcomes[way] in {"crash", "timeout"}
+        assert run.outcomes[f"after_{way}"] == "pass"
     assert left == []
     assert run.err.count("isolation is weaker: /proc shows no process") == 1
-    assert '"isolation":"weaker' in (demo / "log.jsonl").read_text().splitlines()[0]
+    assert '"isolation":"weaker' in (tmp_path / "log.jsonl").read_text().splitlines()[0]
     assert '"isolation": "weaker' in run.report.read_text()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -49,24 +51,46 @@ def write_model(path, amount=None):
     path.write_bytes(helper.make_model(graph, opset_imports=opset).SerializeToString())
 
 
-@pytest.fixture
-def place(workplace):
-    """Cases of every kind that read files, and a plugin of three files."""
+def write_place(folder):
+    """Write cases of every kind that read files, and a plugin of three files."""
     for name in "ab":
-        (workplace / f"{name}.yaml").write_text(YAML.format(name=name))
-        write_model(workplace / f"m{name}.onnx", 1.0 if name == "b" else None)
-    np.save(workplace / "x.npy", FIVE)
-    np.save(workplace / "y.npy", FIVE + 1)
-    data = workplace / "node" / "test_add" / "test_data_set_0"
+        (folder / f"{name}.yaml").write_text(YAML.format(name=name))
+        write_model(folder / f"m{name}.onnx", 1.0 if name == "b" else None)
+    np.save(folder / "x.npy", FIVE)
+    np.save(folder / "y.npy", FIVE + 1)
+    data = folder / "node" / "test_add" / "test_data_set_0"
     data.mkdir(parents=True)
     write_model(data.parent / "model.onnx", 1.0)
     for name, value in (("input_0", FIVE), ("output_0", FIVE + 1)):
         (data / f"{name}.pb").write_bytes(onnx.numpy_helper.from_array(value).SerializeToString())
-    (workplace / "plugin.py").write_text(PLUGIN)
-    (workplace / "helper.py").write_text("ONE = 1\n")
-    (workplace / "package").mkdir()
-    (workplace / "package" / "__init__.py").touch()
-    (workplace / "package" / "part.py").write_text("ONE = 1\n")
+    (folder / "plugin.py").write_text(PLUGIN)
+    (folder / "helper.py").write_text("ONE = 1\n")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "part.py").write_text("ONE = 1\n")
+
+
+@pytest.fixture
+def place(workplace):
+    write_place(workplace)
+    return workplace
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """A place with the log of a run, and of the first half of one."""
+    folder = tmp_path_factory.mktemp("tested")
+    write_place(folder)
+    for options in (["--log", "run.jsonl"], ["--shard", "1/2", "--log", "1.jsonl"]):
+        command = [sys.executable, "-m", "onnxopt_cli", *ARGUMENTS, "-j", "1", *options]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def again(tested, workplace):
+    """Another such place."""
+    shutil.copytree(tested, workplace, dirs_exist_ok=True)
     return workplace
 
 
@@ -112,41 +136,35 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_log_of_other_files_is_not_resumed(place, onnxopt, what, finished):
+def test_a_log_of_other_files_is_not_resumed(again, onnxopt, what, finished):
     name, alter = CHANGES[what]
-    assert onnxopt(*ARGUMENTS, "--log", "run.jsonl").code == 0
     if not finished:
-        interrupt(place / "run.jsonl")
-    before = (place / "run.jsonl").read_bytes()
-    alter(place / name)
+        interrupt(again / "run.jsonl")
+    before = (again / "run.jsonl").read_bytes()
+    alter(again / name)
     answer = onnxopt(*ARGUMENTS, "--resume", "run.jsonl")
     assert answer.code == 2
     assert f"the content of {name}" in answer.err
-    assert (place / "run.jsonl").read_bytes() == before
+    assert (again / "run.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("what", ["an array", "the plugin", "a directory's output"])
-def test_shards_of_other_files_are_not_merged(place, onnxopt, what):
+def test_shards_of_other_files_are_not_merged(again, onnxopt, what):
     name, alter = CHANGES[what]
-    onnxopt(*ARGUMENTS, "--shard", "1/2", "--log", "1.jsonl")
-    alter(place / name)
+    alter(again / name)
     onnxopt(*ARGUMENTS, "--shard", "2/2", "--log", "2.jsonl")
     answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "all.jsonl")
     assert answer.code == 2
     assert f"the content of {name}" in answer.err
-    assert not (place / "all.jsonl").exists()
+    assert not (again / "all.jsonl").exists()
 
 
-def test_files_that_were_only_touched_or_moved_are_the_same(place, onnxopt, monkeypatch):
-    assert onnxopt(*ARGUMENTS, "--log", "run.jsonl").code == 0
+def test_files_that_were_only_touched_or_moved_are_the_same(tested, again, onnxopt):
     for name, _ in CHANGES.values():
-        if (place / name).exists():
-            (place / name).touch()
-    (place / "notes.txt").write_text("no case\n")
-    assert onnxopt(*ARGUMENTS, "--resume", "run.jsonl").code == 0
-    moved = place.parent / "elsewhere"
-    shutil.copytree(place, moved)
-    monkeypatch.chdir(moved)
+        if (again / name).exists():
+            (again / name).touch()
+    (again / "notes.txt").write_text("no case\n")
+    assert tested != again
     assert onnxopt(*ARGUMENTS, "--resume", "run.jsonl").code == 0
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 
+import hostile
 import numpy as np
 from hostile import ASKED, BAD, Misbehaves, Well, answer, frame, one, speak
 
@@ -23,7 +24,7 @@ class ReturnsTooMuch(Misbehaves):
 
     def run(self, model, inputs):
         outputs = list(Well.run(self, model, inputs))
-        return outputs + self.surplus() if inputs["R"] == BAD else outputs
+        return outputs + self.surplus() if inputs["R"] >= BAD else outputs
 
 
 returns_many = ReturnsTooMuch(lambda: [np.zeros(1, np.float32)] * MANY)
@@ -45,7 +46,7 @@ class SpeaksWhileIdle(Well):
         speak(b"o")
 
     def run(self, model, inputs):
-        if inputs["R"] == BAD:
+        if inputs["R"] >= BAD:
             self.told.set()
         return super().run(model, inputs)
 
@@ -73,7 +74,7 @@ class AnswersAhead(Well):
     """Answers cases before they are asked."""
 
     def run(self, model, inputs):
-        if inputs["R"] == BAD:
+        if inputs["R"] >= BAD:
             for number in range(ASKED[-1] + 1, ASKED[-1] + 9):
                 speak(frame(answer(number)))
         return super().run(model, inputs)
@@ -108,3 +109,7 @@ claims_nesting = forge(outputs=[{"sequence": [{"sequence": []}] * 3 * MANY}])
 sends_many_parts = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 6_000_001, 0)
                                      + b"[" + b"[]," * 1_999_999 + b"[]]"))  # fmt: skip
 sends_strings = one(lambda: strings(10_000_000))
+
+
+class InTurn(hostile.InTurn):
+    known = globals()

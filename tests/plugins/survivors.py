@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hostile
 from hostile import SLEEP, Misbehaves, Well, one
 
 #: By which a test finds the processes, though their environment is empty.
@@ -212,3 +213,7 @@ digs = one(dig)
 locks_up = one(lock_up)
 links = one(link)
 replaces = one(replace)
+
+
+class InTurn(hostile.InTurn):
+    known = globals()
