@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators.adagrad import ADAGRAD
 from onnxopt_cli.readings.bound.bound import bound
 

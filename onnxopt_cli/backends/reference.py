@@ -19,10 +19,8 @@ from onnxopt_cli.backends.protocol import Prepared
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.formula.attributes import node_attributes
-from onnxopt_cli.formula.call import bind
-from onnxopt_cli.formula.function_defaults import spell_out_defaults
-from onnxopt_cli.formula.nodes import all_nodes, subgraphs
+from onnxopt_cli.formula.call import bind, node_attributes
+from onnxopt_cli.formula.nodes import all_nodes, spell_out_defaults, subgraphs
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.evaluate import evaluate

@@ -1,16 +1,90 @@
-"""What an operator is: its formula, and the signature of the node that carries it."""
+"""What an operator is: its formula, the signature of its node, right forms and wrong ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import Form
+from onnxopt_cli.formula.rewrite import Formula, rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How a wrong implementation that a person would name differs from the formula.
+
+    Attributes:
+        name: what is wrong, in a few words; unique in an operator. It takes the place of one that
+            is generated for every operator under the same name; with neither ``replace`` nor
+            ``defaults``, it says about that one where it was seen.
+        about: one sentence.
+        seen_in: public implementations known to do so.
+        replace: expressions or statements of the formula, and what stands in their place.
+        defaults: values of attributes that a node leaves out, where they differ.
+    """
+
+    name: str
+    about: str
+    seen_in: tuple[str, ...] = ()
+    replace: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+# Compared by identity, so that what is made from one can be kept.
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """A right way to write a formula that rounds differently: no tolerance may reject it.
+
+    A form is as accurate as the formula, at least where it says so. Some forms subtract infinity
+    from itself: where an input is infinite, that is right, too
+    (:func:`~onnxopt_cli.readings.bound.infinite.also_right`). They keep NaN in an input. These are
+    no forms, for what they lose:
+
+    - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.
+    - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: rounds twice where X and G cancel.
+    - ``(1 + alpha) * V_new - alpha * V`` for Nesterov's step: rounds V twice where it cancels.
+    - powers by repeated multiplication: the error grows with T, to a tenth at a million in float32.
+
+    Attributes:
+        name: what is done, in a few words; unique in an operator.
+        replace: expressions or statements of the formula, and what stands in their place.
+        seen_in: public implementations known to compute it so.
+        accurate: where the form is as good as the formula for finite inputs, an expression of the
+            attributes; all of ``replace`` are then expressions. Empty if it is so everywhere.
+    """
+
+    name: str
+    replace: Mapping[str, str]
+    seen_in: tuple[str, ...] = ()
+    accurate: str = ""
+
+    @lru_cache  # noqa: B019 - forms live as long as their operators
+    def written(self, formula: Formula) -> Formula:
+        """Return the formula as this form writes it, whatever the attributes are.
+
+        Raises:
+            ValueError: if the formula has not what is to be replaced.
+        """
+        return rewrite(formula, self.replace)
+
+    @lru_cache  # noqa: B019 - as above
+    def written_where_accurate(self, formula: Formula) -> Formula:
+        """Return the formula as this form writes it where it is as accurate, or as it is.
+
+        Raises:
+            ValueError: if the formula has not what is to be replaced.
+        """
+        if not self.accurate:
+            return self.written(formula)
+        return rewrite(
+            formula,
+            {old: f"({new}) if {self.accurate} else ({old})" for old, new in self.replace.items()},
+        )
+
 
 #: Element types that the training operators take for R and the tensors.
 FLOATS = ("float32", "float64")

@@ -22,8 +22,7 @@ from onnxopt_cli.cases.yaml.writer import WrittenModelCase, model_yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.example import NAME, SUITE
 from onnxopt_cli.fuzz.node_example import draw_groups

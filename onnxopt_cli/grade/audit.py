@@ -14,8 +14,7 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, Problem
-from onnxopt_cli.formula.attributes import Attributes
-from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.call import Attributes, Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.grade.parallel import parallel
 from onnxopt_cli.operators import OPERATORS

@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import Form
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
-from onnxopt_cli.formula.regularized_gradient import REGULARIZED_GRADIENT
-from onnxopt_cli.formula.root_and_epsilon import ROOT_AND_EPSILON
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Form, Operator, Scalar
+from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT, ROOT_AND_EPSILON
 
 
 def adagrad(  # noqa: D417 - the operands are described together

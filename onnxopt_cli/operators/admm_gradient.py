@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np  # noqa: F401 - the deviations use it
 
-from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import Form
-from onnxopt_cli.formula.operator import Attribute, Operator
+from onnxopt_cli.formula.operator import Attribute, Deviation, Form, Operator
 
 
 def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import Form
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Form, Operator, Scalar
 
 
 def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.forms import Form
-from onnxopt_cli.formula.magnitude_threshold import PERCENT, wrong_thresholds
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.operator import Deviation, Form, Operator
 from onnxopt_cli.formula.percentile import percentile
+from onnxopt_cli.formula.shared_deviations import PERCENT, wrong_thresholds
 
 
 def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:

@@ -9,8 +9,7 @@ from onnx import numpy_helper
 
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.attributes import node_attributes
-from onnxopt_cli.formula.call import Call, bind
+from onnxopt_cli.formula.call import Call, bind, node_attributes
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import find_operator
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.attributes import Attributes
+from onnxopt_cli.formula.call import Attributes
 from onnxopt_cli.grade.audit import Grade, Verdict
 
 SCHEMA = "onnxopt.audit/1"

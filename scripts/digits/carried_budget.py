@@ -15,7 +15,7 @@ import numpy as np
 from digits.data import Images
 from digits.network import LAYERS, SHAPES, Array
 from digits.optimizers import DOMAIN, Optimizer
-from onnxopt_cli.formula.attributes import complete_attributes
+from onnxopt_cli.formula.call import complete_attributes
 from onnxopt_cli.operators import find_operator
 from onnxopt_cli.readings.bound.bounded import Bounded, Level, given, number, output
 from onnxopt_cli.readings.bound.precision import precision_of

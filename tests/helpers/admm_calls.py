@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import FLOATS
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.mistakes.deviate import deviations

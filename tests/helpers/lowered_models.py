@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import checker, parser
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.lower.model import formula_operators, lower_model

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import FLOATS
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.evaluate import WIDE, evaluate

@@ -89,18 +89,18 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("    formula=lion,\n", "", r"lion.py:16 does not run: TypeError.*'formula'"),
+        ("    formula=lion,\n", "", r"lion.py:14 does not run: TypeError.*'formula'"),
         ("import numpy as np", "import numpy as", r"lion.py:1 does not run: SyntaxError"),
         ("import numpy as np", "import nowhere", r"lion.py:1 does not run: .*nowhere"),
-        ("def lion(R, X, G,", "def lion(R, G, X,", r"lion.py:8: Lion: .* takes R, G, X, M"),
-        ("beta2, decay):", "beta2):", r"lion.py:8: Lion: the formula takes beta1, beta2 after"),
+        ("def lion(R, X, G,", "def lion(R, G, X,", r"lion.py:6: Lion: .* takes R, G, X, M"),
+        ("beta2, decay):", "beta2):", r"lion.py:6: Lion: the formula takes beta1, beta2 after"),
         ('"np.sign(blend)": "blend"', '"np.sign(mix)": "mix"', r"'step by the blend': lion has no"),
-        ("np.sign(blend) +", "np.sinh(blend) +", r"(?s)lion.py:11: Lion: .*numpy\.sinh"),
+        ("np.sign(blend) +", "np.sinh(blend) +", r"(?s)lion.py:9: Lion: .*numpy\.sinh"),
         ('{"X_new": "X"', '{"X_new": "Y"', r"the output X_new is like Y, which is no"),
         ('name="Lion"', 'name="adam"', r"there is an operator of this name already"),
         ('"my.company"', '"my.spec"', r"the suite spec is another"),
         ("LION = Operator", "LION = dict", r"lion.py defines no operator"),
-        ('Scalar("R", FLOATS)', '"R"', r"lion.py:8: Lion: AttributeError"),
+        ('Scalar("R", FLOATS)', '"R"', r"lion.py:6: Lion: AttributeError"),
         ('Scalar("R", FLOATS)', 'Scalar("R", ("float9",))', r"float9 is not an element type"),
     ],
 )  # fmt: skip

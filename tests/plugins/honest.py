@@ -10,8 +10,7 @@ from fractions import Fraction
 import numpy as np
 from onnx.numpy_helper import to_array
 
-from onnxopt_cli.formula.attributes import node_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, node_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.single_node import sole_call
 

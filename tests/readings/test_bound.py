@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.core.tolerance import Provenance
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.operators.adam import ADAM
 from onnxopt_cli.readings.bound import bound as bound_module

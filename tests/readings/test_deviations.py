@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from training_calls import each_training_operator
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
-from onnxopt_cli.formula.deviation import Deviation
+from onnxopt_cli.formula.call import bind, complete_attributes
+from onnxopt_cli.formula.operator import Deviation
 from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.evaluate import evaluate

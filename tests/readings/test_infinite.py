@@ -12,9 +12,8 @@ from places import PLUGINS
 from training_calls import calls, each_training_operator
 
 from onnxopt_cli.core.compare import element_shares
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
-from onnxopt_cli.formula.forms import Form
+from onnxopt_cli.formula.call import bind, complete_attributes
+from onnxopt_cli.formula.operator import Form
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.bound.infinite import also_right

@@ -13,8 +13,7 @@ from runtimes import NEWEST, newest_opset, runtimes
 from training_calls import TRAINING
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.attributes import node_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, node_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.lower.model import formula_operators, lower_model

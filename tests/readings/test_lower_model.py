@@ -11,8 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from runtimes import NEWEST, runtimes
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.lower.model import lower, lower_model

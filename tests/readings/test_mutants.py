@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.evaluate import evaluate

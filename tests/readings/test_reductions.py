@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.bound.bound import bound
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from training_calls import each_training_operator
 
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.bound.arithmetic import (
     Arithmetic,

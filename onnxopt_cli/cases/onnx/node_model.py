@@ -16,7 +16,7 @@ from onnxopt_cli.cases.values.declared import (
     DeclaredTensor,
 )
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.attributes import attribute_value
+from onnxopt_cli.formula.call import attribute_value
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.operators import OPERATORS
 

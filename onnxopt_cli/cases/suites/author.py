@@ -15,8 +15,7 @@ from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import WrittenSteps
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bound import Judgement, bound
 from onnxopt_cli.readings.domain import is_elementwise, nonnegative_tensors

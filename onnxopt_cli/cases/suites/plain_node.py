@@ -13,8 +13,7 @@ from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.yaml.formula_case import group_count
 from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.attributes import Attributes, attribute_value, complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import Attributes, attribute_value, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator, Scalar
 from onnxopt_cli.readings.evaluate import evaluate
 

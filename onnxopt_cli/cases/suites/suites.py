@@ -25,8 +25,7 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.bound.carry import carried_bound

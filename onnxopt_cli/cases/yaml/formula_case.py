@@ -14,8 +14,7 @@ from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import always, element_array
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.attributes import Attributes, attribute_value
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import Attributes, attribute_value, bind
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 
 

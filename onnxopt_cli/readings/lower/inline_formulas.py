@@ -15,8 +15,7 @@ import onnx
 from onnx import helper, inliner
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.function_defaults import spell_out_defaults
-from onnxopt_cli.formula.nodes import all_nodes
+from onnxopt_cli.formula.nodes import all_nodes, spell_out_defaults
 from onnxopt_cli.operators import find_operator
 
 #: Domain and name of a function; its overloads count as one.

@@ -9,8 +9,7 @@ import onnx
 from onnx import helper
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.attributes import node_attributes
-from onnxopt_cli.formula.call import bind
+from onnxopt_cli.formula.call import bind, node_attributes
 from onnxopt_cli.formula.nodes import all_nodes, subgraphs
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS, find_operator

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 
-from onnxopt_cli.formula.deviation import Deviation
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.operator import Deviation, Operator
 from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.equivalence import equivalent

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.attributes import Attributes
-from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.call import Attributes, Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
 from onnxopt_cli.readings.implementation import Implementation

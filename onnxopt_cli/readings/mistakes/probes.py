@@ -14,8 +14,7 @@ from itertools import product
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.attributes import complete_attributes
-from onnxopt_cli.formula.call import Call, bind
+from onnxopt_cli.formula.call import Call, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.domain import nonnegative_tensors, undefined_at
 from onnxopt_cli.readings.evaluate import evaluate
