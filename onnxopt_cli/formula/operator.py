@@ -41,7 +41,7 @@ class Form:
 
     A form is as accurate as the formula, at least where it says so. Some forms subtract infinity
     from itself: where an input is infinite, that is right, too
-    (:func:`~onnxopt_cli.readings.bound.infinite.also_right`). They keep NaN in an input. These are
+    (:func:`~onnxopt_cli.readings.bound.bound.also_right`). They keep NaN in an input. These are
     no forms, for what they lose:
 
     - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.

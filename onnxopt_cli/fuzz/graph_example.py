@@ -29,10 +29,9 @@ from onnxopt_cli.fuzz.node_example import draw_groups
 from onnxopt_cli.fuzz.settings import draw_attributes, draw_scalar, has_result
 from onnxopt_cli.fuzz.source import Source
 from onnxopt_cli.fuzz.tensors import draw_shape
-from onnxopt_cli.readings.bound.bound import Judgement
-from onnxopt_cli.readings.bound.infinite import also_right
-from onnxopt_cli.readings.bound.uncertain import Uncertain, uncertain_outputs
-from onnxopt_cli.readings.domain import nonnegative_tensors
+from onnxopt_cli.readings.bound.bound import Judgement, also_right
+from onnxopt_cli.readings.bound.chained import InexactTensor, inexact_outputs
+from onnxopt_cli.readings.evaluate import nonnegative_tensors
 
 _OPSET = 13
 _COUNTS = (2, 2, 3)
@@ -101,7 +100,7 @@ class _Drawing:
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: dict[str, Array] = {}
         self._outputs: dict[str, Judgement] = {}
-        self._known: dict[str, Uncertain] = {}
+        self._known: dict[str, InexactTensor] = {}
         # What later nodes may take.
         self._offered: list[str] = []
         self._fresh = count(1)
@@ -148,9 +147,7 @@ class _Drawing:
         call = bind(operator, operands, complete)
         others = also_right(bind(operator, [operand.array for operand in operands], complete))
         with np.errstate(all="ignore"):
-            for place, (name, result) in enumerate(
-                zip(names, uncertain_outputs(call), strict=True)
-            ):
+            for place, (name, result) in enumerate(zip(names, inexact_outputs(call), strict=True)):
                 judgement = result.judgement()
                 if np.all(np.isfinite(judgement.limit)) and not (others and others[place]):
                     self._outputs[name] = judgement
@@ -160,7 +157,7 @@ class _Drawing:
 
     def _feed(self, name: str, value: Array) -> str:
         self._inputs[name] = value
-        self._known[name] = Uncertain.exact(value)
+        self._known[name] = InexactTensor.exact(value)
         return name
 
     def _link(self, name: str, nonnegative: bool) -> str:
@@ -198,7 +195,7 @@ class _Drawing:
         )
 
 
-def _applied(step: str, value: Uncertain) -> Uncertain:
+def _applied(step: str, value: InexactTensor) -> InexactTensor:
     if step not in {"Neg", "Abs"}:
         return value
     operand = value.tensor

@@ -16,7 +16,7 @@ from onnxopt_cli.fuzz.example import NAME, SUITE
 from onnxopt_cli.fuzz.settings import draw_attributes, draw_scalar, has_result
 from onnxopt_cli.fuzz.source import Source, rarely
 from onnxopt_cli.fuzz.tensors import Shape, draw_narrow_shape, draw_shape, draw_tensor
-from onnxopt_cli.readings.domain import nonnegative_tensors
+from onnxopt_cli.readings.evaluate import nonnegative_tensors
 
 _GROUPS = (1, 1, 1, 2, 3)
 #: About one example in so many breaks the signature.

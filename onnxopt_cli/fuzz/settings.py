@@ -11,8 +11,7 @@ import numpy as np
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator, Scalar
 from onnxopt_cli.fuzz.source import Source
-from onnxopt_cli.readings.domain import undefined_at
-from onnxopt_cli.readings.evaluate import WIDE
+from onnxopt_cli.readings.evaluate import WIDE, undefined_at
 
 _FRACTIONS = (
     0.5, 0.0, 0.9, 0.1, 0.25, 0.75, 0.999, 0.9999, 0.01, 0.3, 1e-3, 1e-6, 1e-8, 1.0, 1.5, 2.0, -0.5,

@@ -14,7 +14,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.readings.bound.arithmetic import (
+from onnxopt_cli.readings.arithmetic import (
     Arithmetic,
     added_by_size,
     added_in_double,
@@ -22,15 +22,15 @@ from onnxopt_cli.readings.bound.arithmetic import (
     added_in_order,
     added_in_reverse,
     computed,
+    computed_by_onnxruntime,
+    computed_by_torch,
     flushed,
     power_rounded_once,
     reciprocal_quotient,
     root_by_newton,
     root_by_reciprocal,
 )
-from onnxopt_cli.readings.domain import is_elementwise
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.foreign_arithmetic import computed_by_onnxruntime, computed_by_torch
+from onnxopt_cli.readings.evaluate import evaluate, is_elementwise
 from onnxopt_cli.readings.implementation import Compute, Implementation
 
 

@@ -107,9 +107,9 @@ def _judgements(content: Content, names: list[str], factor: float) -> Mapping[st
     """Return what the formula says of each output; nothing where no formula of ours applies."""
     if content.trajectory is not None:
         # Not worth importing for cases of one step.
-        from onnxopt_cli.readings.bound.carry import carried_bound
+        from onnxopt_cli.readings.bound.chained import bound_trajectory
 
-        return carried_bound(content.trajectory, factor)
+        return bound_trajectory(content.trajectory, factor)
     call = sole_call(content.model, content.inputs)
     return {} if call is None else dict(zip(names, bound(call, factor), strict=True))
 

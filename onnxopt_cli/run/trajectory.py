@@ -15,7 +15,7 @@ from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.isolation.response import Response
-from onnxopt_cli.readings.bound.carry import derived_array
+from onnxopt_cli.readings.bound.chained import derived_array
 from onnxopt_cli.run.executors import Executor
 
 

@@ -7,9 +7,8 @@ from onnx import helper
 
 from onnxopt_cli.formula.call import bind
 from onnxopt_cli.formula.operator import Operator, Scalar
-from onnxopt_cli.readings.lower.call import lower_call
-from onnxopt_cli.readings.lower.fresh_names import FreshNames
-from onnxopt_cli.readings.lower.graph_tensors import GraphTensor
+from onnxopt_cli.readings.lower.call import GraphTensor, lower_call
+from onnxopt_cli.readings.lower.model import UniqueNames
 
 
 def operator_of(formula, outputs):
@@ -35,7 +34,7 @@ def lowered(operator, inputs, *, known=True):
         for name, value in zip(operator.input_names(1), inputs, strict=True)
     ]
     nodes = lower_call(
-        bind(operator, operands, {}), list(operator.outputs), FreshNames(onnx.ModelProto())
+        bind(operator, operands, {}), list(operator.outputs), UniqueNames(onnx.ModelProto())
     )
 
     def declare(name, value):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.readings.arithmetic import computed_by_onnxruntime
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.foreign_arithmetic import computed_by_onnxruntime
 from onnxopt_cli.readings.mistakes.generated import regrouped
 from onnxopt_cli.readings.variants import variants
 

@@ -11,8 +11,8 @@ from onnxopt_cli.core.tolerance import Provenance
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.operators.adam import ADAM
+from onnxopt_cli.readings.arithmetic import root_by_newton, root_by_reciprocal
 from onnxopt_cli.readings.bound import bound as bound_module
-from onnxopt_cli.readings.bound.arithmetic import root_by_newton, root_by_reciprocal
 from onnxopt_cli.readings.bound.bound import FACTOR, bound
 
 U = 2.0**-24

@@ -15,8 +15,7 @@ from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Form
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.readings.bound.bound import bound
-from onnxopt_cli.readings.bound.infinite import also_right
+from onnxopt_cli.readings.bound.bound import also_right, bound
 from onnxopt_cli.readings.variants import variants
 
 HONEST = f"python:{PLUGINS / 'honest.py'}"

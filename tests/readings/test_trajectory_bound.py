@@ -13,7 +13,7 @@ from trajectory_files import GRADIENTS, START, contents, trajectory_text
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.bound.bounded import Level
 from onnxopt_cli.readings.bound.bounded import given as exactly
-from onnxopt_cli.readings.bound.carry import carried_bound, derived_array
+from onnxopt_cli.readings.bound.chained import bound_trajectory, derived_array
 from onnxopt_cli.readings.bound.precision import precision_of
 from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.readings.variants import variants
@@ -35,7 +35,7 @@ def walked(trajectory, implementation):
 
 
 def largest_share(trajectory, walk):
-    judgements = carried_bound(trajectory)
+    judgements = bound_trajectory(trajectory)
     share = 0.0
     for row, outputs in enumerate(walk):
         for name, value in outputs.items():
@@ -84,17 +84,17 @@ def test_an_error_that_a_gradient_multiplies_grows_and_then_says_that_it_is_of_n
     steep = "{quadratic: {curvature: 30, center: 1}}"
     start = "R: 0.05, T: 0, X: [1.5, -0.7], V: [0, 0]"
     steps, _ = contents(tmp_path, trajectory_text("Momentum", steep, 60, start=start))
-    judgement = carried_bound(steps.trajectory)["X_new"]
+    judgement = bound_trajectory(steps.trajectory)["X_new"]
     weak = judgement.weak_elements.any(axis=1)
     assert not weak[0]
     assert weak[-1]
     calm, _ = contents(tmp_path, trajectory_text("Momentum", GRADIENTS["list"], 60, start=start))
-    assert not carried_bound(calm.trajectory)["X_new"].weak
+    assert not bound_trajectory(calm.trajectory)["X_new"].weak
 
 
 def test_an_error_that_nothing_multiplies_grows_by_a_rounding_a_step(tmp_path):
     steps, _ = contents(tmp_path, trajectory_text("Adagrad", GRADIENTS["list"], 60))
-    judgement = carried_bound(steps.trajectory)["H_new"]
+    judgement = bound_trajectory(steps.trajectory)["H_new"]
     steps_taken = np.arange(1, 61)[:, np.newaxis]
     assert np.all(judgement.error <= 6 * steps_taken * 2.0**-24 * judgement.value + 1e-37)
 

@@ -8,9 +8,10 @@ from training_calls import each_training_operator
 
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.readings.bound.arithmetic import (
+from onnxopt_cli.readings.arithmetic import (
     Arithmetic,
     computed,
+    computed_by_torch,
     flushed,
     power_rounded_once,
     root_by_newton,
@@ -18,7 +19,6 @@ from onnxopt_cli.readings.bound.arithmetic import (
 )
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.foreign_arithmetic import computed_by_torch
 from onnxopt_cli.readings.variants import variants
 
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)

@@ -7,7 +7,7 @@ import pytest
 from trajectory_files import ATTRIBUTES, GRADIENTS, contents, trajectory_text
 from yaml_files import read_text
 
-from onnxopt_cli.readings.bound.carry import carried_bound, first_inputs
+from onnxopt_cli.readings.bound.chained import bound_trajectory, first_inputs
 
 WIDE = np.longdouble
 COUNT = 40
@@ -78,7 +78,7 @@ OWN_GRADIENTS = {
 @pytest.mark.parametrize("operator", ATTRIBUTES)
 def test_the_reference_is_the_loop_that_is_written_out(tmp_path, operator, gradient):
     steps, _ = contents(tmp_path, trajectory_text(operator, GRADIENTS[gradient], COUNT))
-    judgements = carried_bound(steps.trajectory)
+    judgements = bound_trajectory(steps.trajectory)
     step, rate, count = OPERATORS[operator]
     x, state = np.array([single(1.5), single(-0.7)]), {}
     for index in range(COUNT):
@@ -102,7 +102,7 @@ def test_groups_have_gradients_of_their_own_and_share_rate_and_count(tmp_path):
         """
     cases, problems = read_text(tmp_path, text)
     assert problems == []
-    judgements = carried_bound(cases[0].read().trajectory)
+    judgements = bound_trajectory(cases[0].read().trajectory)
     np.testing.assert_array_equal(judgements["H2_new"].expected, [[1, 1], [5, 5], [14, 14]])
     assert judgements["H1_new"].expected[0] == 1
     assert judgements["X1_new"].expected.shape == (3, 1)
@@ -125,8 +125,8 @@ def test_recorded_steps_are_those_of_the_whole_trajectory(tmp_path):
     some, loop = contents(tmp_path, text + "    record: {every: 15}\n")
     assert some.trajectory.recorded == (15, 30, 40)
     rows = [step - 1 for step in some.trajectory.recorded]
-    for name, judgement in carried_bound(some.trajectory).items():
-        all_steps = carried_bound(whole.trajectory)[name]
+    for name, judgement in bound_trajectory(some.trajectory).items():
+        all_steps = bound_trajectory(whole.trajectory)[name]
         np.testing.assert_array_equal(judgement.expected, all_steps.expected[rows])
         np.testing.assert_array_equal(judgement.error, all_steps.error[rows])
     assert [

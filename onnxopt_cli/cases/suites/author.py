@@ -18,7 +18,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bound import Judgement, bound
-from onnxopt_cli.readings.domain import is_elementwise, nonnegative_tensors
+from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
 from onnxopt_cli.readings.lower.model import lower_model
 
 Attributes = Mapping[str, AttributeValue]

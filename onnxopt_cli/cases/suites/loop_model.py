@@ -12,10 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxopt_cli.cases.onnx.node_model import PRODUCER, ir_version, tensor_info
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.readings.lower.fresh_names import FreshNames
-from onnxopt_cli.readings.lower.model import OLDEST_OPSET
-from onnxopt_cli.readings.lower.recorder import Recorder
-from onnxopt_cli.readings.lower.symbol import Symbol, as_dtype
+from onnxopt_cli.readings.lower.model import OLDEST_OPSET, UniqueNames
+from onnxopt_cli.readings.lower.symbol import Recorder, Symbol, as_dtype
 
 _ITERATION, _GOING, _GOES_ON = "iteration", "going", "goes_on"
 
@@ -75,7 +73,7 @@ def _body(trajectory: Trajectory) -> onnx.GraphProto:
     """Build the graph of one step; its names are unlike those around it."""
     step = trajectory.model
     node = step.graph.node[0]
-    fresh = FreshNames(step)
+    fresh = UniqueNames(step)
     inside = {name: fresh(f"{name}_now") for name in (*node.input, *node.output)}
     nodes = list(_inputs_of_step(trajectory, inside, fresh))
     own = onnx.NodeProto()
@@ -127,7 +125,7 @@ def _changes(trajectory: Trajectory, name: str) -> bool:
 
 
 def _inputs_of_step(
-    trajectory: Trajectory, inside: dict[str, str], fresh: FreshNames
+    trajectory: Trajectory, inside: dict[str, str], fresh: UniqueNames
 ) -> Iterator[onnx.NodeProto]:
     """Yield the nodes that make a step's inputs of the iteration and of what is fed back."""
     for name in trajectory.series:

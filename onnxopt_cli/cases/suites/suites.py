@@ -28,7 +28,7 @@ from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.bound.carry import carried_bound
+from onnxopt_cli.readings.bound.chained import bound_trajectory
 from onnxopt_cli.readings.evaluate import evaluate
 
 #: Expected outputs with more elements are left to the formula, to keep the files small.
@@ -112,7 +112,7 @@ def _looped(name: str) -> Iterator[tuple[str, Content]]:
     for case in suite_cases(name):
         content = case.read()
         if content.trajectory is not None and not content.stepwise:
-            judgements = carried_bound(content.trajectory)
+            judgements = bound_trajectory(content.trajectory)
             outputs = {output: it.expected for output, it in judgements.items()}
             _, operator, question, _ = case.id.split("/")
             yield f"{operator}_{question}", replace(content, expected=outputs)

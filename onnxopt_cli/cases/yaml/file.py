@@ -345,7 +345,7 @@ def _steps(trajectory: Trajectory, *, looped: bool) -> tuple[onnx.ModelProto, Ma
     """Return the model of a trajectory and what it is fed."""
     # Not worth importing for cases of one step.
     from onnxopt_cli.cases.suites.loop_model import loop_inputs, loop_model
-    from onnxopt_cli.readings.bound.carry import first_inputs
+    from onnxopt_cli.readings.bound.chained import first_inputs
 
     if looped:
         return loop_model(trajectory), loop_inputs(trajectory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx
@@ -13,9 +13,7 @@ from onnxopt_cli.formula.call import bind, node_attributes
 from onnxopt_cli.formula.nodes import all_nodes, subgraphs
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS, find_operator
-from onnxopt_cli.readings.lower.call import lower_call
-from onnxopt_cli.readings.lower.fresh_names import FreshNames
-from onnxopt_cli.readings.lower.graph_tensors import GraphTensor, typed_tensors
+from onnxopt_cli.readings.lower.call import GraphTensor, lower_call, typed_tensors
 from onnxopt_cli.readings.lower.inline_formulas import inline_formulas
 
 #: From this opset on, all operators that lowering uses mean the same.
@@ -76,7 +74,7 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
         return LoweredModel(unchanged, (), 0)
     lowered = inline_formulas(model)
     _require_opset(lowered)
-    names = FreshNames(lowered)
+    names = UniqueNames(lowered)
     replaced: list[str] = []
     primitives = 0
     # What ONNX cannot infer through an operator that it does not know, it can once that is lowered.
@@ -102,7 +100,7 @@ class _Sweep:
         obstacle: why the first of the nodes that stayed could not be lowered.
     """
 
-    names: FreshNames
+    names: UniqueNames
     replaced: list[str] = field(default_factory=list)
     primitives: int = 0
     obstacle: NodeError | None = None
@@ -196,3 +194,49 @@ def _drop_unused_imports(model: onnx.ModelProto) -> None:
         kept = [entry for entry in holder.opset_import if entry.domain not in unused]
         del holder.opset_import[:]
         holder.opset_import.extend(kept)
+
+
+class UniqueNames:
+    """Makes up names that occur nowhere in a model, whatever the scope.
+
+    Args:
+        model: whose names are taken; names made up are taken too.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._taken = set(_names(model))
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, stem: str) -> str:
+        """Return the stem, or the stem and the first number that makes a free name of it."""
+        count = self._counts.get(stem, 0)
+        while True:
+            count += 1
+            name = f"{stem}_{count}" if count > 1 else stem
+            if name not in self._taken:
+                break
+        self._counts[stem] = count
+        self._taken.add(name)
+        return name
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str]:
+    yield from _graph_names(model.graph)
+    for function in model.functions:
+        yield from (*function.input, *function.output)
+    for node in all_nodes(model):
+        yield from (node.name, *node.input, *node.output)
+        for graph in subgraphs(node):
+            yield from _graph_names(graph)
+
+
+def _graph_names(graph: onnx.GraphProto) -> Iterator[str]:
+    for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+        for value in values:
+            yield value.name
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values.name, sparse.indices.name)
+    for annotation in graph.quantization_annotation:
+        yield annotation.tensor_name
+        for parameter in annotation.quant_parameter_tensor_names:
+            yield parameter.value

@@ -16,8 +16,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
-from onnxopt_cli.readings.domain import nonnegative_tensors, undefined_at
-from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.evaluate import evaluate, nonnegative_tensors, undefined_at
 
 _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)

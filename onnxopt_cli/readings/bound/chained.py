@@ -9,9 +9,9 @@ bound of a long trajectory with a steep gradient ends beyond use, and then says 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,12 +20,18 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Call, Operand
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.readings.bound.bound import FACTOR, Judgement, judged
-from onnxopt_cli.readings.bound.bounded import either, output
-from onnxopt_cli.readings.bound.infinite import AlsoRight, Change, also_right_from
-from onnxopt_cli.readings.bound.precision import precision_of
-from onnxopt_cli.readings.bound.uncertain import Uncertain, uncertain_outputs
-from onnxopt_cli.readings.evaluate import evaluate, widen
+from onnxopt_cli.readings.bound.bound import (
+    FACTOR,
+    AlsoRight,
+    Change,
+    Judgement,
+    also_right_from,
+    bounded_outputs,
+    judged,
+)
+from onnxopt_cli.readings.bound.bounded import Bounded, Level, either, given, output
+from onnxopt_cli.readings.bound.precision import Precision, precision_of
+from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded, widen
 from onnxopt_cli.readings.single_node import sole_call
 
 T = TypeVar("T")
@@ -33,7 +39,7 @@ Fed = TypeVar("Fed", bound=Operand)
 
 
 @lru_cache(maxsize=2)
-def carried_bound(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str, Judgement]:
+def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str, Judgement]:
     """Return what the recorded steps must return, and how far off they may be.
 
     The reference goes its own way from the first step on, in the wide type, and is not rounded in
@@ -54,9 +60,9 @@ def carried_bound(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str
     with np.errstate(all="ignore"):
         rows = _recorded(
             trajectory,
-            Uncertain.exact,
+            InexactTensor.exact,
             _derive,
-            lambda fed: uncertain_outputs(_with_operands(first, fed)),
+            lambda fed: inexact_outputs(_with_operands(first, fed)),
         )
         judgements = [_stacked(column, factor) for column in zip(*rows, strict=True)]
         if others := _also_right(trajectory, first):
@@ -111,9 +117,9 @@ def derived_array(derived: Derived, value: Array) -> Array:
         return np.asarray(result).astype(derived.dtype).reshape(value.shape)
 
 
-def _derive(derived: Derived, operand: Uncertain) -> Uncertain:
+def _derive(derived: Derived, operand: InexactTensor) -> InexactTensor:
     result = output(derived.formula(operand.tensor), precision_of(derived.dtype))
-    return Uncertain(derived.dtype, operand.shape, bounded=either(result))
+    return InexactTensor(derived.dtype, operand.shape, bounded=either(result))
 
 
 def _first_call(trajectory: Trajectory) -> Call[Array]:
@@ -130,7 +136,86 @@ def _with_operands(first: Call[Array], fed: list[Fed]) -> Call[Fed]:
     return Call(first.operator, first.attributes, tuple(scalars), groups)
 
 
-def _stacked(rows: Sequence[Uncertain], factor: float) -> Judgement:
+def _stacked(rows: Sequence[InexactTensor], factor: float) -> Judgement:
     values = np.stack([row.value for row in rows])
     errors = np.stack([row.error for row in rows])
     return judged(values, errors, rows[0].dtype, values.shape, factor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InexactTensor:
+    """A tensor that is known up to an error, or an array that is not.
+
+    Attributes:
+        dtype: element type.
+        shape: its shape.
+        exactly: the array; None if there is an error.
+        bounded: value and error; None if there is none.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    exactly: Array | None = None
+    bounded: Bounded | None = None
+
+    @classmethod
+    def exact(cls, array: Array) -> InexactTensor:
+        """Return an array that is known."""
+        return cls(array.dtype, array.shape, exactly=array)
+
+    def operand(self, precision: Precision, level: Level) -> Bounded:
+        """Return it as an operand that an implementation may convert to a precision."""
+        scalar = level is Level.SCALAR
+        if self.bounded is None:
+            assert self.exactly is not None  # noqa: S101 - for the type checker: one of them is
+            return given(self.exactly.reshape(()) if scalar else self.exactly, precision, level)
+        bounded = replace(self.bounded, level=level)
+        return output(bounded, precision) if bounded.precision is not precision else bounded
+
+    @property
+    def tensor(self) -> Bounded:
+        """It as an operand in its own type."""
+        return self.operand(precision_of(self.dtype), Level.TENSOR)
+
+    @property
+    def array(self) -> Array:
+        """The array, or the one that is nearest to the value."""
+        if self.exactly is not None:
+            return self.exactly
+        return rounded(self.value, self.dtype, self.shape)
+
+    @property
+    def value(self) -> Array:
+        """The value in the wide type."""
+        return np.broadcast_to(np.asarray(self.tensor.value, WIDE), self.shape)
+
+    @property
+    def error(self) -> Array:
+        """The bound on the error, float64."""
+        return np.broadcast_to(np.float64(self.tensor.error), self.shape)
+
+    def judgement(self, factor: float = FACTOR) -> Judgement:
+        """Return what an output must be, and how far off it may be."""
+        return judged(self.value, self.error, self.dtype, self.shape, factor)
+
+
+def inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
+    """Return the outputs of a node in its order."""
+    return call.by_group(_part)
+
+
+def _part(call: Call[InexactTensor]) -> list[InexactTensor]:
+    results = bounded_outputs(
+        call,
+        lambda scalar, precision: scalar.operand(precision, Level.SCALAR),
+        lambda tensor, precision: tensor.operand(precision, Level.TENSOR),
+    )
+    return [
+        InexactTensor(like.dtype, first.shape, bounded=_whole(either(bounded), first.shape))
+        for bounded, like, first in results
+    ]
+
+
+def _whole(bounded: Bounded, shape: tuple[int, ...]) -> Bounded:
+    """Return what a formula yields as a tensor: a mask may be integers, a constant one number."""
+    return replace(bounded, value=np.broadcast_to(np.asarray(bounded.value, WIDE), shape))
