@@ -157,7 +157,7 @@ class _Drawing:
 
     def _feed(self, name: str, value: Array) -> str:
         self._inputs[name] = value
-        self._known[name] = InexactTensor.exact(value)
+        self._known[name] = InexactTensor(value.dtype, value.shape, value)
         return name
 
     def _link(self, name: str, nonnegative: bool) -> str:
@@ -200,7 +200,7 @@ def _applied(step: str, value: InexactTensor) -> InexactTensor:
         return value
     operand = value.tensor
     result = -operand if step == "Neg" else np.abs(operand)
-    return replace(value, exactly=None, bounded=result)
+    return replace(value, content=result)
 
 
 def _tolerance(judgement: Judgement) -> Relative:

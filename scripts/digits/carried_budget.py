@@ -17,11 +17,12 @@ from digits.network import LAYERS, SHAPES, Array
 from digits.optimizers import DOMAIN, Optimizer
 from onnxopt_cli.formula.call import complete_attributes
 from onnxopt_cli.operators import find_operator
-from onnxopt_cli.readings.bound.bounded import Bounded, Level, given, number, output
-from onnxopt_cli.readings.bound.precision import precision_of
+from onnxopt_cli.readings.bound.bounded import Bounded, covering, given, number, output
 from onnxopt_cli.readings.evaluate import WIDE
+from onnxopt_cli.readings.vocabulary import Level, precision_of
 
 _PRECISION = precision_of(np.dtype(np.float32))
+_SCALAR = precision_of(np.dtype(np.float32), Level.SCALAR)
 _U = _PRECISION.unit_roundoff
 # An exponential or a logarithm of a library, in unit roundoffs.
 _ELEMENTARY = 4
@@ -29,7 +30,7 @@ _ELEMENTARY = 4
 
 def exactly(tensor: Array) -> Bounded:
     """Return a tensor that is given."""
-    return given(tensor, _PRECISION, Level.TENSOR)
+    return given(tensor, _PRECISION)
 
 
 def carried_step(
@@ -76,8 +77,8 @@ def optimizer_step(
         name: value if isinstance(value, str) else number(value)  # type: ignore[arg-type]
         for name, value in complete_attributes(operator, optimizer.attributes).items()
     }
-    rate = given(np.array(optimizer.rate, np.float32), _PRECISION, Level.SCALAR)
-    count = given(np.array(optimizer.first_count + steps), _PRECISION, Level.SCALAR)
+    rate = given(np.array(optimizer.rate, np.float32), _SCALAR)
+    count = given(np.array(optimizer.first_count + steps), _SCALAR)
     results: dict[str, Bounded] = {}
     for name in SHAPES:
         states = [f"{state}_{name}" for state in optimizer.states]
@@ -85,7 +86,7 @@ def optimizer_step(
         with np.errstate(all="ignore"):
             new = operator.formula(rate, count, *operands, **attributes)
         for target, result in zip((name, *states), new, strict=True):
-            rounded = output(result, _PRECISION)
+            rounded = covering(*output(result, _PRECISION))
             results[f"{target}_new"] = _bounded(rounded.value, rounded.error)
     return results
 
@@ -143,4 +144,4 @@ def _transposed(a: Bounded) -> Bounded:
 
 
 def _bounded(value: Any, error: Any) -> Bounded:
-    return Bounded(np.asarray(value, WIDE), np.float64(error), _PRECISION, Level.TENSOR)
+    return Bounded(np.asarray(value, WIDE), np.float64(error), precision=_PRECISION)

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from trajectory_files import GRADIENTS, START, contents, trajectory_text
 
 from onnxopt_cli.operators import operator_named
-from onnxopt_cli.readings.bound.bounded import Level
 from onnxopt_cli.readings.bound.bounded import given as exactly
 from onnxopt_cli.readings.bound.chained import bound_trajectory, derived_array
-from onnxopt_cli.readings.bound.precision import precision_of
 from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.readings.variants import variants
+from onnxopt_cli.readings.vocabulary import precision_of
 
 FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")
 
@@ -111,14 +110,14 @@ def test_products_of_matrices_and_exponentials_stay_within_their_bound(seed, row
     precision = precision_of(np.dtype(np.float32))
     matrix = random.normal(size=(rows, inner)).astype(np.float32)
     vector = (random.normal(size=inner) * 10.0**exponent).astype(np.float32)
-    product = matrix @ exactly(vector, precision, Level.TENSOR)
+    product = matrix @ exactly(vector, precision)
     orders = [matrix @ vector, (matrix * vector).cumsum(axis=1, dtype=np.float32)[:, -1]]
     orders.append((matrix * vector)[:, ::-1].cumsum(axis=1, dtype=np.float32)[:, -1])
     for computed in orders:
         assert np.all(np.abs(np.float64(computed - product.value)) <= product.error)
     assert np.all(product.error <= 4 * inner * 2.0**-24 * (np.abs(matrix) @ np.abs(vector)) + 1e-36)
     with np.errstate(all="ignore"):
-        power = np.exp(replace(product, factors=(), terms=()))
+        power = np.exp(replace(product, factors=(), reach=None))
         for computed in orders:
             distance = np.abs(np.float64(np.exp(computed) - power.value))
             assert np.all((distance <= power.error) | ~np.isfinite(power.error))
@@ -126,9 +125,7 @@ def test_products_of_matrices_and_exponentials_stay_within_their_bound(seed, row
 
 def test_an_overflow_on_the_way_is_without_bound():
     precision = precision_of(np.dtype(np.float32))
-    large = exactly(np.array([3e38, 3e38, -3e38], np.float32), precision, Level.TENSOR)
+    large = exactly(np.array([3e38, 3e38, -3e38], np.float32), precision)
     assert np.isinf((np.ones((1, 3), np.float32) @ large).error).all()
     with np.errstate(all="ignore"):
-        assert np.isinf(
-            np.exp(exactly(np.array([100.0], np.float32), precision, Level.TENSOR)).error
-        ).all()
+        assert np.isinf(np.exp(exactly(np.array([100.0], np.float32), precision)).error).all()

@@ -12,6 +12,7 @@ them apart has R and the tensors in double.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,11 +22,16 @@ from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, Operand
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.readings.bound.bounded import Bounded, Level, given, number, output
-from onnxopt_cli.readings.bound.precision import Precision, coarsest, precision_of
+from onnxopt_cli.readings.bound.bounded import Bounded, given, number, output
 from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded
+from onnxopt_cli.readings.vocabulary import Level, Precision, precision_of
 
 T = TypeVar("T", bound=Operand)
+
+#: Changes an input.
+Change = Callable[[Array], Array]
+#: NaN or an infinity, and the elements that may be it.
+AlsoRight = tuple[float, Array]
 
 #: The multiple of the error bound that a derived tolerance allows.
 FACTOR = 4.0
@@ -110,29 +116,38 @@ def bound(call: Call[Array], factor: float = FACTOR) -> list[Judgement]:
             more digits than the output's, so that the expected value itself is off.
     """
     with np.errstate(all="ignore"):
-        return call.by_group(lambda part: _bound_part(part, factor))
+        return call.by_group(lambda part: _judgements(part, factor))
+
+
+def _judgements(call: Call[Array], factor: float) -> list[Judgement]:
+    judgements = []
+    for right, like, first in bounded_outputs(call, given):
+        judgement, *others = (judged(it, like.dtype, first.shape, factor) for it in right)
+        judgements.append(replace(judgement, otherwise=others[0]) if others else judgement)
+    also = also_right(call) or [[]] * len(judgements)
+    return [judgement.accepting(it) for judgement, it in zip(judgements, also, strict=True)]
 
 
 def bounded_outputs(
-    call: Call[T],
-    scalar: Callable[[T, Precision], Bounded],
-    tensor: Callable[[T, Precision], Bounded],
-) -> list[tuple[Bounded, T, T]]:
+    call: Call[T], operand: Callable[[T, Precision], Bounded]
+) -> list[tuple[tuple[Bounded, ...], T, T]]:
     """Apply the formula to operands of the bound reading.
 
     Args:
         call: the operator, attributes and inputs, whose parts are computed together.
-        scalar: makes an operand of a scalar, in the precision that it may be computed in.
-        tensor: makes an operand of a tensor in its own precision.
+        operand: makes an operand of an input, in the precision that it may be computed in: a tensor
+            in its own, what comes from R and T alone in the coarsest of all.
 
     Returns:
-        For each output in the node's order: what the formula yields, rounded to the output's type;
-        the input that has its element type, and the input that has its shape.
+        For each output in the node's order: what the formula yields, rounded to the output's type,
+        as :func:`~onnxopt_cli.readings.bound.bounded.output` returns it; the input that has its
+        element type, and the input that has its shape.
     """
-    scalar_precision = _scalar_precision(call)
+    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
+    coarsest = precision_of(max(floats, key=lambda it: np.finfo(it).eps), Level.SCALAR)
     results = call.apply(
-        lambda operand: scalar(operand, scalar_precision),
-        lambda operand: tensor(operand, precision_of(operand.dtype)),
+        lambda scalar: operand(scalar, coarsest),
+        lambda tensor: operand(tensor, precision_of(tensor.dtype)),
         number,
     )
     return [
@@ -140,55 +155,31 @@ def bounded_outputs(
     ]
 
 
-def _bound_part(call: Call[Array], factor: float) -> list[Judgement]:
-    results = bounded_outputs(
-        call,
-        lambda scalar, precision: given(scalar.reshape(()), precision, Level.SCALAR),
-        lambda tensor, precision: given(tensor, precision, Level.TENSOR),
-    )
-    judgements = [_judgement(bounded, like, first, factor) for bounded, like, first in results]
-    others = also_right(call)
-    if not others:
-        return judgements
-    return [judgement.accepting(also) for judgement, also in zip(judgements, others, strict=True)]
-
-
-def _scalar_precision(call: Call[T]) -> Precision:
-    """Return the coarsest type in which what comes from R and T may be computed."""
-    return coarsest(precision_of(each.dtype) for each in call.inputs if each.dtype.kind == "f")
-
-
-def _judgement(bounded: Bounded, like: Array, first: Array, factor: float) -> Judgement:
-    judgement = judged(bounded.value, bounded.error, like.dtype, first.shape, factor)
-    if bounded.otherwise is None:
-        return judgement
-    other = bounded.otherwise
-    return replace(
-        judgement, otherwise=judged(other.value, other.error, like.dtype, first.shape, factor)
-    )
-
-
 def judged(
-    value: Any, error: Any, dtype: np.dtype[Any], shape: tuple[int, ...], factor: float
+    bounded: Bounded,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    factor: float,
 ) -> Judgement:
     """Return what an output must be that is known up to an error, in its dtype and shape."""
     if precision_of(dtype).unit_roundoff <= np.finfo(WIDE).eps / 2:
         factor *= 2
-    wide = np.broadcast_to(np.asarray(value, WIDE), shape)
-    return Judgement(rounded(value, dtype, shape), wide, np.broadcast_to(error, shape), factor)
-
-
-#: Changes an input.
-Change = Callable[[Array], Array]
-#: NaN or an infinity, and the elements that may be it.
-AlsoRight = tuple[float, Array]
+    wide = np.broadcast_to(np.asarray(bounded.value, WIDE), shape)
+    error = np.broadcast_to(bounded.error, shape)
+    return Judgement(rounded(bounded.value, dtype, shape), wide, error, factor)
 
 
 def also_right(call: Call[Array]) -> list[list[AlsoRight]]:
     """Return what each output of a node may be beside what the formula yields.
 
+    The formula's ``alpha * V + (1 - alpha) * G`` is infinite where V is. Written as
+    ``V + (1 - alpha) * (G - V)`` it is NaN, and no less honest. So an element that an infinite
+    input reaches may also be NaN if a right form yields NaN there, whatever the formula yields; and
+    where the formula yields NaN, it may also be the infinity that a right form yields.
+
     Returns:
-        For each output in the node's order: NaN or an infinity, and a mask of the output's shape.
+        For each output in the node's order: NaN or an infinity, and a mask of the output's shape;
+        empty if no input is infinite.
     """
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
@@ -204,74 +195,52 @@ def also_right_from(
     inputs: Sequence[Array],
     outputs: Callable[[Operator, Change], Sequence[Array]],
 ) -> list[list[AlsoRight]]:
-    """Return what each output may be beside what the formula yields.
+    """Return what each output may be beside what the formula yields, as :func:`also_right`.
 
     Args:
         operator: whose formula and forms are asked.
         inputs: all that the outputs are computed from.
         outputs: computes them by an operator's formula, from inputs that are changed before.
-
-    Returns:
-        As :func:`also_right`; empty if no input is infinite.
     """
-    if not any(_is_infinite(array).any() for array in inputs):
+    if not any(np.isinf(array).any() for array in inputs):
         return []
-    expected = outputs(operator, _as_it_is)
+
+    def instead_of_infinite(number: float) -> Sequence[Array]:
+        def change(array: Array) -> Array:
+            infinite = np.isinf(array)
+            if not infinite.any():
+                return array
+            return np.where(infinite, np.copysign(array.dtype.type(number), array), array)
+
+        return outputs(operator, change)
+
+    expected = outputs(operator, lambda array: array)
     # An infinite input reaches what changes if it is NaN, or finite.
-    probes = [outputs(operator, change) for change in (_infinite_to_nan, _infinite_to_one)]
-    forms = [outputs(form, _as_it_is) for form in _forms(operator)]
+    as_nan, as_one = instead_of_infinite(np.nan), instead_of_infinite(1.0)
+    forms = [outputs(form, lambda array: array) for form in _forms(operator)]
     found: list[list[AlsoRight]] = []
     for place, value in enumerate(expected):
-        reached = ~(_alike(value, probes[0][place]) & _alike(value, probes[1][place]))
-        written = [form[place] for form in forms]
-        masks = [
-            (special, reached & _may_be(special, value, written))
-            for special in (np.nan, np.inf, -np.inf)
-        ]
-        found.append([(special, mask) for special, mask in masks if mask.any()])
+        reached = ~(_alike(value, as_nan[place]) & _alike(value, as_one[place]))
+        masks: list[AlsoRight] = []
+        for special in (np.nan, np.inf, -np.inf):
+            yields = np.zeros(value.shape, bool)
+            for form in forms:
+                yields |= _alike(form[place], np.asarray(special))
+            # NaN for what is none, or an infinity for NaN.
+            mask = reached & yields & (np.isnan(value) != np.isnan(special))
+            if mask.any():
+                masks.append((special, mask))
+        found.append(masks)
     return found
 
 
 def _forms(operator: Operator) -> Iterator[Operator]:
     """Yield the operator with its formula as each of its forms writes it."""
     for form in operator.forms:
-        try:
+        # A wrong formula may have lost what the form replaces.
+        with suppress(ValueError):
             yield replace(operator, formula=form.written(operator.formula))
-        except ValueError:
-            # A wrong formula may have lost what the form replaces.
-            continue
-
-
-def _may_be(special: float, value: Array, written: Sequence[Array]) -> Array:
-    """Tell where a form yields NaN for what is none, or an infinity for NaN."""
-    yields = np.zeros(value.shape, bool)
-    for each in written:
-        yields |= _alike(each, np.asarray(special))
-    return yields & (np.isnan(value) != np.isnan(special))
 
 
 def _alike(one: Array, other: Array) -> Array:
     return (one == other) | (np.isnan(one) & np.isnan(other))
-
-
-def _is_infinite(array: Array) -> Array:
-    return np.isinf(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
-
-
-def _as_it_is(array: Array) -> Array:
-    return array
-
-
-def _infinite_to_nan(array: Array) -> Array:
-    return _instead_of_infinite(array, np.nan)
-
-
-def _infinite_to_one(array: Array) -> Array:
-    return _instead_of_infinite(array, 1.0)
-
-
-def _instead_of_infinite(array: Array, number: float) -> Array:
-    infinite = _is_infinite(array)
-    if not infinite.any():
-        return array
-    return np.where(infinite, np.copysign(array.dtype.type(number), array), array)

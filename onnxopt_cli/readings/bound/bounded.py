@@ -1,155 +1,144 @@
-"""The operand of the bound reading: wide values, and how far an honest evaluation may be off."""
+"""The operands of the bound reading: wide values, and how far an honest evaluation may be off.
+
+A formula's operands are :class:`Bounded` at first. Two things make pairs of them, and each pair is
+dealt with in one place, when it meets an operation: a choice that rounding can turn over has two
+right results (:class:`Either`), and tensors of unlike types may be combined in either type
+(:class:`Mixed`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.percentile import percentile
-from onnxopt_cli.readings.bound.number_range import (
-    allow_for_order,
-    allow_for_range,
-    largest,
-    settle_not_finite,
-    smallest,
-)
-from onnxopt_cli.readings.bound.precision import UNTYPED, Precision, coarsest, finest
-from onnxopt_cli.readings.bound.propagation import COMPARISONS, RULES, RoundingRule
-from onnxopt_cli.readings.bound.reductions import Reduced, extreme, multiplied, ranked, summed
 from onnxopt_cli.readings.evaluate import WIDE
-
-_LOGICAL = frozenset(
-    {
-        *(np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
-        *(np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
-    }
+from onnxopt_cli.readings.vocabulary import (
+    UNTYPED,
+    Approximate,
+    Choice,
+    Comparison,
+    Elementwise,
+    Level,
+    Logical,
+    MatrixProduct,
+    Percentile,
+    Precision,
+    Reduction,
+    Row,
+    Shorthand,
+    matrix_product,
+    ranked,
+    row_of,
 )
-# Operations whose exact result every honest evaluation yields in a type that can hold it.
-_UNROUNDED = frozenset({np.add, np.subtract, np.absolute, np.negative})
 
 
-class Level(IntEnum):
-    """What an operand belongs to; an operation is carried out at the highest of its operands'."""
+class _Operand(NDArrayOperatorsMixin):
+    """What joins in through NumPy's dispatch."""
 
-    NUMBER = 0  # attributes and literals: exact, of whatever type they meet
-    SCALAR = 1  # what comes from R and T alone, shared by all tensors
-    TENSOR = 2
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return _apply(ufunc, row_of(ufunc, method, options), inputs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        return _apply(function, row_of(function, "__call__", options), inputs)
 
 
 @dataclass(frozen=True, eq=False)
-class Bounded(NDArrayOperatorsMixin):
+class Bounded(Approximate, _Operand):
     """A wide value with a bound on the error of an honest evaluation.
 
     Where the error is 0 every honest evaluation yields the value, be it NaN or Inf. Where it is
     infinite honest evaluations may yield anything.
 
-    A choice on a comparison that rounding can turn over has two right results and nothing between
-    them: the value, and ``otherwise``. What is computed from it element by element has both, too.
-
     Attributes:
-        value: what the evaluate reading computes; booleans for the result of a comparison.
-        error: bound on ``abs(computed - value)``, float64, of a shape that broadcasts to the
-            value's; for the result of a comparison positive where rounding can turn it over.
         precision: the coarsest type that an honest implementation computes the value in.
-        level: what the value belongs to.
-        may_cross: where rounding may carry the value across zero. An error as large as the value
-            alone does not say so: flushing to zero keeps the sign.
+        doubt: the error as a comparison sees it: none where no evaluation rounds, because operands
+            are exact and the type can hold the result; None if it is the error.
+        reach: of a sum, the magnitudes of its terms added up; None if it is no sum.
         factors: the operands whose product the value is, with their exponents, 1 or -1; empty if
             it is no product.
-        terms: the operands whose sum the value is; empty if it is no sum.
-        kept: the same value in the finer of the types that it was computed from, for an output of
-            that type; None if they were alike.
-        unrounded: tells where the value is exact though its rule allows for a rounding; None if
-            the rule says all. It matters to comparisons alone.
-        otherwise: what the value is where the choice falls the other way, and the same elsewhere;
-            None if nothing is in doubt.
-        choice: the condition of that choice.
     """
 
-    value: Any
-    error: Any
     precision: Precision = UNTYPED
-    level: Level = Level.NUMBER
-    may_cross: Any = False
+    doubt: Any = None
+    reach: Any = None
     factors: tuple[tuple[Bounded, int], ...] = ()
-    terms: tuple[Bounded, ...] = ()
-    kept: Bounded | None = None
-    unrounded: Callable[[], Any] | None = None
-    otherwise: Bounded | None = None
-    choice: Bounded | None = None
 
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
-    ) -> Bounded:
-        if method != "__call__" or options:
-            raise NotImplementedError(f"the bound reading knows numpy.{ufunc.__name__} as it is")
-        operands = [as_bounded(operand) for operand in inputs]
-        if ufunc is np.square:
-            ufunc, operands = np.multiply, operands * 2
-        if ufunc is np.reciprocal:
-            ufunc, operands = np.divide, [as_bounded(1.0), *operands]
-        if ufunc in _LOGICAL:
-            return _logical(ufunc, *operands)
-        if ufunc in COMPARISONS:
-            return _compare(ufunc, *operands)
-        if ufunc is np.matmul:
-            return _matrix_product(*operands)
-        if ufunc not in RULES:
-            raise NotImplementedError(f"the bound reading has no rule for numpy.{ufunc.__name__}")
-        return _operate(ufunc, RULES[ufunc], operands)
-
-    def __array_function__(
-        self,
-        function: Callable[..., Any],
-        _: Any,
-        inputs: Sequence[Any],
-        options: dict[str, Any],
-    ) -> Any:
-        if function not in _FUNCTIONS:
-            raise NotImplementedError(
-                f"the bound reading has no rule for numpy.{function.__name__}"
-            )
-        return _FUNCTIONS[function](*inputs, **options)
-
-    @cached_property
-    def magnitude(self) -> Any:
-        """Absolute value in float64."""
-        return np.abs(np.float64(self.value))
-
-    @cached_property
-    def reach(self) -> Any:
+    @property
+    def largest_parts(self) -> Any:
         """Magnitude of what a factor may meet: the terms of a sum one by one, or the value."""
-        return sum(term.magnitude for term in self.terms) if self.terms else self.magnitude
-
-    @cached_property
-    def doubt(self) -> Any:
-        """Error as a comparison sees it: none where no evaluation rounds."""
-        if self.unrounded is None or not np.any(self.error):
-            return self.error
-        return np.where(self.unrounded(), 0.0, self.error)
+        return self.magnitude if self.reach is None else self.reach
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """Smallest magnitude and largest reach of an element or 1, zero and infinity aside."""
-        return smallest(self.magnitude), largest(self.reach)
+        """Smallest magnitude and largest part of an element or 1, zero and infinity aside."""
+        usual, large = self.magnitude, self.largest_parts
+        return (
+            float(np.min(usual, initial=1.0, where=_is_usual(usual))),
+            float(np.max(large, initial=1.0, where=_is_usual(large))),
+        )
+
+    @property
+    def doubtful(self) -> Any:
+        """The error as a comparison sees it."""
+        return self.error if self.doubt is None else self.doubt
 
 
-def given(tensor: Array, precision: Precision, level: Level) -> Bounded:
+@dataclass(frozen=True, eq=False)
+class Mixed(_Operand):
+    """What tensors of unlike types were combined to.
+
+    One who computes in the type of one of them may do so in the coarser type. Yet a double output
+    that adds to a double input must keep its digits.
+
+    Attributes:
+        coarse: as computed in the coarser type.
+        fine: as computed in the finer one, from what was computed in the coarser types before; for
+            an output of the finer type.
+    """
+
+    coarse: Bounded
+    fine: Bounded
+
+
+@dataclass(frozen=True, eq=False)
+class Either(_Operand):
+    """The two right results of a choice on a comparison that rounding can turn over.
+
+    There is nothing between them. What is computed from it element by element has both, too.
+
+    Attributes:
+        first: the result by the comparison's value.
+        other: what it is where the choice falls the other way, and the same elsewhere.
+        condition: of the choice.
+    """
+
+    first: Bounded | Mixed
+    other: Bounded | Mixed
+    condition: Bounded
+
+
+Result: TypeAlias = Bounded | Mixed | Either
+
+
+def given(tensor: Array, precision: Precision) -> Bounded:
     """Return an input as an honest implementation takes it, in a type that may be narrower."""
+    if precision.level is Level.SCALAR:
+        tensor = tensor.reshape(())
     value = tensor.astype(WIDE)
     error: Any = np.zeros((), np.float64)
     if precision.dtype is not None and tensor.dtype != precision.dtype:
         difference = np.abs(value - value.astype(precision.dtype).astype(WIDE))
         error = np.float64(np.where(np.isfinite(value), difference, 0.0))
-    return within_range(Bounded(value, error, precision, level))
+    return _within_range(Bounded(value, error, precision=precision))
 
 
 def number(value: float) -> Bounded:
@@ -157,98 +146,118 @@ def number(value: float) -> Bounded:
     return Bounded(WIDE.type(value), np.float64(0.0))
 
 
-def output(result: Any, precision: Precision) -> Bounded:
-    """Return what a formula yields, or a plain number, rounded to an output's type."""
-    result = as_bounded(result)
-    finer = precision.unit_roundoff < result.precision.unit_roundoff
-    chosen = result.kept if finer and result.kept else result
-    converted = _converted(chosen, precision)
-    if chosen.otherwise is None:
-        return converted
-    return replace(converted, otherwise=_converted(chosen.otherwise, precision))
+def output(result: Any, precision: Precision) -> tuple[Bounded, ...]:
+    """Return what a formula yields, or a plain number, rounded to an output's type.
 
-
-def as_bounded(operand: Any) -> Bounded:
-    """Return an operand; a plain number as it is, to be computed as in the evaluate reading."""
-    return operand if isinstance(operand, Bounded) else Bounded(operand, np.float64(0.0))
-
-
-def _operate(ufunc: np.ufunc, rule: RoundingRule, operands: list[Bounded]) -> Bounded:
-    """Carry out an operation in the types that an honest implementation may choose.
-
-    Tensors of unlike types may be combined in the coarser type, as one does who computes in the
-    type of one of them. Yet a double output that adds to a double input must keep its digits: this
-    is the value that is kept. A scalar that meets a tensor takes the tensor's type; it may have
-    been computed in a coarser one, but that is no reason to compute tensors in it.
+    It is one operand, or where rounding decides a choice, the two right results.
     """
-    if any(operand.otherwise for operand in operands):
-        return _operate_on_both(ufunc, rule, operands)
-    level = max(operand.level for operand in operands)
-    highest = [operand for operand in operands if operand.level == level]
-    precision = coarsest(operand.precision for operand in highest)
-    result = _propagate(ufunc, rule, operands, level, precision)
-    kept = None
-    if any(operand.precision is not precision for operand in highest):
-        kept = _propagate(ufunc, rule, operands, level, finest(each.precision for each in highest))
-    elif len(highest) == 1 and (finer := highest[0].kept):
-        kept = _propagate(
-            ufunc,
-            rule,
-            [finer if operand is highest[0] else operand for operand in operands],
-            level,
-            finer.precision,
-        )
-    return replace(result, kept=kept) if kept else result
+    right = (result.first, result.other) if isinstance(result, Either) else (_operand(result),)
+    return tuple(_rounded(operand, precision) for operand in right)
 
 
-def _operate_on_both(ufunc: np.ufunc, rule: RoundingRule, operands: list[Bounded]) -> Bounded:
-    """Carry out an operation for both results of a choice that its operands come from.
-
-    Of operands from several choices, anything between the results of each may be right.
-    """
-    first, *others = {id(each.choice): each.choice for each in operands if each.otherwise}.values()
-    if others:
-        return _operate(ufunc, rule, list(map(either, operands)))
-    result = _operate(ufunc, rule, [replace(operand, otherwise=None) for operand in operands])
-    other = _operate(ufunc, rule, [operand.otherwise or operand for operand in operands])
-    return with_both(result, other, first)
+def _rounded(operand: Bounded | Mixed, precision: Precision) -> Bounded:
+    if isinstance(operand, Mixed):
+        finer = precision.unit_roundoff < operand.coarse.precision.unit_roundoff
+        operand = operand.fine if finer else operand.coarse
+    return _converted(operand, precision)
 
 
-def with_both(result: Bounded, other: Bounded, choice: Bounded | None) -> Bounded:
-    """Return both results of a choice as one operand."""
-    kept = result.kept
-    if kept and other.kept:
-        kept = replace(kept, otherwise=other.kept, choice=choice)
-    return replace(result, kept=kept, otherwise=other, choice=choice)
-
-
-def either(operand: Bounded) -> Bounded:
+def covering(first: Any, other: Any = None) -> Any:
     """Return an operand whose error covers both results of a choice, and what is between them."""
-    other = operand.otherwise
     if other is None:
-        return operand
-    apart = np.abs(np.float64(other.value - operand.value)) + np.maximum(operand.error, other.error)
+        return first
+    if isinstance(first, Mixed):
+        return Mixed(covering(first.coarse, other.coarse), covering(first.fine, other.fine))
+    apart = np.abs(np.float64(other.value - first.value)) + np.maximum(first.error, other.error)
     apart = np.where(np.isnan(apart), np.inf, apart)
-    alike = (operand.value == other.value) & (operand.error == other.error)
-    return replace(
-        operand,
-        error=np.where(alike, operand.error, apart),
-        may_cross=operand.may_cross | other.may_cross | ~alike,
-        factors=(),
-        terms=(),
-        kept=None,
-        unrounded=None,
-        otherwise=None,
+    alike = (first.value == other.value) & (first.error == other.error)
+    error = np.where(alike, first.error, apart)
+    may_cross = first.may_cross | other.may_cross | ~alike
+    return Bounded(first.value, error, may_cross, first.precision)
+
+
+def _operand(operand: Any) -> Any:
+    """Return an operand; a plain number is computed with as in the evaluate reading."""
+    return operand if isinstance(operand, _Operand) else Bounded(operand, np.float64(0.0))
+
+
+def _apply(function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
+    """Apply a function to what operands there are: to both results of a choice, if there is one.
+
+    Of operands from several choices, anything between the results of each may be right; likewise of
+    what is not computed element by element.
+    """
+    if isinstance(row, Shorthand):
+        return row.written(*inputs)
+    operands = [_operand(operand) for operand in inputs]
+    choices = [operand for operand in operands if isinstance(operand, Either)]
+    if not choices:
+        return _combined(function, row, operands)
+    condition = choices[0].condition
+    if not isinstance(row, Elementwise) or any(it.condition is not condition for it in choices):
+        covered = [
+            covering(it.first, it.other) if isinstance(it, Either) else it for it in operands
+        ]
+        return _combined(function, row, covered)
+    firsts = [it.first if isinstance(it, Either) else it for it in operands]
+    others = [it.other if isinstance(it, Either) else it for it in operands]
+    return Either(_combined(function, row, firsts), _combined(function, row, others), condition)
+
+
+def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | Mixed]) -> Any:
+    """Apply a function to operands that may have been computed in either of two types.
+
+    A scalar that meets a tensor takes the tensor's type; it may have been computed in a coarser
+    one, but that is no reason to compute tensors in it.
+    """
+    coarse = [it.coarse if isinstance(it, Mixed) else it for it in operands]
+    match row:
+        case Comparison():
+            return _compared(function, *coarse)
+        case Logical():
+            return _logical(function, *coarse)
+        case Choice():
+            return _chosen(coarse[0], *operands[1:])
+        case MatrixProduct():
+            return _matrix_product(*coarse)
+        case Reduction() | Percentile():
+            reduced = _reduced(row, *coarse)
+            if isinstance(operands[0], Mixed):
+                return Mixed(reduced, _reduced(row, operands[0].fine, *coarse[1:]))
+            return reduced
+    assert isinstance(row, Elementwise)  # noqa: S101 - what is left
+    precision = _coarsest(coarse)
+    result = _computed(function, row, coarse, precision)
+    highest = [it for it in coarse if it.precision.level == precision.level]
+    if any(it.precision is not precision for it in highest):
+        finest = min((it.precision for it in highest), key=_unit_roundoff)
+        return Mixed(result, _computed(function, row, coarse, finest))
+    mixed = [it for it in operands if isinstance(it, Mixed) and it.coarse is highest[0]]
+    if mixed and len(highest) == 1:
+        fine = [mixed[0].fine if it is highest[0] else it for it in coarse]
+        return Mixed(result, _computed(function, row, fine, mixed[0].fine.precision))
+    return result
+
+
+def _coarsest(operands: Sequence[Bounded]) -> Precision:
+    """Return what operands are combined in: of those of the highest level, the coarsest type."""
+    return max(
+        (operand.precision for operand in operands), key=lambda it: (it.level, it.unit_roundoff)
     )
 
 
-def joining(operand: Bounded, level: Level, precision: Precision) -> Bounded:
-    """Return an operand as it enters an operation of a level and type."""
-    if operand.precision is precision:
+def _unit_roundoff(precision: Precision) -> float:
+    return precision.unit_roundoff
+
+
+def _joining(operand: Bounded, precision: Precision) -> Bounded:
+    """Return an operand as it enters an operation that is carried out in a type."""
+    own = operand.precision
+    if own is precision:
         return operand
-    if operand.precision is UNTYPED:
+    if own is UNTYPED:
         return _typed(operand, precision)
-    if operand.level == level and operand.precision.unit_roundoff < precision.unit_roundoff:
+    if own.level == precision.level and own.unit_roundoff < precision.unit_roundoff:
         return _converted(operand, precision)
     return operand
 
@@ -256,93 +265,21 @@ def joining(operand: Bounded, level: Level, precision: Precision) -> Bounded:
 def _typed(operand: Bounded, precision: Precision) -> Bounded:
     """Scale the error of an expression of attributes alone to the type that it meets."""
     error = operand.error * (precision.unit_roundoff / UNTYPED.unit_roundoff)
-    return within_range(replace(operand, error=error, precision=precision))
+    return _within_range(replace(operand, error=error, precision=precision))
 
 
 def _converted(operand: Bounded, precision: Precision) -> Bounded:
-    """Round an operand to a type."""
+    """Round an operand to a type; what the type can hold stays, infinity and NaN among it."""
     if operand.precision is UNTYPED:
         operand = _typed(operand, precision)
-    error = operand.error + _rounding(operand, precision)
-    plain = replace(operand, factors=(), terms=(), kept=None, unrounded=None)
-    return within_range(replace(plain, error=error, precision=precision))
-
-
-def within_range(operand: Bounded) -> Bounded:
-    """Allow for what the precision's range does to an operand."""
-    error = allow_for_range(operand.value, operand.magnitude, operand.error, operand.precision)
-    return operand if error is operand.error else replace(operand, error=error)
-
-
-def _propagate(
-    ufunc: np.ufunc, rule: RoundingRule, operands: list[Bounded], level: Level, precision: Precision
-) -> Bounded:
-    operands = [joining(operand, level, precision) for operand in operands]
-    value = ufunc(*(operand.value for operand in operands))
-    rounded = Bounded(value, np.float64(0.0), precision, level)
-    magnitude = rounded.magnitude
-    error = rule.inherited(magnitude, *operands)
-    if rule.roundings:
-        own = (rule.roundings * _unit_roundoff(rule, operands, precision)) * magnitude
-        error = error + (own if rule.exact is None else np.where(rule.exact(*operands), 0.0, own))
-    if not (magnitude + error < np.inf).all():
-        error = settle_not_finite(rule, value, error, operands)
-    factors = _factors(rule, operands)
-    if factors:
-        error = allow_for_order(factors, value, magnitude, error, precision)
-    error = allow_for_range(value, magnitude, error, precision)
-    return Bounded(
-        value,
-        error,
-        precision,
-        level,
-        may_cross=rule.crosses(magnitude, error, *operands),
-        factors=factors,
-        terms=tuple(operands) if rule.is_sum else (),
-        unrounded=partial(_is_unrounded, operands, rounded) if ufunc in _UNROUNDED else None,
-    )
-
-
-def _unit_roundoff(rule: RoundingRule, operands: list[Bounded], precision: Precision) -> float:
-    """Return the relative error of one rounding.
-
-    In a product it is the coarsest operand's: a scalar may have met another factor in its own type.
-    """
-    if not rule.exponents:
-        return precision.unit_roundoff
-    typed = [operand.precision for operand in operands if operand.precision is not UNTYPED]
-    return coarsest((precision, *typed)).unit_roundoff
-
-
-def _factors(rule: RoundingRule, operands: Sequence[Bounded]) -> tuple[tuple[Bounded, int], ...]:
-    return tuple(
-        (factor, exponent * sign)
-        for operand, sign in zip(operands, rule.exponents, strict=False)
-        for factor, exponent in operand.factors or ((operand, 1),)
-    )
-
-
-def _is_unrounded(operands: Sequence[Bounded], result: Bounded) -> Any:
-    """Tell where operands are exact, and so is the result, because its type can hold it."""
-    exact: Any = np.bool_(True)
-    for operand in operands:
-        exact = exact & (operand.doubt == 0)
-    normal = (result.value == 0) | (result.magnitude >= result.precision.smallest_normal)
-    return exact & normal & _is_held(result.value, result.precision)
-
-
-def _rounding(operand: Bounded, precision: Precision) -> Any:
-    """Return the error of rounding to a type, which what it can hold does not have.
-
-    Infinity and NaN are among it.
-    """
-    error = precision.unit_roundoff * operand.magnitude
-    if not (error < np.inf).all():
-        error = np.where(error < np.inf, error, 0.0)
+    rounding = precision.unit_roundoff * operand.magnitude
+    if not (rounding < np.inf).all():
+        rounding = np.where(rounding < np.inf, rounding, 0.0)
     exact = operand.error == 0
-    if not exact.any():
-        return error
-    return np.where(exact & _is_held(operand.value, precision), 0.0, error)
+    if exact.any():
+        rounding = np.where(exact & _is_held(operand.value, precision), 0.0, rounding)
+    error = operand.error + rounding
+    return _within_range(Bounded(operand.value, error, operand.may_cross, precision))
 
 
 def _is_held(value: Any, precision: Precision) -> Any:
@@ -352,113 +289,200 @@ def _is_held(value: Any, precision: Precision) -> Any:
     return value == np.asarray(value).astype(precision.dtype)
 
 
-def _compare(ufunc: np.ufunc, a: Bounded, b: Bounded) -> Bounded:
+def _within_range(operand: Bounded) -> Bounded:
+    error = _allow_for_range(operand.value, operand.magnitude, operand.error, operand.precision)
+    return operand if error is operand.error else replace(operand, error=error)
+
+
+def _computed(
+    function: Callable[..., Any], row: Elementwise, operands: list[Bounded], precision: Precision
+) -> Bounded:
+    """Carry out an operation in a type."""
+    operands = [_joining(operand, precision) for operand in operands]
+    value = function(*(operand.value for operand in operands))
+    magnitude = np.abs(np.float64(value))
+    error = row.inherited(magnitude, *operands)
+    if row.roundings:
+        # A scalar may have met another factor in its own type, which may be coarser.
+        coarse = [it.precision.unit_roundoff for it in operands if it.precision is not UNTYPED]
+        unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
+        own = row.roundings * unit * magnitude
+        error = error + (own if row.exact is None else np.where(row.exact(*operands), 0.0, own))
+    if not (magnitude + error < np.inf).all():
+        error = _settle_not_finite(row, value, error, operands)
+    factors = tuple(
+        (factor, exponent * sign)
+        for operand, sign in zip(operands, row.exponents, strict=False)
+        for factor, exponent in operand.factors or ((operand, 1),)
+    )
+    if factors:
+        error = _allow_for_order(factors, value, magnitude, error, precision)
+    error = _allow_for_range(value, magnitude, error, precision)
+    return Bounded(
+        value,
+        error,
+        row.crosses(magnitude, error, *operands),
+        precision,
+        doubt=_doubt(row, value, magnitude, error, operands, precision),
+        reach=operands[0].magnitude + operands[1].magnitude if row.is_sum else None,
+        factors=factors,
+    )
+
+
+def _doubt(
+    row: Elementwise,
+    value: Any,
+    magnitude: Any,
+    error: Any,
+    operands: Sequence[Bounded],
+    precision: Precision,
+) -> Any:
+    """Return the error without that of exact results of exact operands, if there are such."""
+    if precision.dtype is None or not (row.is_sum or row.roundings == 0):
+        return None
+    exact: Any = error > 0
+    for operand in operands:
+        exact = exact & (operand.doubtful == 0)
+    if not exact.any():
+        return None
+    normal = (value == 0) | (magnitude >= precision.smallest_normal)
+    return np.where(exact & normal & _is_held(value, precision), 0.0, error)
+
+
+def _allow_for_range(value: Any, magnitude: Any, error: Any, precision: Precision) -> Any:
+    """Allow for flushing of what may be subnormal, and give up on what may leave the range."""
+    subnormal = magnitude - error < precision.smallest_normal
+    if subnormal.any():
+        # An exact zero stays one; another may be so small that its magnitude underflows here.
+        lost = subnormal & ((value != 0) | (error > 0))
+        error = np.where(lost, error + precision.smallest_normal, error)
+    beyond = magnitude + error > precision.largest
+    if beyond.any():
+        error = np.where(beyond & (np.isfinite(value) | (error > 0)), np.inf, error)
+    return error
+
+
+def _settle_not_finite(
+    row: Elementwise, value: Any, error: Any, operands: Sequence[Approximate]
+) -> Any:
+    """Say which NaN and Inf every honest evaluation yields, as IEEE arithmetic on the inputs does.
+
+    Others come from values that have left the range, or may be zero, or of either sign.
+    """
+    finite = np.isfinite(value)
+    certain, from_nan = np.bool_(True), np.bool_(False)
+    usual = np.bool_(True)
+    for operand in operands:
+        exact = operand.error == 0
+        bounded = operand.error < np.inf
+        if not row.is_sum:
+            bounded = bounded & (operand.magnitude > operand.error)
+        certain = certain & (exact | bounded)
+        from_nan = from_nan | (exact & np.isnan(operand.value))
+        usual = usual & np.isfinite(operand.value) & (operand.value != 0)
+    overflow = np.isinf(value) & usual
+    settled = (from_nan & np.isnan(value)) | (certain & ~finite & ~overflow)
+    error = np.where(np.isnan(error), np.where(certain, 0.0, np.inf), error)
+    return np.where(finite, error, np.where(settled, 0.0, np.inf))
+
+
+def _allow_for_order(
+    factors: Sequence[tuple[Bounded, int]],
+    value: Any,
+    magnitude: Any,
+    error: Any,
+    precision: Precision,
+) -> Any:
+    """Allow for a product whose factors are multiplied in another order, or by terms of a sum.
+
+    A partial product that leaves the range upwards makes the whole anything, downwards zero.
+    """
+    low = high = 1.0
+    for factor, exponent in factors:
+        least, most = factor.span
+        low *= least if exponent > 0 else 1 / most
+        high *= most if exponent > 0 else 1 / least
+    if low >= precision.smallest_normal and high <= precision.largest:
+        return error
+    lows: Any = np.float64(1.0)
+    highs: Any = np.float64(1.0)
+    for factor, exponent in factors:
+        size = factor.magnitude**exponent
+        lows = lows * np.minimum(np.where(_is_usual(size), size, 1.0), 1.0)
+        parts = factor.largest_parts if exponent > 0 else size
+        highs = highs * np.maximum(np.where(_is_usual(parts), parts, 1.0), 1.0)
+    finite = np.isfinite(value)
+    error = error + np.where(finite & (lows < precision.smallest_normal), magnitude, 0.0)
+    return np.where(finite & (highs > precision.largest), np.inf, error)
+
+
+def _is_usual(magnitude: Any) -> Any:
+    return (magnitude > 0) & (magnitude < np.inf)
+
+
+def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
     """Compare; the error is positive where the operands are closer than theirs."""
-    a, b = either(a), either(b)
-    value = ufunc(a.value, b.value)
-    reach = a.doubt + b.doubt
-    undecided = reach > 0
+    doubt = a.doubtful + b.doubtful
+    undecided = doubt > 0
     if undecided.any():
-        certain = _is_nan(a) | _is_nan(b)
-        undecided = undecided & ~certain & ~(np.abs(np.float64(a.value - b.value)) > reach)
-    return Bounded(value, np.float64(undecided))
+        for operand in (a, b):
+            undecided = undecided & ~(np.isnan(operand.value) & (operand.error == 0))
+        undecided = undecided & ~(np.abs(np.float64(a.value - b.value)) > doubt)
+    return Bounded(function(a.value, b.value), np.float64(undecided))
 
 
-def _logical(ufunc: np.ufunc, *operands: Bounded) -> Bounded:
+def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
     """Combine results of comparisons; in doubt where those are whose turning over turns it over."""
-    combine: Callable[..., Any] = ufunc
-    values = [operand.value for operand in operands]
+    value = function(*(operand.value for operand in operands))
     undecided: Any = np.bool_(False)
     for turned in product((False, True), repeat=len(operands)):
         others = [
             np.where(turn & (operand.error > 0), ~np.asarray(operand.value), operand.value)
             for turn, operand in zip(turned, operands, strict=True)
         ]
-        undecided = undecided | (combine(*others) != combine(*values))
-    return Bounded(combine(*values), np.float64(undecided))
+        undecided = undecided | (function(*others) != value)
+    return Bounded(value, np.float64(undecided))
 
 
-def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
-    """Multiply matrices, or a matrix and a vector, adding the products in any order."""
-    a, b = either(a), either(b)
-    level = max(a.level, b.level)
-    precision = coarsest(each.precision for each in (a, b) if each.level == level)
-    a, b = joining(a, level, precision), joining(b, level, precision)
-    value, error, may_cross = multiplied(a, b, precision)
-    return within_range(Bounded(value, error, precision, level, may_cross))
-
-
-def _is_nan(operand: Bounded) -> Any:
-    return np.isnan(operand.value) & (operand.error == 0)
-
-
-def _choose(condition: Any, x: Any, y: Any) -> Bounded:
+def _chosen(condition: Bounded, x: Bounded | Mixed, y: Bounded | Mixed) -> Result:
     """Apply numpy.where, both ways where rounding can turn the condition over."""
-    condition, x, y = as_bounded(condition), either(as_bounded(x)), either(as_bounded(y))
-    chosen = _chosen(condition.value, x, y)
+    first = _branch(condition.value, x, y)
     undecided = condition.error > 0
     if not undecided.any():
-        return chosen
-    other = _chosen(condition.value ^ undecided, x, y)
-    return with_both(chosen, other, condition)
+        return first
+    return Either(first, _branch(condition.value ^ undecided, x, y), condition)
 
 
-def _chosen(condition: Any, x: Bounded, y: Bounded) -> Bounded:
-    kept = None
-    if x.kept or y.kept:
-        kept = _chosen(condition, x.kept or x, y.kept or y)
-    level = max(x.level, y.level)
-    precision = coarsest(each.precision for each in (x, y) if each.level == level)
-    x, y = joining(x, level, precision), joining(y, level, precision)
+def _branch(condition: Any, x: Any, y: Any) -> Any:
+    if isinstance(x, Mixed) or isinstance(y, Mixed):
+        coarse, fine = ([getattr(it, side, it) for it in (x, y)] for side in ("coarse", "fine"))
+        return Mixed(_branch(condition, *coarse), _branch(condition, *fine))
+    precision = _coarsest((x, y))
+    x, y = _joining(x, precision), _joining(y, precision)
     value = np.where(condition, x.value, y.value)
     error = np.where(condition, x.error, y.error)
     may_cross: Any = x.may_cross | y.may_cross
     if np.any(may_cross):
         may_cross = np.where(condition, x.may_cross, y.may_cross)
     factors = (x if condition else y).factors if np.ndim(condition) == 0 else ()
-    return Bounded(value, error, precision, level, may_cross, factors, kept=kept)
+    return Bounded(value, error, may_cross, precision, factors=factors)
 
 
-def _sum(operand: Bounded) -> Bounded:
-    result = _reduced(operand, partial(summed, either(operand)))
-    return replace(result, kept=_sum(operand.kept)) if operand.kept else result
+def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
+    precision = _coarsest((a, b))
+    result = matrix_product(_joining(a, precision), _joining(b, precision), precision)
+    return _in(precision, result)
 
 
-def _percentile(operand: Bounded, percent: Any) -> Bounded:
-    elements = either(operand)
-    result = _reduced(
-        operand,
-        lambda precision: ranked(elements, elements.doubt, as_bounded(percent), precision),
-    )
-    return replace(result, kept=_percentile(operand.kept, percent)) if operand.kept else result
+def _reduced(row: Reduction | Percentile, elements: Bounded, *others: Bounded) -> Any:
+    """Reduce all elements to one; the other operand of a percentile is the percent."""
+    precision = elements.precision
+    if isinstance(row, Percentile):
+        (percent,) = others
+        return _in(precision, ranked(elements, elements.doubtful, percent, precision))
+    result = _in(precision, row.reduce(elements, precision))
+    return result / float(np.size(elements.value)) if row.mean else result
 
 
-def _reduced(operand: Bounded, reduce: Callable[[Precision], Reduced]) -> Bounded:
-    value, error, may_cross = reduce(operand.precision)
-    return within_range(Bounded(value, error, operand.precision, operand.level, may_cross))
-
-
-def _extreme(operand: Bounded, *, largest: bool) -> Bounded:
-    result = _reduced(operand, lambda _: extreme(either(operand), largest))
-    return replace(result, kept=_extreme(operand.kept, largest=largest)) if operand.kept else result
-
-
-def _mean(operand: Bounded) -> Any:
-    return _sum(operand) / float(np.size(operand.value))
-
-
-def _clip(operand: Any, least: Any, most: Any) -> Any:
-    raised: Any = np.maximum(operand, least)
-    return np.minimum(raised, most)
-
-
-# Functions that are no ufuncs.
-_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    np.where: _choose,
-    np.sum: _sum,
-    np.mean: _mean,
-    np.max: partial(_extreme, largest=True),
-    np.min: partial(_extreme, largest=False),
-    np.clip: _clip,
-    percentile: _percentile,
-}
+def _in(precision: Precision, result: Approximate) -> Bounded:
+    return _within_range(Bounded(result.value, result.error, result.may_cross, precision))

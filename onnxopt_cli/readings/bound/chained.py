@@ -1,14 +1,16 @@
-"""The bound reading over many steps: value and error of a step are what the next one starts from.
+"""The bound of nodes that feed one another: several in a model, or one over many steps.
 
-What a step returns is known up to an error; so is the gradient that is computed from it, and all of
-that enters the formula again. An error only grows where the formula lets it grow: averages damp it,
+What a node returns is known up to an error; so is the gradient that is computed from it, and all of
+that enters a formula again. The reference goes its own way from the first node on, in the wide
+type, and is not rounded in between. Where rounding decides a choice, the error covers both sides.
+ An error only grows where the formula lets it grow: averages damp it,
 gradients of steep functions multiply it. Errors are added up as if they never cancelled, so the
 bound of a long trajectory with a steep gradient ends beyond use, and then says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -29,10 +31,10 @@ from onnxopt_cli.readings.bound.bound import (
     bounded_outputs,
     judged,
 )
-from onnxopt_cli.readings.bound.bounded import Bounded, Level, either, given, output
-from onnxopt_cli.readings.bound.precision import Precision, precision_of
+from onnxopt_cli.readings.bound.bounded import Bounded, covering, given, output
 from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded, widen
 from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.readings.vocabulary import Precision, precision_of
 
 T = TypeVar("T")
 Fed = TypeVar("Fed", bound=Operand)
@@ -42,12 +44,9 @@ Fed = TypeVar("Fed", bound=Operand)
 def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str, Judgement]:
     """Return what the recorded steps must return, and how far off they may be.
 
-    The reference goes its own way from the first step on, in the wide type, and is not rounded in
-    between. Where rounding decides a choice, the error covers both sides of it.
-
     Args:
         trajectory: the steps.
-        factor: multiple of the carried error that is allowed, as for a single step.
+        factor: multiple of the error that is allowed, as for a single step.
 
     Returns:
         By output, of the recorded steps stacked: ``[recorded, ...]``.
@@ -55,16 +54,24 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
     Raises:
         NodeError: if node and inputs break the operator's signature.
     """
-    first = _first_call(trajectory)
+    first = sole_call(trajectory.model, first_inputs(trajectory))
+    if first is None:
+        raise NodeError("a trajectory's model must be one node of an operator with a formula")
     names = [value.name for value in trajectory.model.graph.output]
     with np.errstate(all="ignore"):
         rows = _recorded(
             trajectory,
-            InexactTensor.exact,
+            lambda array: InexactTensor(array.dtype, array.shape, array),
             _derive,
             lambda fed: inexact_outputs(_with_operands(first, fed)),
         )
-        judgements = [_stacked(column, factor) for column in zip(*rows, strict=True)]
+        judgements = []
+        for column in zip(*rows, strict=True):
+            values, errors = (
+                np.stack([getattr(row, part) for row in column]) for part in ("value", "error")
+            )
+            stacked = Bounded(values, errors)
+            judgements.append(judged(stacked, column[0].dtype, values.shape, factor))
         if others := _also_right(trajectory, first):
             judgements = [it.accepting(also) for it, also in zip(judgements, others, strict=True)]
         return dict(zip(names, judgements, strict=True))
@@ -118,15 +125,8 @@ def derived_array(derived: Derived, value: Array) -> Array:
 
 
 def _derive(derived: Derived, operand: InexactTensor) -> InexactTensor:
-    result = output(derived.formula(operand.tensor), precision_of(derived.dtype))
-    return InexactTensor(derived.dtype, operand.shape, bounded=either(result))
-
-
-def _first_call(trajectory: Trajectory) -> Call[Array]:
-    call = sole_call(trajectory.model, first_inputs(trajectory))
-    if call is None:
-        raise NodeError("a trajectory's model must be one node of an operator with a formula")
-    return call
+    right = output(derived.formula(operand.tensor), precision_of(derived.dtype))
+    return InexactTensor(derived.dtype, operand.shape, covering(*right))
 
 
 def _with_operands(first: Call[Array], fed: list[Fed]) -> Call[Fed]:
@@ -136,52 +136,38 @@ def _with_operands(first: Call[Array], fed: list[Fed]) -> Call[Fed]:
     return Call(first.operator, first.attributes, tuple(scalars), groups)
 
 
-def _stacked(rows: Sequence[InexactTensor], factor: float) -> Judgement:
-    values = np.stack([row.value for row in rows])
-    errors = np.stack([row.error for row in rows])
-    return judged(values, errors, rows[0].dtype, values.shape, factor)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class InexactTensor:
-    """A tensor that is known up to an error, or an array that is not.
+    """A tensor that may be known only up to an error.
 
     Attributes:
         dtype: element type.
         shape: its shape.
-        exactly: the array; None if there is an error.
-        bounded: value and error; None if there is none.
+        content: the array, or if there is an error, value and error.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    exactly: Array | None = None
-    bounded: Bounded | None = None
+    content: Array | Bounded
 
-    @classmethod
-    def exact(cls, array: Array) -> InexactTensor:
-        """Return an array that is known."""
-        return cls(array.dtype, array.shape, exactly=array)
-
-    def operand(self, precision: Precision, level: Level) -> Bounded:
+    def operand(self, precision: Precision) -> Bounded:
         """Return it as an operand that an implementation may convert to a precision."""
-        scalar = level is Level.SCALAR
-        if self.bounded is None:
-            assert self.exactly is not None  # noqa: S101 - for the type checker: one of them is
-            return given(self.exactly.reshape(()) if scalar else self.exactly, precision, level)
-        bounded = replace(self.bounded, level=level)
-        return output(bounded, precision) if bounded.precision is not precision else bounded
+        if not isinstance(self.content, Bounded):
+            return given(self.content, precision)
+        if self.content.precision.dtype == precision.dtype:
+            return replace(self.content, precision=precision)
+        return covering(*output(self.content, precision))
 
     @property
     def tensor(self) -> Bounded:
         """It as an operand in its own type."""
-        return self.operand(precision_of(self.dtype), Level.TENSOR)
+        return self.operand(precision_of(self.dtype))
 
     @property
     def array(self) -> Array:
         """The array, or the one that is nearest to the value."""
-        if self.exactly is not None:
-            return self.exactly
+        if not isinstance(self.content, Bounded):
+            return self.content
         return rounded(self.value, self.dtype, self.shape)
 
     @property
@@ -196,26 +182,19 @@ class InexactTensor:
 
     def judgement(self, factor: float = FACTOR) -> Judgement:
         """Return what an output must be, and how far off it may be."""
-        return judged(self.value, self.error, self.dtype, self.shape, factor)
+        return judged(self.tensor, self.dtype, self.shape, factor)
 
 
 def inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
     """Return the outputs of a node in its order."""
-    return call.by_group(_part)
+    return call.by_group(_inexact_outputs)
 
 
-def _part(call: Call[InexactTensor]) -> list[InexactTensor]:
-    results = bounded_outputs(
-        call,
-        lambda scalar, precision: scalar.operand(precision, Level.SCALAR),
-        lambda tensor, precision: tensor.operand(precision, Level.TENSOR),
-    )
-    return [
-        InexactTensor(like.dtype, first.shape, bounded=_whole(either(bounded), first.shape))
-        for bounded, like, first in results
-    ]
-
-
-def _whole(bounded: Bounded, shape: tuple[int, ...]) -> Bounded:
-    """Return what a formula yields as a tensor: a mask may be integers, a constant one number."""
-    return replace(bounded, value=np.broadcast_to(np.asarray(bounded.value, WIDE), shape))
+def _inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
+    outputs = []
+    for right, like, first in bounded_outputs(call, InexactTensor.operand):
+        bounded = covering(*right)
+        # What a formula yields for a tensor may be a mask of integers, or one number.
+        value = np.broadcast_to(np.asarray(bounded.value, WIDE), first.shape)
+        outputs.append(InexactTensor(like.dtype, first.shape, replace(bounded, value=value)))
+    return outputs

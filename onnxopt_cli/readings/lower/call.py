@@ -16,7 +16,7 @@ from onnxopt_cli.readings.lower.symbol import Recorder, Symbol, as_dtype
 
 
 def lower_call(
-    call: Call[GraphTensor], outputs: Sequence[str], fresh: Callable[[str], str]
+    call: Call[GraphTensor], outputs: Sequence[str], new_name: Callable[[str], str]
 ) -> list[onnx.NodeProto]:
     """Return nodes that compute what the call's node computes.
 
@@ -28,12 +28,13 @@ def lower_call(
     Args:
         call: the node's operator, attributes and tensors.
         outputs: the node's outputs; empty names are skipped, and so is all that only they need.
-        fresh: returns a name that is free in the model, and readable from the op_type it is given.
+        new_name: returns a name that is free in the model, and like the op_type it is given.
 
     Raises:
-        TypeError: if the formula uses a NumPy function that has no ONNX operator in the table.
+        NotImplementedError: if the formula uses a function of NumPy that is not in the vocabulary.
+        TypeError: if the formula asks for the value of an operand.
     """
-    recorder = Recorder(fresh)
+    recorder = Recorder(new_name)
 
     def symbol(operand: GraphTensor, name: str, shape: Shape | None) -> Symbol:
         weak = operand.dtype.kind in "biu"

@@ -1,7 +1,7 @@
 """The operand that records ONNX nodes instead of computing.
 
-It joins in through NumPy's own dispatch: whatever a formula asks of NumPy is looked up in the two
-tables at the end of this file. An operation is added by a line there.
+It joins in through NumPy's own dispatch: whatever a formula asks of NumPy is looked up in the
+vocabulary.
 
 Types follow NumPy, with one rule more. Integers, booleans, constants, and what is computed from
 these alone, are *weak*: computed in double, then rounded to the type of what they meet. So
@@ -11,7 +11,8 @@ these alone, are *weak*: computed in double, then rounded to the type of what th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
@@ -20,7 +21,18 @@ from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Shape
-from onnxopt_cli.formula.percentile import percentile
+from onnxopt_cli.readings.vocabulary import (
+    Choice,
+    Comparison,
+    Elementwise,
+    Logical,
+    MatrixProduct,
+    Percentile,
+    Reduction,
+    Row,
+    Shorthand,
+    row_of,
+)
 
 _BOOL = np.dtype(np.bool_)
 _INTEGER = np.dtype(np.int64)
@@ -28,6 +40,7 @@ _INTEGER = np.dtype(np.int64)
 _WEAK = np.dtype(np.float64)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Symbol(NDArrayOperatorsMixin):
     """A tensor of the graph under construction.
 
@@ -39,46 +52,28 @@ class Symbol(NDArrayOperatorsMixin):
         weak: True if it takes the type of what it meets.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        name: str,
-        dtype: np.dtype[Any],
-        shape: Shape | None,
-        *,
-        weak: bool = False,
-    ) -> None:
-        self.recorder = recorder
-        self.name = name
-        self.dtype = dtype
-        self.shape = shape
-        self.weak = weak
+    recorder: Recorder
+    name: str
+    dtype: np.dtype[Any]
+    shape: Shape | None
+    weak: bool = False
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Symbol:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Record an arithmetic operation or a comparison."""
-        rule = _UFUNCS.get(ufunc)
-        if rule is None or method != "__call__" or options:
-            raise _not_in_table(ufunc.__name__)
-        return rule(self.recorder, *inputs)
+        return _record(self.recorder, row_of(ufunc, method, options), inputs)
 
     def __array_function__(
         self,
-        func: Callable[..., Any],
+        function: Callable[..., Any],
         types: Sequence[type],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Symbol:
+        inputs: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> Any:
         """Record any other function of NumPy."""
-        rule = _FUNCTIONS.get(func)
-        if rule is None:
-            raise _not_in_table(func.__name__)
-        return rule(self.recorder, *args, **kwargs)
+        return _record(self.recorder, row_of(function, "__call__", options), inputs)
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a symbol has no value yet: write np.where instead of if")
-
-
-Rule: TypeAlias = Callable[..., Symbol]
 
 
 def as_dtype(recorder: Recorder, operand: Any, dtype: np.dtype[Any]) -> Symbol:
@@ -93,71 +88,65 @@ def as_dtype(recorder: Recorder, operand: Any, dtype: np.dtype[Any]) -> Symbol:
     return Symbol(recorder, name, dtype, operand.shape)
 
 
-def _arithmetic(op_type: str) -> Rule:
-    def rule(recorder: Recorder, *operands: Any) -> Symbol:
-        return _record(recorder, op_type, operands, _common_dtype(operands))
+def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
+    """Record the nodes of a function of NumPy; at least one operand is a symbol."""
+    common = _common_dtype(operands)
+    weak = all(_is_weak(operand) for operand in operands)
+    match row:
+        case Shorthand():
+            return row.written(*operands)
+        case Percentile():
+            return _percentile(recorder, *operands)
+        case Reduction():
+            (operand,) = operands
+            name = recorder.node(row.node, operand.name, keepdims=0)
+            return Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
+        case MatrixProduct():
+            a, b = (as_dtype(recorder, operand, common) for operand in operands)
+            name = recorder.node(row.node, a.name, b.name)
+            return Symbol(recorder, name, common, _product_shape(a.shape, b.shape), weak=weak)
+        case Choice():
+            condition, *branches = operands
+            return _choose(recorder, condition, *branches)
+        case Comparison():
+            integers = all(np.issubdtype(_dtype(operand), np.integer) for operand in operands)
+            compared = [as_dtype(recorder, it, _INTEGER if integers else common) for it in operands]
+            result = _node(recorder, row.node, compared, _BOOL, weak=True)
+            return ~result if row.negated else result
+        case Logical():
+            if any(_dtype(operand) != _BOOL for operand in operands):
+                raise TypeError(f"{row.node} is recorded for booleans only")
+            return _node(
+                recorder,
+                row.node,
+                [as_dtype(recorder, it, _BOOL) for it in operands],
+                _BOOL,
+                weak=True,
+            )
+        case Elementwise():
+            typed = [as_dtype(recorder, operand, common) for operand in operands]
+            return _node(recorder, row.node, typed, common, weak=weak)
 
-    return rule
+
+def _node(
+    recorder: Recorder,
+    op_type: str,
+    operands: Sequence[Symbol],
+    dtype: np.dtype[Any],
+    *,
+    weak: bool,
+) -> Symbol:
+    """Record a node whose result has the shape that its operands are broadcast to."""
+    name = recorder.node(op_type, *(operand.name for operand in operands))
+    shape = _broadcast([operand.shape for operand in operands])
+    return Symbol(recorder, name, dtype, shape, weak=weak)
 
 
-def _comparison(op_type: str) -> Rule:
-    def rule(recorder: Recorder, *operands: Any) -> Symbol:
-        integers = all(np.issubdtype(_dtype(operand), np.integer) for operand in operands)
-        dtype = _INTEGER if integers else _common_dtype(operands)
-        return _record(recorder, op_type, operands, dtype, result=_BOOL)
-
-    return rule
-
-
-def _logical(op_type: str) -> Rule:
-    def rule(recorder: Recorder, *operands: Any) -> Symbol:
-        if any(_dtype(operand) != _BOOL for operand in operands):
-            raise TypeError(f"{op_type} is recorded for booleans only")
-        return _record(recorder, op_type, operands, _BOOL)
-
-    return rule
-
-
-def _square(recorder: Recorder, operand: Any) -> Symbol:
-    return _arithmetic("Mul")(recorder, operand, operand)
-
-
-def _not_equal(recorder: Recorder, *operands: Any) -> Symbol:
-    return _logical("Not")(recorder, _comparison("Equal")(recorder, *operands))
-
-
-def _clip(_: Recorder, operand: Any, least: Any, most: Any) -> Any:
-    return np.minimum(np.maximum(operand, least), most)
-
-
-def _where(recorder: Recorder, condition: Any, x: Any, y: Any) -> Symbol:
+def _choose(recorder: Recorder, condition: Any, x: Any, y: Any) -> Symbol:
     dtype = _common_dtype((x, y))
     choice = as_dtype(recorder, condition, _BOOL)
     branches = [as_dtype(recorder, operand, dtype) for operand in (x, y)]
-    return _result(recorder, "Where", [choice, *branches], dtype, weak=_all_weak((x, y)))
-
-
-def _matmul(recorder: Recorder, *operands: Any) -> Symbol:
-    dtype = _common_dtype(operands)
-    symbols = [as_dtype(recorder, operand, dtype) for operand in operands]
-    name = recorder.node("MatMul", *(symbol.name for symbol in symbols))
-    shapes = [symbol.shape for symbol in symbols]
-    return Symbol(recorder, name, dtype, _product_shape(*shapes), weak=_all_weak(operands))
-
-
-def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
-    """Return the shape of a product of matrices and vectors; None where it is not known."""
-    if a is None or b is None or max(len(a), len(b)) > 2:  # noqa: PLR2004 - a matrix's rank
-        return None
-    return (*a[:-1], *(b[1:] if len(b) > 1 else ()))
-
-
-def _reduction(op_type: str) -> Rule:
-    def rule(recorder: Recorder, operand: Symbol) -> Symbol:
-        name = recorder.node(op_type, operand.name, keepdims=0)
-        return Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
-
-    return rule
+    return _node(recorder, "Where", [choice, *branches], dtype, weak=_is_weak(x) and _is_weak(y))
 
 
 def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
@@ -197,41 +186,12 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     fraction = node("Reshape", recorder.node("Sub", rank.name, floor.name), integers(), dtype=_WEAK)
     whole = (fraction == 0) | (a == b)
     between = a + (b - a) * as_dtype(recorder, fraction, dtype)
-    return _where(recorder, whole, a, between) + nan
-
-
-def _record(
-    recorder: Recorder,
-    op_type: str,
-    operands: Sequence[Any],
-    dtype: np.dtype[Any],
-    result: np.dtype[Any] | None = None,
-) -> Symbol:
-    symbols = [as_dtype(recorder, operand, dtype) for operand in operands]
-    weak = result == _BOOL or _all_weak(operands)
-    return _result(recorder, op_type, symbols, result or dtype, weak=weak)
-
-
-def _result(
-    recorder: Recorder,
-    op_type: str,
-    operands: Sequence[Symbol],
-    dtype: np.dtype[Any],
-    *,
-    weak: bool,
-) -> Symbol:
-    name = recorder.node(op_type, *(operand.name for operand in operands))
-    shape = _broadcast([operand.shape for operand in operands])
-    return Symbol(recorder, name, dtype, shape, weak=weak)
+    return _choose(recorder, whole, a, between) + nan
 
 
 def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
     typed = [operand.dtype for operand in operands if not _is_weak(operand)]
     return np.result_type(*typed) if typed else _WEAK
-
-
-def _all_weak(operands: Sequence[Any]) -> bool:
-    return all(_is_weak(operand) for operand in operands)
 
 
 def _is_weak(operand: Any) -> bool:
@@ -259,66 +219,22 @@ def _dimension(sizes: Sequence[int | None]) -> int | None:
     return None if None in sizes else 1
 
 
-def _not_in_table(function: str) -> TypeError:
-    return TypeError(f"no ONNX operator is known for numpy.{function}: add it in {__name__}")
-
-
-_UFUNCS: dict[np.ufunc, Rule] = {
-    np.add: _arithmetic("Add"),
-    np.subtract: _arithmetic("Sub"),
-    np.multiply: _arithmetic("Mul"),
-    np.divide: _arithmetic("Div"),
-    np.power: _arithmetic("Pow"),
-    np.negative: _arithmetic("Neg"),
-    np.absolute: _arithmetic("Abs"),
-    np.sqrt: _arithmetic("Sqrt"),
-    np.exp: _arithmetic("Exp"),
-    np.log: _arithmetic("Log"),
-    np.tanh: _arithmetic("Tanh"),
-    np.sign: _arithmetic("Sign"),
-    np.floor: _arithmetic("Floor"),
-    np.ceil: _arithmetic("Ceil"),
-    np.reciprocal: _arithmetic("Reciprocal"),
-    np.matmul: _matmul,
-    np.square: _square,
-    np.maximum: _arithmetic("Max"),
-    np.minimum: _arithmetic("Min"),
-    np.greater: _comparison("Greater"),
-    np.greater_equal: _comparison("GreaterOrEqual"),
-    np.less: _comparison("Less"),
-    np.less_equal: _comparison("LessOrEqual"),
-    np.equal: _comparison("Equal"),
-    np.not_equal: _not_equal,
-    np.logical_and: _logical("And"),
-    np.logical_or: _logical("Or"),
-    np.logical_xor: _logical("Xor"),
-    np.logical_not: _logical("Not"),
-    np.bitwise_and: _logical("And"),
-    np.bitwise_or: _logical("Or"),
-    np.bitwise_xor: _logical("Xor"),
-    np.invert: _logical("Not"),
-}
-
-_FUNCTIONS: dict[Callable[..., Any], Rule] = {
-    np.where: _where,
-    np.sum: _reduction("ReduceSum"),
-    np.mean: _reduction("ReduceMean"),
-    np.max: _reduction("ReduceMax"),
-    np.min: _reduction("ReduceMin"),
-    np.clip: _clip,
-    percentile: _percentile,
-}
+def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    """Return the shape of a product of matrices and vectors; None where it is not known."""
+    if a is None or b is None or max(len(a), len(b)) > 2:  # noqa: PLR2004 - a matrix's rank
+        return None
+    return (*a[:-1], *(b[1:] if len(b) > 1 else ()))
 
 
 class Recorder:
     """Records the nodes that replace one node.
 
     Args:
-        fresh: returns a name that is free in the model, and readable from the op_type it is given.
+        new_name: returns a name that is free in the model, and like the op_type it is given.
     """
 
-    def __init__(self, fresh: Callable[[str], str]) -> None:
-        self._fresh = fresh
+    def __init__(self, new_name: Callable[[str], str]) -> None:
+        self._new_name = new_name
         self._nodes: list[onnx.NodeProto] = []
         self._known: dict[object, str] = {}
 
@@ -354,7 +270,7 @@ class Recorder:
             node.output[:] = [renamed.get(name, name) for name in node.output]
         return nodes + [
             helper.make_node(
-                "Identity", [renamed.get(source, source)], [name], name=self._fresh("Identity")
+                "Identity", [renamed.get(source, source)], [name], name=self._new_name("Identity")
             )
             for source, name in copies
         ]
@@ -363,10 +279,10 @@ class Recorder:
         self, key: object, op_type: str, inputs: tuple[str, ...], attributes: Mapping[str, Any]
     ) -> str:
         if key not in self._known:
-            name = self._fresh(op_type)
+            name = self._new_name(op_type)
             node = helper.make_node(op_type, inputs, [name], name=name, **attributes)
             # Of its two outputs, values and indices, the first is the one that is used.
-            node.output.extend([self._fresh(f"{op_type}_indices")] if op_type == "TopK" else [])
+            node.output.extend([self._new_name(f"{op_type}_indices")] if op_type == "TopK" else [])
             self._nodes.append(node)
             self._known[key] = name
         return self._known[key]
