@@ -172,10 +172,10 @@ def _run_lowered(
 
 
 def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -> onnx.ModelProto:
-    from onnxopt_cli.readings.lower.model import lower_model
+    from onnxopt_cli.readings.lower.model import lower
 
     try:
-        return lower_model(model)
+        return lower(model).model
     except NodeError as error:
         # It is not the backend that refuses a node which breaks its signature. All else that stands
         # in lowering's way, such as an opset that is too old, says nothing about the node.

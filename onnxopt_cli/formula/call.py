@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import onnx
-from onnx import AttributeProto
+from onnx import AttributeProto, helper
 
 from onnxopt_cli.core.values import dtype_name
 from onnxopt_cli.errors import NodeError
@@ -21,6 +21,7 @@ from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 
 #: A static shape; a dimension or the whole may be unknown to symbols.
 Shape = tuple[int | None, ...]
+Attributes = Mapping[str, AttributeValue]
 
 
 class Operand(Protocol):
@@ -104,19 +105,13 @@ class Call(Generic[T]):
         """Compute the node's outputs group by group; at once if something is carried over them."""
         if any(map(self.operator.carries, self.operator.outputs)):
             return compute(self)
-        single = [
-            compute(
-                replace(
-                    self,
-                    groups=(group,),
-                    attributes={
-                        name: (_of_group(value, index),) if isinstance(value, tuple) else value
-                        for name, value in self.attributes.items()
-                    },
-                )
-            )
-            for index, group in enumerate(self.groups)
-        ]
+        single = []
+        for index, group in enumerate(self.groups):
+            attributes = {
+                name: (_of_group(value, index),) if isinstance(value, tuple) else value
+                for name, value in self.attributes.items()
+            }
+            single.append(compute(replace(self, groups=(group,), attributes=attributes)))
         return [output for outputs in zip(*single, strict=True) for output in outputs]
 
 
@@ -141,18 +136,21 @@ def bind(
     Raises:
         NodeError: if number, element type or shape of an input breaks the signature.
     """
-    present = _require_all(operator, inputs)
-    count = len(operator.scalars)
-    scalars, tensors = tuple(present[:count]), present[count:]
-    size = len(operator.tensors)
-    layout = ", ".join(operator.tensors)
-    if not tensors or len(tensors) % size:
+    present = [value for value in inputs if value is not None]
+    if len(present) < len(inputs):
+        missing = next(place for place, value in enumerate(inputs) if value is None)
+        raise NodeError(f"{operator.name}: input {missing} is left out; none is optional")
+    count, size = len(operator.scalars), len(operator.tensors)
+    if len(present) < count:
+        names = " and ".join(scalar.name for scalar in operator.scalars)
+        raise NodeError(f"{operator.name} takes {names} first; {len(present)} inputs were given")
+    number, rest = divmod(len(present) - count, size)
+    if rest or not number:
         raise NodeError(
-            f"{operator.name} takes {size} tensors for each one it optimizes ({layout}); "
-            f"{len(tensors)} were given",
-            hint=f"give all {operator.tensors[0]} first, then all {operator.tensors[1]}, and so on",
+            f"{operator.name} takes {size} tensors for each one it optimizes "
+            f"({', '.join(operator.tensors)}); {len(present) - count} were given",
+            hint=f"give {', then '.join(f'all {name}' for name in operator.tensors)}",
         )
-    number = len(tensors) // size
     expected = len(operator.output_names(number))
     if outputs is not None and outputs != expected:
         raise NodeError(
@@ -165,73 +163,49 @@ def bind(
                 f"{operator.name}: {attribute} has {len(values)} numbers; it takes one for all "
                 f"tensors, or one for each of {number}"
             )
-    names = operator.input_names(number)
-    for scalar, name, value in zip(operator.scalars, names, scalars, strict=False):
-        _check_dtype(operator, name, value, scalar.dtypes)
-        if value.shape is not None and None not in value.shape and _size(value.shape) != 1:
+    _check_operands(operator, present, number)
+    groups = tuple(tuple(present[count + group :: number]) for group in range(number))
+    return Call(operator, attributes, tuple(present[:count]), groups, omitted)
+
+
+def _of_group(value: float | tuple[float, ...], index: int) -> float:
+    """Return an attribute's number for a group."""
+    if not isinstance(value, tuple):
+        return value
+    return value[index] if len(value) > 1 else value[0]
+
+
+def _check_operands(operator: Operator, operands: Sequence[Operand], groups: int) -> None:
+    """Refuse wrong element types, scalars of many elements, and tensors that do not broadcast."""
+    names, count = operator.input_names(groups), len(operator.scalars)
+    for place, (name, operand) in enumerate(zip(names, operands, strict=True)):
+        scalar = place < count
+        allowed = operator.scalars[place].dtypes if scalar else operator.dtypes
+        found = dtype_name(operand.dtype)
+        if found not in allowed:
+            raise NodeError(f"{operator.name}: {name} is {found}; allowed: {', '.join(allowed)}")
+        # A scalar has one element; a tensor must not enlarge the first of its group.
+        first = place if scalar else count + (place - count) % groups
+        whole = operands[first].shape
+        if operand.shape is None or whole is None:
+            continue
+        if scalar and any(size not in (None, 1) for size in operand.shape):
             raise NodeError(
-                f"{operator.name}: {name} must have one element; its shape is {_text(value.shape)}"
+                f"{operator.name}: {name} must have one element; its shape is {_text(whole)}"
             )
-    for name, value in zip(names[count:], tensors, strict=True):
-        _check_dtype(operator, name, value, operator.dtypes)
-    groups = tuple(tuple(tensors[group::number]) for group in range(number))
-    for group, members in enumerate(groups):
-        for position, value in enumerate(members[1:], start=1):
-            first, name = names[count + group], names[count + position * number + group]
-            _check_broadcast(operator, first, members[0].shape, name, value.shape)
-    return Call(operator, attributes, scalars, groups, omitted)
-
-
-def _require_all(operator: Operator, inputs: Sequence[T | None]) -> list[T]:
-    present = [value for value in inputs if value is not None]
-    if len(present) < len(inputs):
-        missing = next(index for index, value in enumerate(inputs) if value is None)
-        raise NodeError(f"{operator.name}: input {missing} is left out; none is optional")
-    if len(present) < len(operator.scalars):
-        names = " and ".join(scalar.name for scalar in operator.scalars)
-        raise NodeError(f"{operator.name} takes {names} first; {len(present)} inputs were given")
-    return present
-
-
-def _check_dtype(operator: Operator, name: str, value: Operand, allowed: tuple[str, ...]) -> None:
-    found = dtype_name(value.dtype)
-    if found not in allowed:
-        raise NodeError(f"{operator.name}: {name} is {found}; allowed: {', '.join(allowed)}")
-
-
-def _check_broadcast(
-    operator: Operator, first: str, shape: Shape | None, name: str, other: Shape | None
-) -> None:
-    """Refuse an operand that would enlarge the tensor that it is broadcast to."""
-    if shape is None or other is None:
-        return
-    padded = (1,) * (len(shape) - len(other)) + other
-    fits = len(padded) == len(shape) and all(
-        mine is None or theirs is None or theirs in (1, mine)
-        for mine, theirs in zip(shape, padded, strict=True)
-    )
-    if not fits:
-        raise NodeError(
-            f"{operator.name}: {name} of shape {_text(other)} does not broadcast to "
-            f"{first}'s shape {_text(shape)}"
-        )
-
-
-def _size(shape: Shape) -> int:
-    return math.prod(dimension or 0 for dimension in shape)
+        padded = (1,) * (len(whole) - len(operand.shape)) + operand.shape
+        if len(padded) > len(whole) or any(
+            mine not in (1, size) and None not in (mine, size)
+            for mine, size in zip(padded, whole, strict=True)
+        ):
+            raise NodeError(
+                f"{operator.name}: {name} of shape {_text(operand.shape)} does not broadcast to "
+                f"{names[first]}'s shape {_text(whole)}"
+            )
 
 
 def _text(shape: Shape) -> str:
     return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
-
-
-def _of_group(value: float | tuple[float, ...], index: int) -> float:
-    if isinstance(value, tuple):
-        return value[index] if len(value) > 1 else value[0]
-    return value
-
-
-Attributes = Mapping[str, AttributeValue]
 
 
 def node_attributes(operator: Operator, node: onnx.NodeProto) -> Attributes:
@@ -241,31 +215,26 @@ def node_attributes(operator: Operator, node: onnx.NodeProto) -> Attributes:
         NodeError: if one is unknown, missing, given twice or of the wrong type.
     """
     given: dict[str, object] = {}
-    kinds = {
-        attribute.name: AttributeProto.FLOATS
-        if attribute.each
-        else AttributeProto.STRING
-        if attribute.choices
-        else AttributeProto.FLOAT
-        for attribute in operator.attributes
-    }
+    kinds = {attribute.name: attribute.kind for attribute in operator.attributes}
     for attribute in node.attribute:
-        if attribute.name in given:
-            raise NodeError(f"{operator.name}: attribute {attribute.name} is given twice")
-        if attribute.ref_attr_name:
-            raise NodeError(
-                f"{operator.name}: attribute {attribute.name} refers to a function's attribute "
-                f"{attribute.ref_attr_name}, whose value is not known here"
-            )
         kind = kinds.get(attribute.name, attribute.type)
-        if attribute.type != kind:
-            raise NodeError(
-                f"{operator.name}: attribute {attribute.name} must be a "
-                f"{AttributeProto.AttributeType.Name(kind)}; it is of type "
-                f"{AttributeProto.AttributeType.Name(attribute.type)}"
+        if attribute.name in given:
+            wrong = "is given twice"
+        elif attribute.ref_attr_name:
+            wrong = (
+                f"refers to a function's attribute {attribute.ref_attr_name}, whose value is not "
+                "known here"
             )
-        value = onnx.helper.get_attribute_value(attribute)
-        given[attribute.name] = value.decode("utf-8", "replace") if type(value) is bytes else value
+        elif attribute.type != kind:
+            wanted, found = map(AttributeProto.AttributeType.Name, (kind, attribute.type))
+            wrong = f"must be a {wanted}; it is of type {found}"
+        else:
+            value = helper.get_attribute_value(attribute)
+            given[attribute.name] = (
+                value.decode("utf-8", "replace") if type(value) is bytes else value
+            )
+            continue
+        raise NodeError(f"{operator.name}: attribute {attribute.name} {wrong}")
     return complete_attributes(operator, given)
 
 
@@ -275,7 +244,7 @@ def complete_attributes(operator: Operator, given: Mapping[str, object]) -> Attr
     Raises:
         NodeError: if one is unknown, missing or of the wrong type; says which are known.
     """
-    known = {attribute.name for attribute in operator.attributes}
+    known = {attribute.name: attribute for attribute in operator.attributes}
     for name in given:
         if name not in known:
             raise NodeError(
@@ -283,8 +252,8 @@ def complete_attributes(operator: Operator, given: Mapping[str, object]) -> Attr
                 hint="it has " + ", ".join(sorted(known)),
             )
     return {
-        attribute.name: attribute_value(operator, attribute, given.get(attribute.name))
-        for attribute in operator.attributes
+        name: attribute_value(operator, attribute, given.get(name))
+        for name, attribute in known.items()
     }
 
 
@@ -294,41 +263,35 @@ def attribute_value(operator: Operator, attribute: Attribute, given: object) -> 
     Raises:
         NodeError: if it is of the wrong type, out of range, or missing and required.
     """
+    where = f"{operator.name}: attribute {attribute.name}"
     if given is None:
         if attribute.default is None:
-            raise NodeError(f"{operator.name}: attribute {attribute.name} is required")
+            raise NodeError(f"{where} is required")
         return (attribute.default,) if attribute.each else attribute.default
     if attribute.each:
         numbers = given if isinstance(given, (list, tuple)) else [given]
         if not numbers:
-            raise NodeError(f"{operator.name}: attribute {attribute.name} has no number")
-        return tuple(_number(operator, attribute, item) for item in numbers)
+            raise NodeError(f"{where} has no number")
+        return tuple(_number(attribute, item, where) for item in numbers)
     if attribute.choices:
         if given not in attribute.choices:
-            raise NodeError(
-                f"{operator.name}: attribute {attribute.name} is {given!r}; "
-                f"allowed are {' and '.join(attribute.choices)}"
-            )
+            raise NodeError(f"{where} is {given!r}; allowed are {' and '.join(attribute.choices)}")
         return str(given)
-    return _number(operator, attribute, given)
+    return _number(attribute, given, where)
 
 
-def _number(operator: Operator, attribute: Attribute, given: object) -> float:
+def _number(attribute: Attribute, given: object, where: str) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise NodeError(
-            f"{operator.name}: attribute {attribute.name} must be a number; it is {given!r}"
-        )
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(given))
-    if math.isinf(rounded) and not math.isinf(given):
-        raise NodeError(
-            f"{operator.name}: attribute {attribute.name} is {given!r}, out of float32's range"
-        )
-    if attribute.limits is not None:
-        least, largest = attribute.limits
-        if not least <= rounded <= largest:
-            raise NodeError(
-                f"{operator.name}: attribute {attribute.name} is {given!r}; it must lie between "
-                f"{least:g} and {largest:g}"
-            )
+        raise NodeError(f"{where} must be a number; it is {given!r}")
+    try:
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(given))
+    except OverflowError:
+        # An integer that not even a double holds.
+        rounded = math.inf
+    if math.isinf(rounded) and abs(given) != math.inf:
+        raise NodeError(f"{where} is {given!r}, out of float32's range")
+    least, largest = attribute.limits or (-math.inf, math.inf)
+    if attribute.limits and not least <= rounded <= largest:
+        raise NodeError(f"{where} is {given!r}; it must lie between {least:g} and {largest:g}")
     return rounded

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import AttributeProto
 
 from onnxopt_cli.formula.rewrite import Formula, rewrite
 
@@ -129,6 +130,13 @@ class Attribute:
     def __post_init__(self) -> None:
         if self.default is not None:
             object.__setattr__(self, "default", float(np.float32(self.default)))
+
+    @property
+    def kind(self) -> int:
+        """The type that it has in a node, an ``AttributeProto.AttributeType``."""
+        if self.each:
+            return AttributeProto.FLOATS
+        return AttributeProto.STRING if self.choices else AttributeProto.FLOAT
 
     @property
     def required(self) -> bool:

@@ -90,8 +90,7 @@ def _variadic(
 
 
 def _attribute(attribute: Attribute) -> OpSchema.Attribute:
-    kinds = OpSchema.AttrType
-    kind = kinds.FLOATS if attribute.each else kinds.STRING if attribute.choices else kinds.FLOAT
+    kind = getattr(OpSchema.AttrType, onnx.AttributeProto.AttributeType.Name(attribute.kind))
     if attribute.default is None:
         return OpSchema.Attribute(attribute.name, kind, required=True)
     value = [attribute.default] if attribute.each else attribute.default

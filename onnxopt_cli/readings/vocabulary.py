@@ -140,7 +140,7 @@ class Elementwise:
             operands; NaN and Inf where no finite bound says it.
         roundings: error of the operation itself, in unit roundoffs of the result.
         crosses: where the result may have the other sign, given the result's magnitude, its whole
-            error and the operands.
+            error and the operands; nowhere, if nothing is said.
         exact: where the operation rounds nothing, given the operands.
         exponents: of each operand, if the result is a product of powers of them.
         is_sum: whether the result is a sum of the operands, of either sign.
@@ -149,7 +149,7 @@ class Elementwise:
     node: str
     inherited: Callable[..., Any]
     roundings: int
-    crosses: Callable[..., Any]
+    crosses: Callable[..., Any] = lambda *_: False
     exact: Callable[..., Any] | None = None
     exponents: tuple[int, ...] = ()
     is_sum: bool = False
@@ -246,11 +246,6 @@ def row_of(function: Callable[..., Any], method: str, options: Mapping[str, Any]
     )
 
 
-def _quotient_error(magnitude: Any, a: Approximate, b: Approximate) -> Any:
-    gap = b.magnitude - b.error
-    return np.where(gap > 0, (a.error + magnitude * b.error) / gap, np.inf)
-
-
 def _root_error(magnitude: Any, a: Approximate) -> Any:
     # The root is steepest below a. Where the error reaches zero, both sides are looked at.
     below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
@@ -271,14 +266,8 @@ def _power_error(magnitude: Any, a: Approximate, b: Approximate) -> Any:
     return magnitude * np.expm1(exponent)
 
 
-def _power_is_exact(a: Approximate, b: Approximate) -> Any:
-    trivial_base = (a.error == 0) & ((a.value == 0) | (a.value == 1))
-    return trivial_base | ((b.error == 0) & ((b.value == 0) | (b.value == 1)))
-
-
-def _exponential_error(magnitude: Any, a: Approximate) -> Any:
-    # Where the result underflows to zero, so does its error.
-    return np.where(a.error == 0, 0.0, magnitude * np.expm1(a.error))
+def _is_zero_or_one(a: Approximate) -> Any:
+    return (a.error == 0) & ((a.value == 0) | (a.value == 1))
 
 
 def _logarithm_error(_: Any, a: Approximate) -> Any:
@@ -294,10 +283,6 @@ def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
     below, above = value - step(a.value - a.error), step(a.value + a.error) - value
     error = np.float64(np.maximum(below, above))
     return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, error)
-
-
-def _never(*_: Any) -> Any:
-    return False
 
 
 def _off_zero(magnitude: Any, error: Any, *_: Any) -> Any:
@@ -435,12 +420,27 @@ VOCABULARY: Mapping[Callable[..., Any], Row] = {
         _with_operands,
         exponents=(1, 1),
     ),
-    np.divide: Elementwise("Div", _quotient_error, 2, _with_operands, exponents=(1, -1)),
-    np.sqrt: Elementwise("Sqrt", _root_error, 4, _never),
-    np.exp: Elementwise("Exp", _exponential_error, 4, _never),
-    np.power: Elementwise("Pow", _power_error, 4, _with_operands, exact=_power_is_exact),
+    np.divide: Elementwise(
+        "Div",
+        lambda v, a, b: np.where(
+            b.magnitude > b.error, (a.error + v * b.error) / (b.magnitude - b.error), np.inf
+        ),
+        2,
+        _with_operands,
+        exponents=(1, -1),
+    ),
+    np.sqrt: Elementwise("Sqrt", _root_error, 4),
+    # Where the result underflows to zero, so does its error.
+    np.exp: Elementwise("Exp", lambda v, a: np.where(a.error == 0, 0.0, v * np.expm1(a.error)), 4),
+    np.power: Elementwise(
+        "Pow",
+        _power_error,
+        4,
+        _with_operands,
+        exact=lambda a, b: _is_zero_or_one(a) | _is_zero_or_one(b),
+    ),
     np.negative: Elementwise("Neg", lambda _, a: a.error, 0, _with_operands, exponents=(1,)),
-    np.absolute: Elementwise("Abs", lambda _, a: a.error, 0, _never, exponents=(1,)),
+    np.absolute: Elementwise("Abs", lambda _, a: a.error, 0, exponents=(1,)),
     np.log: Elementwise("Log", _logarithm_error, 4, _off_zero),
     np.tanh: Elementwise("Tanh", lambda _, a: np.minimum(a.error, 2.0), 4, _with_operands),
     np.sign: Elementwise("Sign", partial(_step_error, np.sign), 0, _off_zero),

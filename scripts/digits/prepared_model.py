@@ -10,7 +10,7 @@ import onnx
 from digits.network import Array
 from onnxopt_cli.backends.protocol import Backend, normalise_outputs
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.readings.lower.model import lower_model
+from onnxopt_cli.readings.lower.model import lower
 
 Tensors = Mapping[str, Array]
 
@@ -28,7 +28,7 @@ class PreparedModel:
         try:
             self._prepared = backend.prepare(model)
         except Unsupported:
-            self._prepared = backend.prepare(lower_model(model))
+            self._prepared = backend.prepare(lower(model).model)
 
     def run(self, values: Tensors) -> dict[str, Array]:
         """Return the outputs by name; values that are no inputs are left alone."""

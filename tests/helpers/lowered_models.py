@@ -8,7 +8,7 @@ from onnx import checker, parser
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.lower.model import formula_operators, lower_model
+from onnxopt_cli.readings.lower.model import formula_operators, lower
 
 DOMAIN = "ai.onnx.preview.training"
 HEADER = f'<ir_version: 8, opset_import: ["": 15, "{DOMAIN}": 1]>'
@@ -60,7 +60,7 @@ def parsed(text):
 def checked(model):
     """Lower a model and check what must hold of every result."""
     before = model.SerializeToString()
-    lowered = lower_model(model)
+    lowered = lower(model).model
     assert model.SerializeToString() == before
     checker.check_model(lowered, full_check=True)
     assert not formula_operators(lowered)

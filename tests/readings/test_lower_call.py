@@ -16,7 +16,7 @@ from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import bind, node_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.lower.model import formula_operators, lower_model
+from onnxopt_cli.readings.lower.model import formula_operators, lower
 
 F, D = np.float32, np.float64
 
@@ -140,7 +140,7 @@ def test_a_lowered_node_is_off_by_no_more_than_its_roundings(runtime, node, opse
     operator, inputs, attributes = node
     opset = min(opset, newest_opset(runtime))
     model = one_node_model(operator_named(operator), inputs, attributes, opset, known=known)
-    lowered = lower_model(model)
+    lowered = lower(model).model
     onnx.checker.check_model(lowered, full_check=True)
     assert not formula_operators(lowered)
     assert_holds(model, inputs, runtime(lowered, inputs))
@@ -163,7 +163,7 @@ def one_node(operator, inputs, **options):
 @pytest.mark.parametrize("operator", ["Adam", "Adagrad", "Momentum"])
 def test_float32_tensors_are_computed_in_float32(operator):
     model, _ = one_node(operator, one_group(operator, F))
-    inferred = onnx.shape_inference.infer_shapes(lower_model(model)).graph
+    inferred = onnx.shape_inference.infer_shapes(lower(model).model).graph
     shaped = [value for value in inferred.value_info if value.type.tensor_type.shape.dim]
     assert shaped
     assert {value.type.tensor_type.elem_type for value in shaped} == {onnx.TensorProto.FLOAT}
@@ -173,7 +173,7 @@ def test_float32_tensors_are_computed_in_float32(operator):
 def test_what_only_scalars_decide_is_computed_once_for_all_groups(runtime):
     R, T, *tensors = one_group("Adam", F)
     model, inputs = one_node("Adam", [R, T, *(tensor for tensor in tensors for _ in range(3))])
-    lowered = lower_model(model)
+    lowered = lower(model).model
     counts = [node.op_type for node in lowered.graph.node]
     assert counts.count("Pow") == 2
     assert counts.count("Where") == 1
@@ -182,7 +182,7 @@ def test_what_only_scalars_decide_is_computed_once_for_all_groups(runtime):
 
 def test_no_constant_stands_twice_in_the_nodes_of_a_call():
     model, _ = one_node("Adam", one_group("Adam", F))
-    constants = [n for n in lower_model(model).graph.node if n.op_type == "Constant"]
+    constants = [n for n in lower(model).model.graph.node if n.op_type == "Constant"]
     values = {n.attribute[0].t.raw_data + bytes([n.attribute[0].t.data_type]) for n in constants}
     assert len(values) == len(constants) > 3
 
@@ -190,11 +190,11 @@ def test_no_constant_stands_twice_in_the_nodes_of_a_call():
 @runtimes
 def test_outputs_without_a_name_are_not_computed(runtime):
     model, inputs = one_node("Adam", one_group("Adam", F))
-    all_nodes = len(lower_model(model).graph.node)
+    all_nodes = len(lower(model).model.graph.node)
     model.graph.node[0].output[0] = model.graph.node[0].output[2] = ""
     del model.graph.output[2], model.graph.output[0]
     onnx.checker.check_model(model, full_check=True)
-    lowered = lower_model(model)
+    lowered = lower(model).model
     assert "Sqrt" not in {node.op_type for node in lowered.graph.node}
     assert len(lowered.graph.node) < all_nodes / 2
     (got,) = runtime(lowered, inputs)
@@ -211,7 +211,7 @@ def test_nan_and_infinity_come_out_where_the_formula_puts_them(runtime, operator
         tensors[place][1] = special
         model, inputs = one_node(operator, tensors)
         expected = evaluate(bound_call(model, inputs))
-        for want, got in zip(expected, runtime(lower_model(model), inputs), strict=True):
+        for want, got in zip(expected, runtime(lower(model).model, inputs), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, equal_nan=True)
 
 
@@ -220,7 +220,7 @@ def test_nan_and_infinity_come_out_where_the_formula_puts_them(runtime, operator
 def test_an_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime, enlarging):
     X, G = np.ones((1, 2), F), np.ones(enlarging, F)
     model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
-    lowered = lower_model(model)
+    lowered = lower(model).model
     with pytest.raises(Exception, match=r"(?i)reshape|Add"):
         runtime(lowered, inputs)
 
@@ -232,7 +232,7 @@ def test_an_operand_of_unknown_shape_that_enlarges_a_known_one_is_an_error(runti
     for value in (model.graph.input[2], *model.graph.output):
         for dimension, size in zip(value.type.tensor_type.shape.dim, X.shape, strict=True):
             dimension.dim_value = size
-    lowered = lower_model(model)
+    lowered = lower(model).model
     with pytest.raises(Exception, match=r"(?i)reshape"):
         runtime(lowered, inputs)
 
@@ -241,7 +241,7 @@ def test_an_operand_that_enlarges_a_tensor_of_known_shape_is_refused():
     X, G = np.ones((1, 2), F), np.ones((3, 2), F)
     model, _ = one_node("Momentum", [F(0.1), 3, X, G, X])
     with pytest.raises(NodeError, match="does not broadcast"):
-        lower_model(model)
+        lower(model)
 
 
 @runtimes
@@ -250,6 +250,6 @@ def test_a_scalar_of_two_elements_and_unknown_shape_is_an_error(runtime, place):
     values = one_group("Momentum", F)
     values[place] = np.resize(values[place], 2)
     model, inputs = one_node("Momentum", values, known=False)
-    lowered = lower_model(model)
+    lowered = lower(model).model
     with pytest.raises(Exception, match=r"(?i)reshape"):
         runtime(lowered, inputs)

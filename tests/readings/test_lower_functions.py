@@ -9,7 +9,7 @@ from onnx import checker, helper
 from runtimes import runtimes
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.readings.lower.model import formula_operators, lower_model
+from onnxopt_cli.readings.lower.model import formula_operators, lower
 
 
 @runtimes
@@ -52,7 +52,7 @@ def test_a_function_of_another_opset_is_refused_if_it_must_be_inlined():
     model = parsed(CALLING)
     model.functions[1].opset_import[0].version = 14
     with pytest.raises(NodeError, match=r"made\.here:inner imports version 14 of ai\.onnx.* 15"):
-        lower_model(model)
+        lower(model)
 
 
 def test_a_function_of_another_opset_stays_if_it_need_not_be_inlined():
@@ -65,7 +65,7 @@ def test_functions_that_call_each_other_in_a_circle_are_refused():
     model = parsed(CALLING)
     model.functions[1].node.append(helper.make_node("outer", "RTXGV", ["U"], domain="made.here"))
     with pytest.raises(NodeError, match=r"circle: made\.here:\w+ -> made\.here:\w+"):
-        lower_model(model)
+        lower(model)
 
 
 def test_functions_that_grow_without_measure_are_refused():
@@ -85,14 +85,14 @@ def test_functions_that_grow_without_measure_are_refused():
     model.graph.node[2].op_type = "level39"
     model.graph.node[2].domain = "d"
     with pytest.raises(NodeError, match="nodes once inlined"):
-        lower_model(model)
+        lower(model)
 
 
 def test_a_function_with_the_operators_own_name_is_refused():
     model = parsed(CALLING)
     model.functions[0].domain, model.functions[0].name = DOMAIN, "Momentum"
     with pytest.raises(NodeError, match=f"function named {DOMAIN}:Momentum"):
-        lower_model(model)
+        lower(model)
 
 
 def test_operators_with_a_formula_are_found_wherever_they_hide():

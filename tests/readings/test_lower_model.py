@@ -14,7 +14,7 @@ from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.lower.model import lower, lower_model
+from onnxopt_cli.readings.lower.model import lower
 
 
 @runtimes
@@ -145,7 +145,7 @@ def test_a_tensor_whose_type_cannot_be_inferred_is_named():
         Y, W = MOMENTUM (R, T, mystery, G, V)
     }}""")
     with pytest.raises(NodeError, match="input mystery cannot be inferred") as caught:
-        lower_model(model)
+        lower(model)
     assert "value_info" in caught.value.hint
     model.graph.value_info.append(helper.make_tensor_value_info("mystery", TensorProto.FLOAT, None))
     checked(model)
@@ -190,7 +190,7 @@ def test_everything_else_stays_as_it_was():
     external = model.graph.initializer.add(name="weights", data_type=TensorProto.FLOAT, dims=[2])
     external.data_location = TensorProto.EXTERNAL
     external.external_data.add(key="location", value="weights.bin")
-    lowered = lower_model(model)
+    lowered = lower(model).model
     assert lowered.graph.node[-1] == model.graph.node[1]
     for message in (lowered, model):
         del message.graph.node[:], message.opset_import[:]
@@ -201,7 +201,7 @@ def test_a_model_with_nothing_to_lower_comes_back_equal():
     model = parser.parse_model(
         '<ir_version: 4, opset_import: ["": 9]> g (float[2] X) => (float[2] Y) { Y = Neg (X) }'
     )
-    lowered = lower_model(model)
+    lowered = lower(model).model
     assert lowered == model
     assert lowered is not model
 
@@ -224,7 +224,7 @@ def test_an_opset_too_old_is_refused_with_the_way_out():
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
     model.opset_import[0].version = 12
     with pytest.raises(NodeError, match=r"ai\.onnx version 12") as caught:
-        lower_model(model)
+        lower(model)
     assert "onnx.version_converter" in caught.value.hint
 
 
@@ -233,7 +233,7 @@ def test_the_domain_stays_imported_where_another_node_of_it_is_left():
     model.graph.node.append(
         helper.make_node("Gradient", ["X"], ["dX"], domain=DOMAIN, xs=["X"], y="Y")
     )
-    assert DOMAIN in {entry.domain for entry in lower_model(model).opset_import}
+    assert DOMAIN in {entry.domain for entry in lower(model).model.opset_import}
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_node_that_breaks_its_signature_is_refused_by_name(node, message):
     model = onnx.parser.parse_model(text)
     model.graph.node[0].name = "the culprit"
     with pytest.raises(NodeError, match=rf"node the culprit: .*{message}"):
-        lower_model(model)
+        lower(model)
 
 
 def test_a_node_in_training_info_is_refused_because_its_types_are_unknown():
@@ -260,4 +260,4 @@ def test_a_node_in_training_info_is_refused_because_its_types_are_unknown():
     ).graph.node
     model.training_info.add().algorithm.node.extend(node)
     with pytest.raises(NodeError, match="training_info"):
-        lower_model(model)
+        lower(model)

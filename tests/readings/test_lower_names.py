@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from lowered_models import HEADER, checked, parsed
 
-from onnxopt_cli.readings.lower.model import lower_model
+from onnxopt_cli.readings.lower.model import lower
 
 
 def nodes_of(graph):
@@ -24,7 +24,7 @@ def test_fresh_names_keep_clear_of_every_name_in_the_model():
         >
     }}""")
     made = sorted(
-        {name for node in lower_model(plain).graph.node for name in node.output} - {*"ZWY"}
+        {name for node in lower(plain).model.graph.node for name in node.output} - {*"ZWY"}
     )
     text = onnx.printer.to_text(plain)
     # Take every name that was free: as an input, in an inner scope, and as a mere annotation.
@@ -65,4 +65,4 @@ def test_fresh_names_keep_clear_of_inputs_that_an_inner_graph_does_not_use():
 def test_a_nodes_own_name_leads_the_names_of_what_replaces_it():
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
     model.graph.node[0].name = "update/weights"
-    assert {node.name.split("_")[0] for node in lower_model(model).graph.node} == {"update/weights"}
+    assert {node.name.split("_")[0] for node in lower(model).model.graph.node} == {"update/weights"}

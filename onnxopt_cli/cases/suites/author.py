@@ -19,7 +19,7 @@ from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bound import Judgement, bound
 from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
-from onnxopt_cli.readings.lower.model import lower_model
+from onnxopt_cli.readings.lower.model import lower
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
@@ -216,7 +216,7 @@ def unreadable(operator: Operator) -> str:
             question = author.ask("", "", setting=setting)
             judgements(question)
             inputs = [it for it in question.inputs.values() if isinstance(it, np.ndarray)]
-            lower_model(formula_model(operator, question.attributes, inputs, graph_name="ordinary"))
+            lower(formula_model(operator, question.attributes, inputs, graph_name="ordinary"))
     except Exception as error:  # noqa: BLE001 - a user's formula may raise anything
         path = operator.formula.__code__.co_filename
         lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == path]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -230,7 +231,7 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     result = _computed(function, row, coarse, precision)
     highest = [it for it in coarse if it.precision.level == precision.level]
     if any(it.precision is not precision for it in highest):
-        finest = min((it.precision for it in highest), key=_unit_roundoff)
+        finest = min((it.precision for it in highest), key=attrgetter("unit_roundoff"))
         return Mixed(result, _computed(function, row, coarse, finest))
     mixed = [it for it in operands if isinstance(it, Mixed) and it.coarse is highest[0]]
     if mixed and len(highest) == 1:
@@ -241,13 +242,7 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
 
 def _coarsest(operands: Sequence[Bounded]) -> Precision:
     """Return what operands are combined in: of those of the highest level, the coarsest type."""
-    return max(
-        (operand.precision for operand in operands), key=lambda it: (it.level, it.unit_roundoff)
-    )
-
-
-def _unit_roundoff(precision: Precision) -> float:
-    return precision.unit_roundoff
+    return max((it.precision for it in operands), key=attrgetter("level", "unit_roundoff"))
 
 
 def _joining(operand: Bounded, precision: Precision) -> Bounded:
@@ -290,7 +285,16 @@ def _is_held(value: Any, precision: Precision) -> Any:
 
 
 def _within_range(operand: Bounded) -> Bounded:
-    error = _allow_for_range(operand.value, operand.magnitude, operand.error, operand.precision)
+    """Allow for flushing of what may be subnormal, and give up on what may leave the range."""
+    value, error, precision = operand.value, operand.error, operand.precision
+    subnormal = operand.magnitude - error < precision.smallest_normal
+    if subnormal.any():
+        # An exact zero stays one; another may be so small that its magnitude underflows here.
+        lost = subnormal & ((value != 0) | (error > 0))
+        error = np.where(lost, error + precision.smallest_normal, error)
+    beyond = operand.magnitude + error > precision.largest
+    if beyond.any():
+        error = np.where(beyond & (np.isfinite(value) | (error > 0)), np.inf, error)
     return operand if error is operand.error else replace(operand, error=error)
 
 
@@ -309,62 +313,35 @@ def _computed(
         own = row.roundings * unit * magnitude
         error = error + (own if row.exact is None else np.where(row.exact(*operands), 0.0, own))
     if not (magnitude + error < np.inf).all():
-        error = _settle_not_finite(row, value, error, operands)
+        error = _settled(row, value, error, operands)
     factors = tuple(
         (factor, exponent * sign)
         for operand, sign in zip(operands, row.exponents, strict=False)
         for factor, exponent in operand.factors or ((operand, 1),)
     )
-    if factors:
-        error = _allow_for_order(factors, value, magnitude, error, precision)
-    error = _allow_for_range(value, magnitude, error, precision)
-    return Bounded(
-        value,
-        error,
-        row.crosses(magnitude, error, *operands),
-        precision,
-        doubt=_doubt(row, value, magnitude, error, operands, precision),
-        reach=operands[0].magnitude + operands[1].magnitude if row.is_sum else None,
-        factors=factors,
+    reach = operands[0].magnitude + operands[1].magnitude if row.is_sum else None
+    result = Bounded(value, error, False, precision, reach=reach, factors=factors)
+    result = _within_range(_in_any_order(result))
+    return replace(
+        result,
+        may_cross=row.crosses(magnitude, result.error, *operands),
+        doubt=_doubt(result, operands) if row.is_sum or not row.roundings else None,
     )
 
 
-def _doubt(
-    row: Elementwise,
-    value: Any,
-    magnitude: Any,
-    error: Any,
-    operands: Sequence[Bounded],
-    precision: Precision,
-) -> Any:
+def _doubt(result: Bounded, operands: Sequence[Bounded]) -> Any:
     """Return the error without that of exact results of exact operands, if there are such."""
-    if precision.dtype is None or not (row.is_sum or row.roundings == 0):
-        return None
-    exact: Any = error > 0
+    exact: Any = result.error > 0
     for operand in operands:
         exact = exact & (operand.doubtful == 0)
-    if not exact.any():
+    if result.precision is UNTYPED or not exact.any():
         return None
-    normal = (value == 0) | (magnitude >= precision.smallest_normal)
-    return np.where(exact & normal & _is_held(value, precision), 0.0, error)
+    normal = (result.value == 0) | (result.magnitude >= result.precision.smallest_normal)
+    held = _is_held(result.value, result.precision)
+    return np.where(exact & normal & held, 0.0, result.error)
 
 
-def _allow_for_range(value: Any, magnitude: Any, error: Any, precision: Precision) -> Any:
-    """Allow for flushing of what may be subnormal, and give up on what may leave the range."""
-    subnormal = magnitude - error < precision.smallest_normal
-    if subnormal.any():
-        # An exact zero stays one; another may be so small that its magnitude underflows here.
-        lost = subnormal & ((value != 0) | (error > 0))
-        error = np.where(lost, error + precision.smallest_normal, error)
-    beyond = magnitude + error > precision.largest
-    if beyond.any():
-        error = np.where(beyond & (np.isfinite(value) | (error > 0)), np.inf, error)
-    return error
-
-
-def _settle_not_finite(
-    row: Elementwise, value: Any, error: Any, operands: Sequence[Approximate]
-) -> Any:
+def _settled(row: Elementwise, value: Any, error: Any, operands: Sequence[Bounded]) -> Any:
     """Say which NaN and Inf every honest evaluation yields, as IEEE arithmetic on the inputs does.
 
     Others come from values that have left the range, or may be zero, or of either sign.
@@ -386,34 +363,30 @@ def _settle_not_finite(
     return np.where(finite, error, np.where(settled, 0.0, np.inf))
 
 
-def _allow_for_order(
-    factors: Sequence[tuple[Bounded, int]],
-    value: Any,
-    magnitude: Any,
-    error: Any,
-    precision: Precision,
-) -> Any:
+def _in_any_order(result: Bounded) -> Bounded:
     """Allow for a product whose factors are multiplied in another order, or by terms of a sum.
 
     A partial product that leaves the range upwards makes the whole anything, downwards zero.
     """
+    precision = result.precision
     low = high = 1.0
-    for factor, exponent in factors:
+    for factor, exponent in result.factors:
         least, most = factor.span
         low *= least if exponent > 0 else 1 / most
         high *= most if exponent > 0 else 1 / least
     if low >= precision.smallest_normal and high <= precision.largest:
-        return error
+        return result
     lows: Any = np.float64(1.0)
     highs: Any = np.float64(1.0)
-    for factor, exponent in factors:
+    for factor, exponent in result.factors:
         size = factor.magnitude**exponent
         lows = lows * np.minimum(np.where(_is_usual(size), size, 1.0), 1.0)
         parts = factor.largest_parts if exponent > 0 else size
         highs = highs * np.maximum(np.where(_is_usual(parts), parts, 1.0), 1.0)
-    finite = np.isfinite(value)
-    error = error + np.where(finite & (lows < precision.smallest_normal), magnitude, 0.0)
-    return np.where(finite & (highs > precision.largest), np.inf, error)
+    finite = np.isfinite(result.value)
+    lost = np.where(finite & (lows < precision.smallest_normal), result.magnitude, 0.0)
+    error = np.where(finite & (highs > precision.largest), np.inf, result.error + lost)
+    return replace(result, error=error)
 
 
 def _is_usual(magnitude: Any) -> Any:

@@ -31,12 +31,7 @@ def refuse_endless_functions(model: onnx.ModelProto) -> None:
     Raises:
         NodeError: if functions call each other in a circle or without measure.
     """
-    _refuse_endless(model, _bodies(model))
-
-
-def _refuse_endless(
-    model: onnx.ModelProto, bodies: Mapping[FunctionId, Counter[FunctionId]]
-) -> None:
+    bodies = _bodies(model)
     sizes: dict[FunctionId, int] = {}
     for function_id in _callees_first(bodies):
         sizes[function_id] = _size(bodies[function_id], sizes)
@@ -63,7 +58,7 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     chosen = _functions_with_formulas(bodies)
     if not chosen:
         return inlined
-    _refuse_endless(model, bodies)
+    refuse_endless_functions(model)
     # The inliner takes an operator's default for that of the function around it.
     spelled = spell_out_defaults(model)
     inlined.CopyFrom(spelled)

@@ -45,14 +45,6 @@ def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(dict.fromkeys(operator.qualified_name for operator in found if operator))
 
 
-def lower_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which every operator with a formula is replaced by primitive ones.
-
-    See :func:`lower`.
-    """
-    return lower(model).model
-
-
 def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula, also in subgraphs and in model-local functions.
 
