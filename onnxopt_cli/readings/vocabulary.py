@@ -43,7 +43,8 @@ percentile  what lies between the percentiles of x - e and x + e, of a rank that
 
 g(n) is n, which no order exceeds (Higham 2002, section 4.2), or 6 sqrt(n) where that is less. The
 roundings of many terms have no common sign, so they add up like sqrt(n) (Higham and Mary 2019);
-with n, a norm of 10^6 elements might be off by an eighth, and nothing could be judged by it.
+with n, a norm of 10^6 elements might be off by an eighth, and nothing could be judged by it. Terms
+of a sum that are exactly zero do not count: adding one rounds nothing, in any order.
 
 A rank is exact where percent / 100 and the rank itself need no more digits than the type has. Where
 an exact rank is whole, or the neighbours are equal, nothing is interpolated and nothing rounded.
@@ -320,7 +321,8 @@ def _summed(a: Approximate, precision: Precision) -> Approximate:
     if np.any(~finite):
         settled = np.all(errors[~finite] == 0) and reach <= precision.largest
         return Approximate(value, np.float64(0.0 if settled else np.inf))
-    error = np.sum(errors) + _growth(errors.size - 1, precision) * reach
+    terms = int(np.count_nonzero(a.magnitude + errors))
+    error = np.sum(errors) + _growth(terms - 1, precision) * reach
     if np.isnan(error) or reach > precision.largest:
         return Approximate(value, np.float64(np.inf), np.True_)
     one_sign = np.all(a.value >= 0) or np.all(a.value <= 0)

@@ -37,6 +37,7 @@ def conformance(operator: Operator) -> list[Question]:
         author.not_finite,
         author.wide_doubles,
         author.large,
+        author.norms,
         partial(refusals, author),
     )
     return [question for section in sections for question in section()]
@@ -304,6 +305,34 @@ class _Questions(Author):
                 )
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
             yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)
+
+    def norms(self) -> Iterator[Question]:
+        """Ask for steps whose length depends on all elements, as by a norm."""
+        carried = any(map(self.operator.carries, self.operator.outputs))
+        if self.elementwise or carried or not self.rate:
+            return
+        for special, others_small in product(self.operator.tensors, (False, True)):
+            tensors = {
+                name: self.tensor(name, 0, (4,))
+                * (1 if (name == special) is others_small else 1e-3)
+                for name in self.operator.tensors
+            }
+            words = "all_but_" if others_small else ""
+            about = (
+                f"Small elements in {words.replace('_', ' ')}{special}: catches a norm that is "
+                "compared with something else than zero."
+            )
+            yield self.ask(f"norms_small_{words}{special}", about, tensors=tensors)
+        # So wide a distribution that float32 takes all but some hundred draws for zero. A sum of
+        # zeros rounds nothing, so that a small error is seen in spite of the number of elements.
+        drawn: dict[str, Given] = {
+            name: RandomTensor(
+                "lognormal", seed, (_LARGE,), np.dtype("float32"), {"mean": -350.0, "scale": 82.0}
+            )
+            for seed, name in enumerate(self.operator.tensors, start=1)
+        }
+        about = f"Few of {_LARGE} elements are not zero: catches a norm that is slightly off."
+        yield self.ask("norms_large_sparse", about, drawn=drawn)
 
 
 def ranks(author: Author) -> Iterator[Question]:

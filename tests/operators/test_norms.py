@@ -1,0 +1,73 @@
+"""Operators whose step depends on norms of whole tensors, as LAMB's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from places import PLUGINS
+
+from onnxopt_cli.cases.suites.conformance import conformance
+from onnxopt_cli.formula.call import bind, complete_attributes
+from onnxopt_cli.formula.operator_file import read_operators
+from onnxopt_cli.readings.bound.bound import bound
+from onnxopt_cli.readings.mistakes.equivalence import equivalent
+from onnxopt_cli.readings.mistakes.mutants import mutants
+
+LAMB = PLUGINS / "operators" / "lamb.py"
+ORDERS = PLUGINS / "lamb_orders.py"
+RIGHT = ("in_order", "pairwise", "blocks_of_32", "blocks_of_256", "blocks_of_4096", "double")
+
+
+def run_large(*backends):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "onnxopt_cli", "run", "optimizers", "--operators", str(LAMB)),
+            *("-k", "large_float32", "-k", "large_sparse", "-q"),
+            *(word for name in backends for word in ("-b", f"python:{ORDERS}:{name}")),
+        ],
+        text=True, capture_output=True, check=False, env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_no_order_of_summation_is_rejected_at_a_hundred_thousand_elements():
+    done = run_large(*(f"{name}_right" for name in RIGHT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("conforms: 2 pass") == len(RIGHT), done.stdout
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "update_norm"])
+def test_a_norm_of_a_hundred_thousand_elements_that_is_off_by_a_ten_thousandth_is_rejected(name):
+    done = run_large(f"{name}_wrong")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "norms_large_sparse" in done.stdout
+
+
+def test_a_norm_compared_with_another_number_than_zero_is_rejected():
+    (lamb,) = read_operators(LAMB, [])
+    calls = [
+        bind(lamb, list(it.inputs.values()), complete_attributes(lamb, it.attributes))
+        for it in conformance(lamb)
+        if "small" in it.name
+    ]
+    judged = [(call, bound(call)) for call in calls]
+    wrong = [
+        mutant
+        for mutant in mutants(lamb)
+        if mutant.name.startswith("trust = ")
+        and re.fullmatch(r"0 became ([\d.-]+|R|T|alpha|beta|epsilon|decay)\.", mutant.about)
+    ]
+    assert len(wrong) == 20
+    for mutant in wrong:
+        rejected = any(
+            np.any(np.abs(output - right.expected) > right.limit)
+            for call, answers in judged
+            for output, right in zip(mutant.run(call), answers, strict=True)
+        )
+        assert rejected or equivalent(lamb, mutant), mutant.name
