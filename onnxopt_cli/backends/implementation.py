@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder, all_suffixes
+from importlib.util import find_spec
 from pathlib import Path
 
 from onnxopt_cli.backends.specification import parse_specification
@@ -55,7 +55,7 @@ def implementation_files(text: str) -> dict[str, Path]:
 def _module(name: str) -> Iterator[tuple[str, Path]]:
     """Yield the files of the package that a module belongs to, or those of a module of its own."""
     top = name.partition(".")[0]
-    found = _find(top, [*sys.path, str(Path.cwd())])
+    found = _find(top)
     if found is None:
         return
     if found.is_dir():
@@ -64,15 +64,11 @@ def _module(name: str) -> Iterator[tuple[str, Path]]:
         yield from _with_neighbours(found)
 
 
-def _find(top: str, folders: Sequence[str]) -> Path | None:
+def _find(top: str) -> Path | None:
     """Return the file of a module or the folder of a package."""
     try:
-        specification = PathFinder.find_spec(top, list(folders))
-        if specification is None:
-            # What an editable installation brings is found by a finder of its own.
-            finders = [it for it in sys.meta_path if it is not PathFinder]
-            found = (it.find_spec(top, None) for it in finders if hasattr(it, "find_spec"))
-            specification = next(filter(None, found), None)
+        # What an editable installation brings is found by a finder of its own, not by PathFinder.
+        specification = find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     except Exception:  # noqa: BLE001 - finders are anybody's code; importing will say what is wrong
         return None
     if specification is None:

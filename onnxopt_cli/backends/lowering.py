@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from copy import deepcopy
 from enum import StrEnum
-from weakref import WeakKeyDictionary
+from typing import TypeAlias
 
 import onnx
 from onnx import helper
@@ -15,6 +15,8 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import NodeError, NotApplicable, Unsupported
 from onnxopt_cli.formula.nodes import nodes_within
 from onnxopt_cli.readings.single_node import sole_call
+
+_Made: TypeAlias = "dict[str, Prepared]"
 
 #: Why a case does not apply to a backend that is given primitive operators.
 NOT_ASKED = "our own lowering refuses the node before the backend is asked"
@@ -28,87 +30,83 @@ class LoweringMode(StrEnum):
     ALWAYS = "always"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a backend returned.
-
-    Attributes:
-        outputs: the graph's outputs in order.
-        lowered: True if the backend was given primitive operators.
-    """
-
-    outputs: list[Value]
-    lowered: bool
-
-
 # Older models have no imports.
 _FIRST_WITH_IMPORTS = 3
 # The last opset of that IR version; runtimes hardly know the ones before it.
 _OLDEST = 8
 
-#: What each backend has said of each operator that it does not know; it is not asked again.
-_UNKNOWN: WeakKeyDictionary[Backend, dict[str, str]] = WeakKeyDictionary()
 
-
-@dataclass(slots=True)
-class Kept:
-    """A model that runs again and again, and what a backend has made of it.
-
-    Attributes:
-        model: the model.
-        own: as it was prepared.
-        lowered: as it was prepared with primitive operators.
-    """
-
-    model: onnx.ModelProto
-    own: Prepared | None = None
-    lowered: tuple[onnx.ModelProto, Prepared] | None = None
-
-
-def run_model(
-    backend: Backend,
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Value],
-    lowering: LoweringMode,
-    kept: Kept | None = None,
-) -> Answer:
-    """Run a model on a backend, lowered if need be.
+class ModelRunner:
+    """Runs models on a backend that may not know their operators.
 
     Args:
         backend: the backend.
-        model: the model.
-        inputs: what it is fed.
         lowering: when it is given primitive operators.
-        kept: what was made of the model when it ran before, which this run adds to; None if it
-            runs once.
-
-    Raises:
-        Unsupported: if the backend does not know something, and lowering does not help.
-        NotApplicable: if the model is a node that breaks its operator's signature, and is to be
-            lowered.
-        UnusableOutput: if it returned something that is no value.
-        BaseException: whatever else the backend raises is its failure.
     """
-    kept = kept or Kept(model)
-    if lowering is LoweringMode.NEVER:
-        return _run(backend, inputs, kept)
-    unknown = _UNKNOWN.setdefault(backend, {})
-    if lowering is LoweringMode.ALWAYS or unknown:
-        replaceable = _replaceable(model)
-        missing = [operator for operator in replaceable if operator in unknown]
-        if missing:
-            return _run_lowered(backend, inputs, kept, unknown[missing[0]])
-        if lowering is LoweringMode.ALWAYS and replaceable:
-            return _run_lowered(backend, inputs, kept)
-    try:
-        return _run(backend, inputs, kept)
-    except Unsupported as error:
-        replaceable = _replaceable(model)
-        if not replaceable or (error.operator and error.operator not in replaceable):
-            raise
-        if error.operator:
-            unknown[error.operator] = error.message
-        return _run_lowered(backend, inputs, kept, error.message)
+
+    def __init__(self, backend: Backend, lowering: LoweringMode) -> None:
+        self._backend = backend
+        self._lowering = lowering
+        # What the backend has said of each operator that it does not know; it is not asked again.
+        self._unknown: dict[str, str] = {}
+        # The model that runs again and again, and what the backend has made of it.
+        self._kept: tuple[onnx.ModelProto, _Made] = onnx.ModelProto(), {}
+
+    def run(
+        self, model: onnx.ModelProto, inputs: Mapping[str, Value], *, keep: bool = False
+    ) -> tuple[list[Value], bool]:
+        """Run a model, lowered if need be.
+
+        Args:
+            model: the model.
+            inputs: what it is fed.
+            keep: whether the prepared model is kept for the next time that the same one runs.
+
+        Returns:
+            The graph's outputs in order, and whether the backend was given primitive operators.
+
+        Raises:
+            Unsupported: if the backend does not know something, and lowering does not help.
+            NotApplicable: if the model is a node that breaks its operator's signature, and is to
+                be lowered.
+            UnusableOutput: if it returned something that is not a valid value.
+            BaseException: whatever else the backend raises is its failure.
+        """
+        if not (keep and (self._kept[0] is model or self._kept[0] == model)):
+            self._kept = model, {}
+        made = self._kept[1]
+        if not keep:
+            self._kept = onnx.ModelProto(), {}
+        always = self._lowering is LoweringMode.ALWAYS
+        replaceable = _replaceable(model) if always or self._unknown else ()
+        said = [self._unknown[operator] for operator in replaceable if operator in self._unknown]
+        if said or (always and replaceable):
+            return self._run_lowered(model, inputs, made, said[0] if said else "")
+        try:
+            if "own" not in made:
+                made["own"] = self._backend.prepare(_importing_default(model))
+            return normalise_outputs(made["own"].run(inputs), model.graph.output), False
+        except Unsupported as error:
+            replaceable = () if self._lowering is LoweringMode.NEVER else _replaceable(model)
+            if not replaceable or (error.operator and error.operator not in replaceable):
+                raise
+            if error.operator:
+                self._unknown[error.operator] = error.message
+            return self._run_lowered(model, inputs, made, error.message)
+
+    def _run_lowered(
+        self, model: onnx.ModelProto, inputs: Mapping[str, Value], made: _Made, reason: str
+    ) -> tuple[list[Value], bool]:
+        try:
+            if "lowered" not in made:
+                made["lowered"] = self._backend.prepare(_lowered(model, inputs, reason))
+            # Lowering changes neither number nor types of a graph's outputs.
+            return normalise_outputs(made["lowered"].run(inputs), model.graph.output), True
+        except Unsupported as error:
+            if error.message == reason or isinstance(error, _Unlowerable):
+                raise
+            message = _joined(reason, f"of the lowered model: {error.message}")
+            raise Unsupported(message, operator=error.operator) from error
 
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -143,32 +141,9 @@ def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
         rows = [row for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
         newest = max(row[1] for row in rows)
         versions = {max(_OLDEST, min(row[2] for row in rows if row[1] == newest))}
-    completed = onnx.ModelProto()
-    completed.CopyFrom(model)
+    completed = deepcopy(model)
     completed.opset_import.append(helper.make_opsetid("", max(versions)))
     return completed
-
-
-def _run(backend: Backend, inputs: Mapping[str, Value], kept: Kept) -> Answer:
-    kept.own = kept.own or backend.prepare(_importing_default(kept.model))
-    returned = kept.own.run(inputs)
-    return Answer(normalise_outputs(returned, kept.model.graph.output), lowered=False)
-
-
-def _run_lowered(
-    backend: Backend, inputs: Mapping[str, Value], kept: Kept, reason: str = ""
-) -> Answer:
-    try:
-        if kept.lowered is None:
-            lowered = _lowered(kept.model, inputs, reason)
-            kept.lowered = lowered, backend.prepare(lowered)
-        model, prepared = kept.lowered
-        return Answer(normalise_outputs(prepared.run(inputs), model.graph.output), lowered=True)
-    except Unsupported as error:
-        if error.message == reason or isinstance(error, _Unlowerable):
-            raise
-        message = _joined(reason, f"of the lowered model: {error.message}")
-        raise Unsupported(message, operator=error.operator) from error
 
 
 def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -> onnx.ModelProto:

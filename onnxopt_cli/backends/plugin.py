@@ -24,10 +24,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from copy import deepcopy
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
@@ -37,39 +36,37 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxopt_cli.backends.protocol import Backend, Prepared
+from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.backends.unsupported import with_patterns
 from onnxopt_cli.core.text import exception_text, printable
-from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, Unsupported, UsageError
+from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-def wrap_plugin(specification: Specification, found: object, version: str) -> Backend:
-    """Return a plugin's object as a backend.
+def load_plugin(specification: Specification, entry_point: EntryPoint | None = None) -> Backend:
+    """Return a plugin as a backend; what importing or making it raises is passed on.
 
     Args:
         specification: how the user asked for it.
-        found: the object.
-        version: the plugin's name and version, or empty.
+        entry_point: where it is, if it is installed under a name.
 
     Raises:
-        UsageError: if the object's interface has no such option.
-        BackendUnavailable: if the object has neither interface, cannot be made, does not support
-            the device, or states something that is no regular expression.
+        UsageError: if its source can be neither a module nor a file, or its interface has no such
+            option.
+        BackendUnavailable: if there is no such module, file or attribute, or if the object has
+            neither interface or does not support the device.
     """
-    with starting(specification.text):
-        if callable(getattr(found, "prepare", None)):
-            specification.require_known(("device", "unsupported"))
-            plugin = _instance(found, "prepare")
-            return _watched(specification, _OnnxPlugin(specification, plugin, version), plugin)
-        if callable(getattr(found, "run", None)):
-            specification.require_known(("unsupported",))
-            plugin = _instance(found, "run")
-            return _watched(specification, _RunPlugin(specification.text, plugin, version), plugin)
+    if entry_point is None:
+        found, version = _import_attribute(specification)
+    else:
+        found, distribution = entry_point.load(), entry_point.dist
+        version = printable(f"{distribution.name} {distribution.version}") if distribution else ""
+    if callable(getattr(found, "prepare", None)):
+        return _OnnxPlugin(specification, _instance(found, "prepare"), version)
+    if callable(getattr(found, "run", None)):
+        return _RunPlugin(specification, _instance(found, "run"), version)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
     raise BackendUnavailable(
         f"backend {printable(specification.text)} is {printable(kind)} "
@@ -79,13 +76,34 @@ def wrap_plugin(specification: Specification, found: object, version: str) -> Ba
     )
 
 
-class _OnnxPlugin:
-    """A plugin with ONNX's interface."""
+class _RunPlugin:
+    """A plugin with ``run(model, inputs)``."""
+
+    options: tuple[str, ...] = ("unsupported",)
 
     def __init__(self, specification: Specification, plugin: Any, version: str) -> None:
+        specification.require_known(self.options)
         self.name = specification.text
         self.version = version
         self._plugin = plugin
+        stated = getattr(plugin, "unsupported", None)
+        # Others may use the name for a method of theirs.
+        self.unsupported = None if callable(stated) else stated
+
+    def prepare(self, model: onnx.ModelProto) -> Prepared:
+        # The plugin may change it, and it is used again.
+        model = deepcopy(model)
+        run = self._plugin.run
+        return Prepared(reporting(_unsupported)(lambda inputs: run(model, dict(inputs))))
+
+
+class _OnnxPlugin(_RunPlugin):
+    """A plugin with ONNX's interface."""
+
+    options = ("device", "unsupported")
+
+    def __init__(self, specification: Specification, plugin: Any, version: str) -> None:
+        super().__init__(specification, plugin, version)
         self._device = specification.options.get("device", "CPU")
         if not self._says_yes("supports_device", self._device):
             raise BackendUnavailable(
@@ -94,60 +112,19 @@ class _OnnxPlugin:
             )
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
-        model = _copy(model)
-        with _reporting_unsupported():
+        model = deepcopy(model)
+        with reporting(_unsupported):
             if not self._says_yes("is_compatible", model, self._device):
                 raise Unsupported(f"not compatible with the model on {printable(self._device)}")
             prepared = self._plugin.prepare(model, self._device)
-        if not callable(getattr(prepared, "run", None)):
+        run = getattr(prepared, "run", None)
+        if not callable(run):
             raise TypeError(f"prepare returned a {type(prepared).__name__}, which has no run")
-        return _OnnxPrepared(prepared)
+        return Prepared(reporting(_unsupported)(lambda inputs: run(list(inputs.values()))))
 
     def _says_yes(self, question: str, *about: object) -> bool:
         ask = getattr(self._plugin, question, None)
         return ask is None or bool(ask(*about))
-
-
-class _OnnxPrepared:
-    """A model that a plugin with ONNX's interface has prepared."""
-
-    def __init__(self, prepared: Any) -> None:
-        self._prepared = prepared
-
-    def run(self, inputs: Mapping[str, Value]) -> Any:
-        with _reporting_unsupported():
-            return self._prepared.run(list(inputs.values()))
-
-
-class _RunPlugin:
-    """A plugin with ``run(model, inputs)``."""
-
-    def __init__(self, name: str, plugin: Any, version: str) -> None:
-        self.name = name
-        self.version = version
-        self._plugin = plugin
-
-    def prepare(self, model: onnx.ModelProto) -> Prepared:
-        return _RunPrepared(self._plugin, _copy(model))
-
-
-class _RunPrepared:
-    """A model for a plugin with ``run(model, inputs)``."""
-
-    def __init__(self, plugin: Any, model: onnx.ModelProto) -> None:
-        self._plugin = plugin
-        self._model = model
-
-    def run(self, inputs: Mapping[str, Value]) -> Any:
-        with _reporting_unsupported():
-            return self._plugin.run(self._model, dict(inputs))
-
-
-def _watched(specification: Specification, backend: Backend, plugin: object) -> Backend:
-    stated = getattr(plugin, "unsupported", None)
-    # Others may use the name for a method of theirs.
-    own = () if stated is None or callable(stated) else (stated,)
-    return with_patterns(backend, specification.options.get("unsupported"), own)
 
 
 def _instance(found: object, method: str) -> object:
@@ -156,44 +133,17 @@ def _instance(found: object, method: str) -> object:
     return found() if isinstance(found, type) and plain else found
 
 
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy that a plugin may change: the model is used again after it."""
-    own = onnx.ModelProto()
-    own.CopyFrom(model)
-    return own
+def _unsupported(error: BaseException) -> Unsupported | None:
+    # It need not be imported before something is raised.
+    from unittest import SkipTest
+
+    known = isinstance(error, NotImplementedError | SkipTest)
+    return Unsupported(exception_text(error)) if known else None
 
 
-@contextmanager
-def _reporting_unsupported() -> Iterator[None]:
-    try:
-        yield
-    except NotImplementedError as error:
-        raise Unsupported(exception_text(error)) from error
-    except Exception as error:
-        # Not worth importing before something is raised.
-        from unittest import SkipTest
-
-        if not isinstance(error, SkipTest):
-            raise
-        raise Unsupported(exception_text(error)) from error
-
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def import_attribute(backend: str, source: str, attribute: str) -> tuple[object, str]:
-    """Return an attribute of a module or file, and the version that its package states.
-
-    Args:
-        backend: the backend's specification, for messages.
-        source: a file, if it ends in ``.py`` or contains a path separator; else a module.
-        attribute: dotted path of the attribute.
-
-    Raises:
-        UsageError: if the source can be neither a module nor a file.
-        BackendUnavailable: if there is no such module, file or attribute, or if importing it
-            raises or ends the interpreter.
-    """
+def _import_attribute(specification: Specification) -> tuple[object, str]:
+    """Return an attribute of a module or file, and the version that its package states."""
+    backend, source = specification.text, specification.source
     if source.endswith(".py") or "/" in source or "\\" in source:
         module = _load_file(backend, Path(source))
         package, name = module, Path(source).stem
@@ -201,39 +151,13 @@ def import_attribute(backend: str, source: str, attribute: str) -> tuple[object,
         module = _import_module(backend, source)
         name = source.partition(".")[0]
         package = sys.modules.get(name, module)
-    with starting(backend):
-        found: object = module
-        for part in attribute.split("."):
-            if not hasattr(found, part):
-                raise _no_attribute(backend, source, part, found)
-            found = getattr(found, part)
-        version = getattr(package, "__version__", None)
-        return found, printable(f"{name} {version}") if type(version) is str else ""
-
-
-def load_entry_point(backend: str, entry_point: EntryPoint) -> tuple[object, str]:
-    """Return an entry point's object, and its distribution with version.
-
-    Raises:
-        BackendUnavailable: if importing it raises, or ends the interpreter.
-    """
-    with starting(backend):
-        distribution = entry_point.dist
-        version = f"{distribution.name} {distribution.version}" if distribution else ""
-        return entry_point.load(), printable(version)
-
-
-@contextmanager
-def starting(backend: str) -> Iterator[None]:
-    """Turn whatever a plugin raises while it starts, SystemExit too, into BackendUnavailable."""
-    try:
-        yield
-    except (OnnxoptError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise BackendUnavailable(
-            f"backend {printable(backend)} does not start: {exception_text(error)}"
-        ) from error
+    found: object = module
+    for part in specification.attribute.split("."):
+        if not hasattr(found, part):
+            raise _no_attribute(backend, source, part, found)
+        found = getattr(found, part)
+    version = getattr(package, "__version__", None)
+    return found, printable(f"{name} {version}") if type(version) is str else ""
 
 
 def _load_file(backend: str, path: Path) -> ModuleType:
@@ -248,14 +172,13 @@ def _load_file(backend: str, path: Path) -> ModuleType:
         return sys.modules[name]
     loader = SourceFileLoader(name, str(path))
     specification = importlib.util.spec_from_loader(name, loader)
-    with starting(backend):
-        module = importlib.util.module_from_spec(specification)  # type: ignore[arg-type]
-        sys.modules[name] = module
-        try:
-            loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
+    module = importlib.util.module_from_spec(specification)  # type: ignore[arg-type]
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -271,7 +194,7 @@ def _module_name(path: Path) -> str:
 
 
 def _import_module(backend: str, name: str) -> ModuleType:
-    if not _MODULE.fullmatch(name):
+    if not all(part.isidentifier() for part in name.split(".")):
         raise UsageError(
             f"backend {printable(backend)}: {printable(name)!r} is no module's name",
             hint="a file's name ends in .py",
@@ -281,17 +204,16 @@ def _import_module(backend: str, name: str) -> ModuleType:
         here = str(Path.cwd())
         if here not in sys.path and "" not in sys.path:
             sys.path.append(here)
-    with starting(backend):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            # A module that the plugin itself lacks is another matter.
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            raise BackendUnavailable(
-                f"backend {printable(backend)}: there is no module {printable(error.name)}",
-                hint="is it installed here? a file is written python:path/to/file.py:attribute",
-            ) from error
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that the plugin itself lacks is another matter.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise BackendUnavailable(
+            f"backend {printable(backend)}: there is no module {printable(error.name)}",
+            hint="is it installed here? a file is written python:path/to/file.py:attribute",
+        ) from error
 
 
 def _no_attribute(backend: str, source: str, name: str, found: object) -> BackendUnavailable:

@@ -6,7 +6,9 @@ take the declared one where it holds them exactly (or rounds them, for a float).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from reprlib import repr as shortened
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,22 +19,20 @@ from onnx import TypeProto, ValueInfoProto, helper
 from onnxopt_cli.core.distance import NumberKind, kind_of
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array, Value, is_string
-from onnxopt_cli.errors import UnusableOutput
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, Unsupported, UnusableOutput
 
 
-class Prepared(Protocol):
-    """A model that a backend has accepted."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that a backend has accepted.
 
-    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
-        """Compute the graph's outputs in order.
+    Attributes:
+        run: computes the graph's outputs from a value for every input of the graph that must be
+            fed, in the graph's order. Raises Unsupported if the backend finds only now that it
+            does not know something; anything else is the backend's failure.
+    """
 
-        Args:
-            inputs: a value for every input of the graph that must be fed, in the graph's order.
-
-        Raises:
-            Unsupported: if the backend finds only now that it does not know something.
-            Exception: anything else is the backend's failure.
-        """
+    run: Callable[[Mapping[str, Value]], Any]
 
 
 class Backend(Protocol):
@@ -66,6 +66,31 @@ class Closable(Protocol):
             BackendDied: if it does not end as it should.
             BackendHangs: if it does not end at all.
         """
+
+
+@contextmanager
+def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Iterator[None]:
+    """Raise what a function makes of an error, where it says that something is not supported."""
+    try:
+        yield
+    except BaseException as error:
+        found = unsupported(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+@contextmanager
+def starting(backend: str) -> Iterator[None]:
+    """Turn whatever a backend raises while it starts, SystemExit too, into BackendUnavailable."""
+    try:
+        yield
+    except (OnnxoptError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise BackendUnavailable(
+            f"backend {printable(backend)} does not start: {exception_text(error)}"
+        ) from error
 
 
 _PYTHON = (bool, int, float, complex, str, bytes)

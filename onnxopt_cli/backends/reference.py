@@ -6,16 +6,16 @@ Ours computes operators that have a formula in NumPy, and all others in onnx's e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.backends.protocol import Prepared
+from onnxopt_cli.backends.protocol import Prepared, reporting
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
@@ -37,11 +37,7 @@ class NumpyBackend:
     """The backend ``numpy``."""
 
     name = "numpy"
-
-    @property
-    def version(self) -> str:
-        """The version of NumPy."""
-        return f"numpy {np.__version__}"
+    version = f"numpy {np.__version__}"
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model.
@@ -50,22 +46,17 @@ class NumpyBackend:
             Unsupported: if onnx's evaluator has nothing for an operator.
         """
         if sole_operator(model) is not None:
-            return _Formula(model)
-        with reporting_unsupported():
-            return ReferenceModel(formula_evaluator(spell_out_defaults(model)))
+            return Prepared(partial(_compute_node, model))
+        with reporting(_unsupported):
+            dense = _with_dense_initializers(spell_out_defaults(model))
+            return _prepared(_evaluator_class()(dense))
 
 
-class _Formula:
-    """A model that is one node with a formula."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
-
-    def run(self, inputs: Mapping[str, Value]) -> list[Array]:
-        # Not None: only models that are one node of ours come here.
-        call = cast("Call[Array]", sole_call(self._model, inputs))
-        outputs = zip(self._model.graph.node[0].output, evaluate(call), strict=True)
-        return [value for name, value in outputs if name]
+def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array]:
+    # Not None: only models that are one node of ours come here.
+    call = cast("Call[Array]", sole_call(model, inputs))
+    outputs = zip(model.graph.node[0].output, evaluate(call), strict=True)
+    return [value for name, value in outputs if name]
 
 
 # How the evaluator says that it has nothing for a node. Most are NotImplementedError, but a version
@@ -89,13 +80,9 @@ class ReferenceBackend:
     """
 
     name = "onnx-reference"
+    version = f"onnx {onnx.__version__}"
 
-    @property
-    def version(self) -> str:
-        """The version of onnx."""
-        return f"onnx {onnx.__version__}"
-
-    def prepare(self, model: onnx.ModelProto) -> ReferenceModel:
+    def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Load the implementation of every node.
 
         Raises:
@@ -103,26 +90,19 @@ class ReferenceBackend:
         """
         from onnx.reference import ReferenceEvaluator
 
-        with reporting_unsupported():
-            return ReferenceModel(ReferenceEvaluator(model))
+        with reporting(_unsupported):
+            return _prepared(ReferenceEvaluator(model))
 
 
-class ReferenceModel:
-    """A model in onnx's reference evaluator, or in one derived from it."""
-
-    def __init__(self, evaluator: ReferenceEvaluator) -> None:
-        self._evaluator = evaluator
-
-    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
-        """Compute the graph's outputs in order.
-
-        Raises:
-            Unsupported: if an operator's implementation says that something is not implemented.
-        """
-        with reporting_unsupported(), np.errstate(all="ignore"):
-            returned = self._evaluator.run(None, dict(inputs))
-        types = self._evaluator.output_types
+def _prepared(evaluator: ReferenceEvaluator) -> Prepared:
+    @reporting(_unsupported)
+    def run(inputs: Mapping[str, Value]) -> list[object]:
+        with np.errstate(all="ignore"):
+            returned = evaluator.run(None, dict(inputs))
+        types = evaluator.output_types
         return [_unwrapped(value, of_type) for value, of_type in zip(returned, types, strict=True)]
+
+    return Prepared(run)
 
 
 def _unwrapped(value: object, declared: onnx.TypeProto) -> object:
@@ -134,46 +114,30 @@ def _unwrapped(value: object, declared: onnx.TypeProto) -> object:
     return value[0] if is_wrapped else value
 
 
-@contextmanager
-def reporting_unsupported() -> Iterator[None]:
-    """Turn what onnx's reference evaluator raises for what it does not know into Unsupported."""
-    try:
-        yield
-    except (NotImplementedError, RuntimeError) as error:
-        message = str(error)
-        match = _UNKNOWN_OPERATOR.match(message)
-        if match is None and not isinstance(error, NotImplementedError):
-            raise
-        operator = f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""
-        words = printable(_LISTING.sub("", message), lines=True)
-        raise Unsupported(words, operator=operator) from error
-
-
-def formula_evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
-    """Return an evaluator of a model, with our operators wherever they stand.
-
-    Raises:
-        NotImplementedError: if there is nothing for an operator, or for its version.
-    """
-    return _evaluator_class()(_with_dense_initializers(model))
+def _unsupported(error: BaseException) -> Unsupported | None:
+    if not isinstance(error, NotImplementedError | RuntimeError):
+        return None
+    message = str(error)
+    match = _UNKNOWN_OPERATOR.match(message)
+    if match is None and not isinstance(error, NotImplementedError):
+        return None
+    operator = f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""
+    return Unsupported(printable(_LISTING.sub("", message), lines=True), operator=operator)
 
 
 def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model as it is, or a copy without sparse initializers, at which onnx's fails."""
 
-    def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-        yield model.graph
-        for node in all_nodes(model):
-            yield from subgraphs(node)
+    def graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
+        return [model.graph, *(graph for node in all_nodes(model) for graph in subgraphs(node))]
 
     if not any(graph.sparse_initializer for graph in graphs(model)):
         return model
-    dense = onnx.ModelProto()
-    dense.CopyFrom(model)
-    for graph in graphs(dense):
+    model = deepcopy(model)
+    for graph in graphs(model):
         graph.initializer.extend(map(_dense, graph.sparse_initializer))
         del graph.sparse_initializer[:]
-    return dense
+    return model
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
@@ -231,7 +195,10 @@ def _node_class(operator: Operator) -> type[OpRun]:
             **_context: Any,
         ) -> tuple[Array | None, ...]:
             node = _resolved(self.onnx_node, linked_attributes or {})
-            return _compute(operator, node, operands)
+            call = bind(operator, operands, node_attributes(operator, node), len(node.output))
+            values = zip(node.output, evaluate(call), strict=True)
+            # Under the empty name, one would be taken for every optional input that is left out.
+            return tuple(value if name else None for name, value in values)
 
         def _run(self, *_operands: Any, **_attributes: Any) -> None:
             """Nothing calls it; the base class asks for it."""
@@ -245,8 +212,7 @@ def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto
     """Return a node of a function with the values of the function's attributes it refers to."""
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node
-    resolved = onnx.NodeProto()
-    resolved.CopyFrom(node)
+    resolved = deepcopy(node)
     del resolved.attribute[:]
     resolved.attribute.extend(
         helper.make_attribute(attribute.name, linked[attribute.ref_attr_name])
@@ -255,13 +221,3 @@ def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto
         for attribute in node.attribute
     )
     return resolved
-
-
-def _compute(
-    operator: Operator, node: onnx.NodeProto, operands: Sequence[Array | None]
-) -> tuple[Array | None, ...]:
-    call = bind(operator, operands, node_attributes(operator, node), len(node.output))
-    # A value under the empty name would be taken for every optional input that is left out.
-    return tuple(
-        value if name else None for name, value in zip(node.output, evaluate(call), strict=True)
-    )

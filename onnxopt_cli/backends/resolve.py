@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from onnxopt_cli.backends.protocol import Backend
-from onnxopt_cli.backends.reference import NumpyBackend
+from onnxopt_cli.backends.protocol import Backend, starting
+from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
 from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.backends.unsupported import with_patterns
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: The group of entry points by which an installed package offers a backend under a name.
 ENTRY_POINTS = "onnxopt.backends"
 
+_BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
 # ONNX Runtime's package has several builds, each under a name of its own.
 _ONNXRUNTIME_BUILDS = (
     "onnxruntime",
@@ -63,24 +64,30 @@ def resolve_backend(text: str) -> Backend:
             start.
     """
     specification = parse_specification(text)
-    if specification.source:
-        from onnxopt_cli.backends.plugin import import_attribute, wrap_plugin
+    if specification.name == "numpy":
+        specification.require_known(())
+        return NumpyBackend()
+    with starting(text):
+        return with_patterns(_backend(specification), specification.options.get("unsupported"))
 
-        found, stated = import_attribute(text, specification.source, specification.attribute)
-        return wrap_plugin(specification, found, stated)
+
+def _backend(specification: Specification) -> Backend:
+    installed = {} if specification.name in _BUILT_IN else entry_points_by_name()
+    if specification.source or specification.name in installed:
+        from onnxopt_cli.backends.plugin import load_plugin
+
+        return load_plugin(specification, installed.get(specification.name))
     if specification.command:
         from onnxopt_cli.backends.exec.backend import ExecBackend
 
-        command = ExecBackend(specification)
-        return _watched(specification, command, command.unsupported)
-    if specification.name in _BUILT_IN:
-        return _BUILT_IN[specification.name](specification)
-    installed = entry_points_by_name()
-    if specification.name in installed:
-        from onnxopt_cli.backends.plugin import load_entry_point, wrap_plugin
+        return ExecBackend(specification)
+    if specification.name == "onnxruntime":
+        from onnxopt_cli.backends.onnxruntime.backend import OnnxRuntimeBackend
 
-        found, stated = load_entry_point(text, installed[specification.name])
-        return wrap_plugin(specification, found, stated)
+        return OnnxRuntimeBackend(specification)
+    if specification.name == "onnx-reference":
+        specification.require_known(("unsupported",))
+        return ReferenceBackend()
     known = [*_BUILT_IN, *installed]
     near = get_close_matches(specification.name.lower(), known, n=3)
     listed = f"did you mean {' or '.join(near)}? " if near else ""
@@ -102,40 +109,6 @@ def known_backends() -> list[KnownBackend]:
     ]
     rows += [_known_plugin(entry_point) for entry_point in entry_points_by_name().values()]
     return rows
-
-
-def _numpy(specification: Specification) -> Backend:
-    specification.require_known(())
-    return NumpyBackend()
-
-
-def _onnxruntime(specification: Specification) -> Backend:
-    from onnxopt_cli.backends.onnxruntime.backend import OnnxRuntimeBackend
-
-    return _watched(specification, OnnxRuntimeBackend(specification))
-
-
-def _onnx_reference(specification: Specification) -> Backend:
-    from onnxopt_cli.backends.reference import ReferenceBackend
-
-    specification.require_known(("unsupported",))
-    return _watched(specification, ReferenceBackend())
-
-
-def _watched(specification: Specification, backend: Backend, own: str = "") -> Backend:
-    option = specification.options.get("unsupported")
-    if option is None and not own:
-        return backend
-    from onnxopt_cli.backends.unsupported import with_patterns
-
-    return with_patterns(backend, option, (own,) if own else ())
-
-
-_BUILT_IN: Mapping[str, Callable[[Specification], Backend]] = {
-    "numpy": _numpy,
-    "onnxruntime": _onnxruntime,
-    "onnx-reference": _onnx_reference,
-}
 
 
 def entry_points_by_name() -> dict[str, EntryPoint]:

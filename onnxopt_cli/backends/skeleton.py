@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from keyword import iskeyword
 from pathlib import Path
 
@@ -45,7 +42,7 @@ def write_skeleton(folder: Path, language: str) -> Skeleton:
             package cannot have.
     """
     name = _package_name(folder)
-    source = files(__package__) / "skeletons" / language
+    source = Path(__file__).parent / "skeletons" / language
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,9 +50,12 @@ def write_skeleton(folder: Path, language: str) -> Skeleton:
             raise UsageError(
                 f"{printable(str(folder))} is not empty", hint="give a folder that is not there yet"
             )
-        for path, text in _texts(source):
-            target = folder / path.replace(_PLACEHOLDER, name)
-            target.parent.mkdir(exist_ok=True)
+        for path in sorted(source.rglob("*")):
+            if path.is_dir() or "__pycache__" in path.parts:
+                continue
+            target = folder / str(path.relative_to(source)).replace(_PLACEHOLDER, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8")
             target.write_text(text.replace(_PLACEHOLDER, name), encoding="utf-8")
             if target.name in _EXECUTABLE:
                 target.chmod(target.stat().st_mode | 0o111)
@@ -76,17 +76,6 @@ def _package_name(folder: Path) -> str:
             hint="begin with a letter, and use letters, digits and underscores",
         )
     return name
-
-
-def _texts(source: Traversable, above: str = "") -> Iterator[tuple[str, str]]:
-    for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
-        if entry.name == "__pycache__":
-            continue
-        path = f"{above}{entry.name}"
-        if entry.is_dir():
-            yield from _texts(entry, f"{path}/")
-        else:
-            yield path, entry.read_text(encoding="utf-8")
 
 
 def _check_command(folder: Path, name: str, language: str) -> str:

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
@@ -48,7 +49,7 @@ class Specification:
     """A backend as the user asked for it.
 
     Attributes:
-        text: all of it, as written.
+        text: all of it, as written; two that differ in nothing else are equal.
         name: a built-in backend or an entry point; empty for all others.
         source: the module or file of a Python attribute; empty for a name.
         attribute: the attribute's dotted path in it.
@@ -56,7 +57,7 @@ class Specification:
         options: values by name.
     """
 
-    text: str
+    text: str = field(compare=False)
     name: str = ""
     source: str = ""
     attribute: str = ""
@@ -103,7 +104,8 @@ def parse_specification(text: str) -> Specification:
     if text.startswith(_COMMAND):
         return _command(text)
     name, comma, options = text.partition(",")
-    return Specification(text, name=name.strip(), options=_options(text, comma + options))
+    found = _options(text, comma + options) if comma else {}
+    return Specification(text, name=name.strip(), options=found)
 
 
 def _command(text: str) -> Specification:
@@ -156,9 +158,6 @@ def _pattern(text: str, pattern: str) -> str:
             f"backend {printable(text)}: {printable(option[0])} follows unsupported=REGEX",
             hint=r"unsupported=REGEX stands last; where the comma belongs to it, write \x2c",
         )
-    # Not worth importing where there is none.
-    from onnxopt_cli.backends.unsupported import compile_pattern
-
     try:
         compile_pattern(pattern)
     except ValueError as error:

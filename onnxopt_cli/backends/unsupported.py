@@ -12,14 +12,14 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import onnx
 
-from onnxopt_cli.backends.protocol import Backend, Closable, Prepared
+from onnxopt_cli.backends.protocol import Backend, Closable, Prepared, reporting
 from onnxopt_cli.core.text import exception_text, printable
-from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendDied,
     BackendFailure,
@@ -78,18 +78,19 @@ def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
     return pattern
 
 
-def with_patterns(backend: Backend, option: str | None, own: Sequence[object] = ()) -> Backend:
+def with_patterns(backend: Backend, option: str | None) -> Backend:
     """Return a backend whose errors are looked at, if there is a pattern for them.
 
     Args:
-        backend: the backend.
+        backend: the backend. Its attribute ``unsupported``, if it has one that is not None, is a
+            regular expression that it states of itself, compiled or as text.
         option: the regular expression that the user gives; None if he gives none.
-        own: what the backend states of itself: regular expressions, compiled or as text.
 
     Raises:
         BackendUnavailable: if something that the backend states is no regular expression.
     """
-    patterns = [_own_pattern(backend.name, stated) for stated in own]
+    stated = getattr(backend, "unsupported", None)
+    patterns = [] if stated is None else [_own_pattern(backend.name, stated)]
     if option is not None:
         patterns.append(compile_pattern(option))
     return Recognising(backend, patterns) if patterns else backend
@@ -124,30 +125,28 @@ def error_text(error: BaseException) -> str:
     return error.message if isinstance(error, OnnxoptError) else exception_text(error)
 
 
-@contextmanager
-def recognising(patterns: Patterns) -> Iterator[None]:
+def recognising(patterns: Patterns) -> AbstractContextManager[None]:
     """Turn errors that a pattern matches into Recognised.
 
     Raises:
         BackendFailure: with the error's text, if a pattern takes too long.
     """
+    return reporting(partial(_recognised, patterns))
+
+
+def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
+    if isinstance(error, _NO_ANSWER) or out_of_memory(error):
+        return None
+    text = error_text(error)
     try:
-        yield
-    except BaseException as error:
-        if isinstance(error, _NO_ANSWER) or out_of_memory(error):
-            raise
-        text = error_text(error)
-        try:
-            with _deadline():
-                found = any(pattern.search(text[:_SEARCHED]) for pattern in patterns)
-        except _TooLong:
-            raise BackendFailure(
-                f"searching for unsupported=REGEX took more than {_SECONDS:g} s, and was given up, "
-                f"in {text}"
-            ) from error
-        if not found:
-            raise
-        raise Recognised(text) from error
+        with _deadline():
+            found = any(pattern.search(text[:_SEARCHED]) for pattern in patterns)
+    except _TooLong:
+        raise BackendFailure(
+            f"searching for unsupported=REGEX took more than {_SECONDS:g} s, and was given up, "
+            f"in {text}"
+        ) from error
+    return Recognised(text) if found else None
 
 
 class Recognising:
@@ -167,22 +166,13 @@ class Recognising:
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model, as the backend does."""
         with recognising(self._patterns):
-            return _Recognising(self._backend.prepare(model), self._patterns)
+            run = self._backend.prepare(model).run
+        return Prepared(reporting(partial(_recognised, self._patterns))(run))
 
     def close(self) -> None:
         """End the backend."""
         if isinstance(self._backend, Closable):
             self._backend.close()
-
-
-class _Recognising:
-    def __init__(self, prepared: Prepared, patterns: Patterns) -> None:
-        self._prepared = prepared
-        self._patterns = patterns
-
-    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
-        with recognising(self._patterns):
-            return self._prepared.run(inputs)
 
 
 class _TooLong(BaseException):

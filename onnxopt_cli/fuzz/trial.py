@@ -9,6 +9,7 @@ from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.fuzz.example import NAME, SUITE, Example
+from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.judge import judge, read_question
@@ -69,12 +70,12 @@ def attempt(example: Example, executor: Executor) -> Trial:
     """
     content = example.content()
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
-    pending = executor.submit(content.model, content.inputs, lambda: None)
+    pending = executor.submit(Order(content.model, content.inputs))
     judging = Judging()
     question = read_question(case, judging)
     # An invalid example is a defect of the strategies.
     assert not question.invalid, question.invalid  # noqa: S101 - as said
-    response = pending.result()
+    response = pending()
     if isinstance(response, str):
         raise SearchInterrupted(response)
     return Trial(example, case, judge(question, executor.name, response, judging))

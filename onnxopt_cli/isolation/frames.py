@@ -169,7 +169,9 @@ class PayloadWriter:
         if name not in DTYPES:
             name = value.dtype.str[1:]
             if not _FOREIGN.fullmatch(name):
-                raise UnusableOutput(f"its element type {printable(str(value.dtype))} is no number")
+                raise UnusableOutput(
+                    f"its element type {printable(str(value.dtype))} is not a number"
+                )
         flat = np.ascontiguousarray(value).reshape(-1)
         self.buffers.append(flat.view(np.uint8).data)
         return {"dtype": name, "shape": shape}
@@ -223,7 +225,7 @@ class PayloadReader:
         if described is None:
             return None
         if not isinstance(described, dict) or depth > _DEEPEST:
-            raise ProtocolBreach("described a value that is none")
+            raise ProtocolBreach("described a value that is not valid")
         match described:
             case {"sequence": list(items)}:
                 return [self.value(item, depth + 1) for item in items]
@@ -231,7 +233,7 @@ class PayloadReader:
                 return dict(self._pair(pair, depth) for pair in pairs)
             case {"dtype": str(name), "shape": list(shape)}:
                 return self._tensor(name, shape)
-        raise ProtocolBreach("described a value that is none")
+        raise ProtocolBreach("described a value that is not valid")
 
     def end(self) -> None:
         """Make sure that all of the payload was taken.
@@ -246,12 +248,12 @@ class PayloadReader:
         match pair:
             case [int(key) | str(key), value]:
                 return key, self.value(value, depth + 1)
-        raise ProtocolBreach("described a map that is none")
+        raise ProtocolBreach("described a map that is not valid")
 
     def _tensor(self, name: str, shape: list[Any]) -> Array:
         lengths = all(type(n) is int and 0 <= n <= _LONGEST_DIMENSION for n in shape)
         if len(shape) > _MOST_DIMENSIONS or not lengths:
-            raise ProtocolBreach("described a tensor whose shape is none")
+            raise ProtocolBreach("described a tensor whose shape is not valid")
         elements = math.prod(shape)
         try:
             if name == STRING:

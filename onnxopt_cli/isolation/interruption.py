@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 _SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -33,13 +34,13 @@ class Stop(KeyboardInterrupt):
 
 def stop_at_once() -> None:
     """Let a signal end this process without a word, while there is nothing to clean up."""
-    _hear(lambda number, _: os._exit(128 + number))
+    _install(lambda number, _: os._exit(128 + number))
 
 
 def stop_by_raising() -> None:
     """Let a signal raise :class:`Stop`, so that what was begun is cleaned up."""
-    sys.unraisablehook = _send_again
-    _hear(_stop)
+    sys.unraisablehook = _signal_again
+    _install(_stop)
 
 
 def plain_signals() -> None:
@@ -52,7 +53,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise Stop(number)
 
 
-def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
+def _signal_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Send the signal again that came where Python drops exceptions: a finalizer, a callback."""
     stop = unraisable.exc_value
     if isinstance(stop, Stop):
@@ -62,13 +63,14 @@ def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _hear(handler: Callable[[int, FrameType | None], None]) -> None:
+def _install(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in _SIGNALS:
         # Whoever started the command may have it ignore them.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
+@dataclass(eq=False, slots=True)
 class Interruption:
     """Whether the user has asked the run to end.
 
@@ -76,9 +78,8 @@ class Interruption:
         signal: the signal that came, or 0.
     """
 
-    def __init__(self) -> None:
-        self.signal = 0
-        self._at_once = False
+    signal: int = 0
+    _at_once: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -100,7 +101,7 @@ class Interruption:
         finally:
             self._at_once = False
 
-    def hear(self, number: int, _frame: FrameType | None = None) -> None:
+    def handle(self, number: int, _frame: FrameType | None = None) -> None:
         """Take note of a signal.
 
         Raises:
@@ -125,7 +126,7 @@ def interruptible() -> Iterator[Interruption]:
         yield interruption
         return
     before = {
-        number: signal.signal(number, interruption.hear)
+        number: signal.signal(number, interruption.handle)
         for number in _SIGNALS
         # nohup means it; a shell has what it starts with & ignore SIGINT, whoever sends it.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN

@@ -4,7 +4,7 @@ The keeper runs none of the backend's code. It is the subreaper of all that the 
 daemons too, so it sees them, and kills them all when the worker ends, when the runner tells it to
 with SIGTERM, or when the runner is gone. Then it removes the worker's temporary files and ends as
 the worker did, with the same code or signal, which is how the runner learns of it. If the backend
-kills the keeper, the runner gets what is left: see :func:`adopt`.
+kills the keeper, the runner gets what is left: see :func:`become_subreaper`.
 
 Where /proc shows no processes, the keeper cannot know whom to kill. The worker then gets a PID
 namespace, which the kernel clears, if this process may make one; otherwise only its process group
@@ -31,16 +31,16 @@ from onnxopt_cli.isolation.processes import end_descendants, visible
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _NEW_PID_NAMESPACE = 0x20000000
-# How long killing may go on while processes are born, or stay in a system call.
+# How long killing may go on while new processes start, or stay in a system call.
 _LONGEST_SECONDS = 60.0
 
 
-def adopt() -> bool:
+def become_subreaper() -> bool:
     """Let what the process's descendants leave behind become its own children, if possible."""
     return sys.platform == "linux" and not _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def stand_between(runner: int, channel: int, folder: str) -> None:
+def fork_keeper(runner: int, channel: int, folder: str) -> None:
     """Fork, return in the worker, and never return in the keeper.
 
     Args:
@@ -55,46 +55,46 @@ def stand_between(runner: int, channel: int, folder: str) -> None:
         return
     signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    adopt()
+    become_subreaper()
     # From here on the end of the runner is a signal that waits to be seen, so what is made now is
     # removed. This signal is also heard by a keeper that the backend has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
     contained = not visible() and not _call("unshare", _NEW_PID_NAMESPACE)
     parent = os.getpid()
-    fate, told = os.pipe() if contained else (-1, -1)
+    status_reader, status_writer = os.pipe() if contained else (-1, -1)
     worker = os.fork()
     if worker:
         os.close(channel)
-        _keep(runner, worker, signals, folder, fate)
+        _keep(runner, worker, signals, folder, status_reader)
     if contained:
-        os.close(fate)
-        _begin_namespace(signals, channel, told)
+        os.close(status_reader)
+        _begin_namespace(signals, channel, status_writer)
         parent = 1
     os.setpgid(0, 0)
     if lock is not None:
-        # Only the keeper holds it: a backend could let go of it.
+        # Only the keeper holds it: a backend could release it.
         os.close(lock)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     end_with(parent, signal.SIGKILL)
 
 
-def _begin_namespace(signals: set[signal.Signals], channel: int, told: int) -> None:
+def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: int) -> None:
     """Fork, return in the worker, and tell the keeper how it ended in the first process.
 
-    The first process of a namespace is deaf to most signals, which no worker should be.
+    The first process of a namespace ignores most signals, which no worker should do.
     """
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     worker = os.fork()
     if not worker:
-        os.close(told)
+        os.close(status_writer)
         return
     os.close(channel)
     status = None
     while status is None:
         signal.sigwait(signals)
         status = _reap(worker)
-    os.write(told, b"%d" % status)
+    os.write(status_writer, b"%d" % status)
     os._exit(0)
 
 
@@ -116,7 +116,7 @@ def _call(name: str, *arguments: int) -> int:
 
 
 def _keep(
-    runner: int, worker: int, signals: set[signal.Signals], folder: str, fate: int
+    runner: int, worker: int, signals: set[signal.Signals], folder: str, status_reader: int
 ) -> NoReturn:
     status: int | None = None
     while status is None:
@@ -124,8 +124,8 @@ def _keep(
             status = signal.SIGKILL
         else:
             status = _reap(worker)
-    if fate >= 0 and status == 0:
-        status = int(os.read(fate, 16) or signal.SIGKILL)
+    if status_reader >= 0 and status == 0:
+        status = int(os.read(status_reader, 16) or signal.SIGKILL)
     if not visible():
         _end_unseen(worker)
     with suppress(ChildProcessError):
@@ -133,7 +133,7 @@ def _keep(
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         end_descendants(os.getpid(), _LONGEST_SECONDS)
     remove_folder(folder)
-    _end_as(status)
+    _end_with_status(status)
 
 
 def _end_unseen(worker: int) -> None:
@@ -160,7 +160,7 @@ def _reap(worker: int) -> int | None:
             found = status
 
 
-def _end_as(status: int) -> NoReturn:
+def _end_with_status(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

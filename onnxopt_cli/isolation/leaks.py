@@ -2,11 +2,12 @@
 
 Growth alone is no leak: what is imported or allocated once, and kept, also grows. So the worker
 runs the case again; only what grows every time, and is still there a moment later, is called a
-leak. A process that has lost its parent is one at once: nobody will ever wait for it.
+leak. A process that has lost its parent is one at once, as no process will wait for it.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from enum import Enum, auto
 
@@ -44,7 +45,8 @@ class Watch:
     def __init__(self, keeper: int) -> None:
         self.leak = ""
         self._keeper = keeper
-        kept = children(keeper)
+        # Only Linux has keepers, whose first child is the worker; orphans become others.
+        kept = children(keeper) if sys.platform == "linux" else []
         self._worker = kept[0] if kept else keeper
         self._known_orphans = set(kept[1:])
         self._most = self._amounts()
@@ -59,8 +61,14 @@ class Watch:
         if orphans:
             self.leak = f"leaves processes behind: {', '.join(orphans)}"
             return self._clear()
-        before = dict(self._most)
-        grown = self._growth()
+        before, held = self._most, self._amounts()
+        grown = {
+            what: more
+            for what, amount in held.items()
+            if (more := amount - before.get(what, 0)) > _ALLOWED[what]
+        }
+        # Memory that grows slowly must not add up to a leak of the case that it happens to be at.
+        self._most = {what: max(n, before.get(what, 0)) for what, n in held.items()}
         if not self._suspects:
             self.leak = ""
             self._before, self._suspects = before, grown
@@ -76,42 +84,23 @@ class Watch:
     def after_wait(self) -> Step:
         """Look at the worker when what was about to end has ended."""
         held = self._amounts()
-        left = {
-            what: amount
+        left = [
+            f"{amount >> 20} MiB of memory" if what == "memory" else f"{amount} {what}"
             for what, amount in self._suspects.items()
             if held.get(what, 0) - self._before.get(what, 0)
             > _CONFIRMATIONS * max(1, _ALLOWED[what])
-        }
+        ]
         if left:
-            self.leak = f"leaves {_listed(left)} behind each time that it runs"
+            self.leak = f"leaves {' and '.join(left)} behind each time that it runs"
         return self._clear()
 
     def _clear(self) -> Step:
         self._suspects, self._confirmations = {}, 0
         return Step.DONE
 
-    def _growth(self) -> dict[str, int]:
-        """Return by how much each thing exceeds the most that was seen before."""
-        held = self._amounts()
-        grown = {
-            what: amount - self._most.get(what, 0)
-            for what, amount in held.items()
-            if amount - self._most.get(what, 0) > _ALLOWED[what]
-        }
-        # Memory that grows slowly must not add up to a leak of the case that it happens to be at.
-        self._most = {what: max(n, self._most.get(what, 0)) for what, n in held.items()}
-        return grown
-
     def _amounts(self) -> dict[str, int]:
         held = usage(self._worker)
-        if held is None:
-            return {}
-        return {
-            "memory": held.memory,
-            "threads": held.threads,
-            "file descriptors": held.descriptors,
-            "child processes": len(descendants(self._worker)),
-        }
+        return held and {**held, "child processes": len(descendants(self._worker))}
 
     def _new_orphans(self) -> list[str]:
         """Return the names of processes that have lost their parent since the last look."""
@@ -123,11 +112,6 @@ class Watch:
         return sorted(printable(name_of(process)) or str(process) for process in found)
 
     def _orphans(self) -> set[int]:
+        if self._worker == self._keeper:
+            return set()
         return set(children(self._keeper)) - self._known_orphans - {self._worker}
-
-
-def _listed(left: dict[str, int]) -> str:
-    return " and ".join(
-        f"{amount >> 20} MiB of memory" if what == "memory" else f"{amount} {what}"
-        for what, amount in left.items()
-    )

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -25,7 +24,6 @@ import onnx
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendUnavailable,
     OnnxoptError,
@@ -34,7 +32,7 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 from onnxopt_cli.isolation.frames import PayloadReader, PayloadWriter, pack
-from onnxopt_cli.isolation.response import Response
+from onnxopt_cli.isolation.response import Order, Response
 
 # What a worker may report of itself; all else is seen from outside.
 _REPORTED = frozenset(
@@ -54,26 +52,6 @@ _START_ERRORS: Mapping[str, type[OnnxoptError]] = {
     "usage": UsageError,
     "unavailable": BackendUnavailable,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A case as a worker gets it.
-
-    Attributes:
-        number: says which order an answer is to.
-        model: the model.
-        inputs: a value for every input of the graph that must be fed.
-        collect: whether garbage is to be collected before the answer, so that what is left is
-            left for good.
-        keep: whether the prepared model is to be kept for orders with the same model.
-    """
-
-    number: int
-    model: onnx.ModelProto
-    inputs: dict[str, Value]
-    collect: bool = False
-    keep: bool = False
 
 
 def pack_hello(backend: str, lowering: LoweringMode) -> list[memoryview]:
@@ -137,7 +115,8 @@ def read_order(message: Any, payload: memoryview) -> Order:
     reader = PayloadReader(payload)
     model = onnx.ModelProto.FromString(bytes(reader.take(message["model"])))
     inputs = {name: reader.value(described) for name, described in message["inputs"]}
-    return Order(message["number"], model, inputs, message["collect"], message["keep"])
+    settings = {name: message[name] for name in ("number", "collect", "keep")}
+    return Order(model, inputs, **settings)
 
 
 def pack_answer(number: int, response: Response) -> list[memoryview]:
@@ -198,7 +177,7 @@ def read_answer(message: Any, payload: memoryview, order: Order) -> Response:
 
 
 def pack_farewell(failure: Outcome, message: str) -> list[memoryview]:
-    """Return a worker's last frame, if its backend failed to end in peace."""
+    """Return a worker's last frame, if its backend failed to shut down."""
     return pack({"failure": failure.value, "message": message})
 
 

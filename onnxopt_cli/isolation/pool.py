@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import selectors
 from collections import deque
-from collections.abc import Callable, Mapping
-
-import onnx
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.messages import Order
 from onnxopt_cli.isolation.private_folder import sweep_folders
 from onnxopt_cli.isolation.processes import Limits
-from onnxopt_cli.isolation.response import Aside, Response
+from onnxopt_cli.isolation.response import Aside, Order, Response
 from onnxopt_cli.isolation.worker import State, Worker
 
 # A worker is replaced after so many cases, so that what grows slowly does not grow for ever.
@@ -29,7 +27,7 @@ _STARTS = 3
 _TICK_SECONDS = 0.05
 
 
-class Switchboard:
+class WorkerLoop:
     """Where the workers of all pools are waited for."""
 
     def __init__(self) -> None:
@@ -37,7 +35,7 @@ class Switchboard:
         self.selector = selectors.DefaultSelector()
         self.pools: list[Pool] = []
 
-    def turn(self, seconds: float = _TICK_SECONDS) -> None:
+    def run_once(self, seconds: float = _TICK_SECONDS) -> None:
         """Wait for something to happen, and see to it."""
         self.selector.select(seconds)
         for pool in self.pools:
@@ -50,33 +48,20 @@ class Switchboard:
         self.selector.close()
 
 
+@dataclass(eq=False, slots=True)
 class Job:
-    """A case that a pool is to run."""
+    """A case that a pool is to run.
 
-    def __init__(
-        self, pool: Pool, order: Order, started: Callable[[], None], interruption: Interruption
-    ) -> None:
-        self.order = order
-        self.started = started
-        self.response: Response | None = None
-        self.why_not = ""
-        # What went wrong in an earlier worker while it had this case, perhaps not by its fault.
-        self.doubt: Aside | None = None
-        self._pool = pool
-        self._interruption = interruption
+    Attributes:
+        order: the case.
+        result: the response, or in words why there will be none; None until either is known.
+        earlier_breach: what went wrong in an earlier worker that had the case, perhaps because of
+            another case.
+    """
 
-    @property
-    def done(self) -> bool:
-        """True if there is a response, or will never be one."""
-        return self.response is not None or bool(self.why_not)
-
-    def result(self) -> Response | str:
-        """Wait for the response; return in words why there is none."""
-        while not self.done:
-            if self._interruption.signal:
-                return "interrupted"
-            self._pool.switchboard.turn()
-        return self.response or self.why_not
+    order: Order
+    result: Response | str | None = None
+    earlier_breach: Aside | None = None
 
 
 class Pool:
@@ -87,7 +72,7 @@ class Pool:
         lowering: when it is given primitive operators.
         limits: what each worker may use.
         jobs: how many workers there may be; the first is started at once.
-        switchboard: where it is waited for.
+        loop: where it is waited for.
         interruption: set when the user wants the run to end.
     """
 
@@ -97,13 +82,13 @@ class Pool:
         lowering: LoweringMode,
         limits: Limits,
         jobs: int,
-        switchboard: Switchboard,
+        loop: WorkerLoop,
         interruption: Interruption,
     ) -> None:
         self.name = backend
         self.version = ""
         self.ahead = 2 * jobs
-        self.switchboard = switchboard
+        self.loop = loop
         self._lowering = lowering
         self._limits = limits
         self._jobs = jobs
@@ -115,7 +100,7 @@ class Pool:
         self._failed_starts = 0
         self._refusal: OnnxoptError | None = None
         self._ready = False
-        switchboard.pools.append(self)
+        loop.pools.append(self)
         self._start()
 
     def ready(self) -> None:
@@ -130,29 +115,14 @@ class Pool:
                 raise self._refusal
             if self._interruption.signal:
                 raise KeyboardInterrupt
-            self.switchboard.turn()
+            self.loop.run_once()
 
-    def submit(
-        self,
-        model: onnx.ModelProto,
-        inputs: Mapping[str, Value],
-        started: Callable[[], None],
-        *,
-        keep: bool = False,
-    ) -> Job:
-        """Queue a case.
-
-        Args:
-            model: the model.
-            inputs: a value for every input that must be fed.
-            started: called when a worker gets the case.
-            keep: whether a worker is to keep the prepared model for the next time.
-        """
-        order = Order(0, model, dict(inputs), keep=keep)
-        job = Job(self, order, started, self._interruption)
+    def submit(self, order: Order) -> Callable[[], Response | str]:
+        """Queue a case; what is returned waits for its response, or says why there is none."""
+        job = Job(order)
         self._queue.append(job)
-        self.switchboard.turn(0)
-        return job
+        self.loop.run_once(0)
+        return partial(self._result, job)
 
     def renew(self) -> None:
         """Let the next case meet a fresh worker; nothing may be queued."""
@@ -160,7 +130,7 @@ class Pool:
         self._start()
 
     def finish(self) -> list[Aside]:
-        """End all workers in peace; return what they did outside of any case."""
+        """Shut all workers down; return what they did outside of any case."""
         self._end_workers()
         return self._asides
 
@@ -173,20 +143,24 @@ class Pool:
     def advance(self) -> None:
         """Take what the workers have done, and give them what there is to do."""
         for worker in self._workers:
-            worker.look()
+            worker.poll()
             self._collect(worker)
         self._workers = [worker for worker in self._workers if worker.state is not State.GONE]
-        while self._queue:
-            free = next((worker for worker in self._workers if worker.free), None)
-            if free is None:
-                break
-            self._give(free, self._queue.popleft())
+        while self._queue and (free := next((it for it in self._workers if it.free), None)):
+            self._assign(free, self._queue.popleft())
         if self._refusal is not None:
             for job in self._queue:
-                job.why_not = f"the backend could not be started again: {self._refusal.message}"
+                job.result = f"the backend could not be started again: {self._refusal.message}"
             self._queue.clear()
         if self._queue and not self._interruption.signal:
-            self._grow()
+            self._start_another()
+
+    def _result(self, job: Job) -> Response | str:
+        while job.result is None:
+            if self._interruption.signal:
+                return "interrupted"
+            self.loop.run_once()
+        return job.result
 
     def _collect(self, worker: Worker) -> None:
         if worker.version is not None and not self._ready:
@@ -196,26 +170,21 @@ class Pool:
             said = f"says that it is {worker.version!r}; when it started first it was"
             worker.give_up(Outcome.PROTOCOL, f"the worker {said} {self.version!r}")
         if worker.response is not None:
-            self._failed_starts = 0
-            self._take_response(worker, worker.response)
+            job, self._failed_starts = self._running.pop(worker), 0
+            if job.earlier_breach is not None and worker.response.failure is not Outcome.PROTOCOL:
+                # In a worker of its own the case breaks no protocol: something before it did.
+                self._asides.append(job.earlier_breach)
+            job.result, worker.response = worker.response, None
+            if worker.free and worker.asked >= _CASES_PER_WORKER:
+                worker.end()
         if worker.state is State.GONE:
-            self._bury(worker)
+            self._remove(worker)
 
-    def _take_response(self, worker: Worker, response: Response) -> None:
-        job = self._running.pop(worker)
-        if job.doubt is not None and response.failure is not Outcome.PROTOCOL:
-            # In a worker of its own the case breaks no protocol: something before it did.
-            self._asides.append(job.doubt)
-        job.response = response
-        worker.response = None
-        if worker.free and worker.asked >= _CASES_PER_WORKER:
-            worker.end()
-
-    def _bury(self, worker: Worker) -> None:
+    def _remove(self, worker: Worker) -> None:
         """See to what a worker that has gone leaves: its case, and what it did outside of any."""
         job = self._running.pop(worker, None)
         if job is not None:
-            job.doubt = worker.aside
+            job.earlier_breach = worker.aside
             self._queue.appendleft(job)
         elif worker.aside is not None:
             self._asides.append(worker.aside)
@@ -227,20 +196,19 @@ class Pool:
             if not self._ready or self._failed_starts == _STARTS:
                 self._refusal = refusal
 
-    def _give(self, worker: Worker, job: Job) -> None:
+    def _assign(self, worker: Worker, job: Job) -> None:
         try:
             model = job.order.model.SerializeToString()
         except ValueError as error:
-            job.why_not = f"the model cannot be sent to a worker: {printable(str(error))}"
+            job.result = f"the model cannot be sent to a worker: {printable(str(error))}"
             return
-        if not worker.still_free():
+        if worker.ask(job.order, model):
+            job.order.started()
+            self._running[worker] = job
+        else:
             self._queue.appendleft(job)
-            return
-        job.started()
-        self._running[worker] = job
-        worker.ask(job.order, model)
 
-    def _grow(self) -> None:
+    def _start_another(self) -> None:
         left = {State.ENDING, State.GONE}
         at_work = [worker for worker in self._workers if worker.state not in left]
         starting = sum(worker.state is State.STARTING for worker in at_work)
@@ -254,9 +222,7 @@ class Pool:
                 self._jobs = len(at_work)
 
     def _start(self) -> None:
-        self._workers.append(
-            Worker(self.name, self._lowering, self._limits, self.switchboard.selector)
-        )
+        self._workers.append(Worker(self.name, self._lowering, self._limits, self.loop.selector))
 
     def _end_workers(self) -> None:
         self._queue.clear()
@@ -266,5 +232,5 @@ class Pool:
             elif worker.state is not State.ENDING:
                 worker.kill()
         while self._workers and not self._interruption.signal:
-            self.switchboard.turn()
+            self.loop.run_once()
         self.kill()

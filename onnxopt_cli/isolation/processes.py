@@ -1,19 +1,21 @@
-"""Other processes: what Linux tells of them in /proc, what they may hold, and how to end them.
+"""Other processes: what they hold, what they may hold, and how to end them.
 
-Elsewhere there is nothing to see, and no error.
+psutil says what a process holds, on every system. On Linux who descends from whom, and who lives,
+is read from /proc by hand: psutil would look at all processes of the machine for the children of
+one, and miss those that start meanwhile, and a keeper would have to load it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # How often nothing must be found before nothing is left.
 _LOOKS = 2
 _alone = False
@@ -30,27 +32,14 @@ def claimed() -> bool:
     return _alone
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a process holds.
-
-    Attributes:
-        memory: resident bytes.
-        threads: number of its threads.
-        descriptors: number of its open file descriptors.
-    """
-
-    memory: int
-    threads: int
-    descriptors: int
-
-
 @cache
 def visible() -> bool:
-    """Tell whether processes can be seen: /proc is there, and of our own PID namespace.
+    """Tell whether processes can be seen; on Linux /proc has to be of our own PID namespace.
 
     In a namespace under the /proc of another one, numbers would be those of other processes.
     """
+    if sys.platform != "linux":
+        return True
     try:
         return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - a string will do
     except OSError:
@@ -59,43 +48,63 @@ def visible() -> bool:
 
 def weakness() -> str:
     """Return what isolation lacks here, in words; empty if nothing."""
-    if visible():
-        return ""
-    return "weaker: /proc shows no process; leaks and daemons go unseen"
+    if sys.platform != "linux":
+        return "weaker: this system lets processes leave their parents; daemons go unseen"
+    return "" if visible() else "weaker: /proc shows no process; leaks and daemons go unseen"
 
 
-def usage(process: int) -> Usage | None:
-    """Return what a process holds; None if it has gone or cannot be seen."""
-    fields = _stat(process)
-    if fields is None:
-        return None
+def usage(process: int) -> dict[str, int]:
+    """Return the amounts of memory (bytes), threads and file descriptors that a process holds.
+
+    Empty if it has gone or cannot be seen.
+    """
+    if not visible():
+        return {}
+    import psutil
+
     try:
-        descriptors = len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208 - asked at every case
-    except OSError:
-        return None
-    return Usage(int(fields[21]) * _PAGE, int(fields[17]), descriptors)
+        found = psutil.Process(process)
+        with found.oneshot():
+            return {
+                "memory": found.memory_info().rss,
+                "threads": found.num_threads(),
+                "file descriptors": found.num_fds(),
+            }
+    except psutil.Error:
+        return {}
 
 
 def resident(process: int) -> int:
     """Return the resident bytes of a process, 0 if it has gone."""
-    fields = _stat(process)
-    return 0 if fields is None else int(fields[21]) * _PAGE
+    import psutil
+
+    with suppress(psutil.Error):
+        return psutil.Process(process).memory_info().rss if visible() else 0
+    return 0
 
 
 def children(process: int) -> list[int]:
     """Return the children of a process, ended ones that nobody waited for included."""
-    found: list[int] = []
     if not visible():
+        return []
+    found: list[int] = []
+    if _lists_children():
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
+                with suppress(OSError):
+                    found += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
         return found
-    try:
-        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
-            found += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
-    except FileNotFoundError:
-        # The process or thread has gone, or this kernel does not list children.
-        return found or _children_by_parent(process)
-    except OSError:
-        return found
+    import psutil
+
+    with suppress(psutil.Error):
+        found += [child.pid for child in psutil.Process(process).children()]
     return found
+
+
+@cache
+def _lists_children() -> bool:
+    """Tell whether /proc lists children, which not every Linux kernel is built to do."""
+    return os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - pathlib takes time to load
 
 
 def descendants(process: int) -> list[int]:
@@ -184,17 +193,28 @@ def _group(process: int) -> int:
 
 
 def _lives(process: int) -> bool:
-    fields = _stat(process)
+    if sys.platform != "linux":
+        import psutil
+
+        with suppress(psutil.Error):
+            return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+        return False
+    try:
+        # The program's name stands in parentheses and may contain anything.
+        fields = _read(f"/proc/{process}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return False
     # A process whose first thread has ended looks dead, though others may run.
-    return fields is not None and (fields[0] not in {b"Z", b"X"} or int(fields[17]) > 1)
+    return fields[0] not in {b"Z", b"X"} or int(fields[17]) > 1
 
 
 def name_of(process: int) -> str:
     """Return the name of a process's program, empty if it has gone."""
-    try:
-        return _read(f"/proc/{process}/comm").decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
+    import psutil
+
+    with suppress(psutil.Error):
+        return psutil.Process(process).name()
+    return ""
 
 
 def out_of_memory_kills() -> int:
@@ -206,34 +226,9 @@ def out_of_memory_kills() -> int:
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(b"oom_kill "))
 
 
-def _stat(process: int) -> list[bytes] | None:
-    """Return the fields of /proc/PID/stat from the state on."""
-    if not visible():
-        return None
-    try:
-        text = _read(f"/proc/{process}/stat")
-    except OSError:
-        return None
-    # The program's name stands in parentheses and may contain anything.
-    return text.rpartition(b")")[2].split()
-
-
 def _read(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs a worker's start time
         return file.read()
-
-
-def _children_by_parent(process: int) -> list[int]:
-    found = []
-    try:
-        names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - as above
-    except OSError:
-        return []
-    for name in names:
-        fields = _stat(int(name))
-        if fields is not None and int(fields[1]) == process:
-            found.append(int(name))
-    return found
 
 
 _LONGEST_TEARDOWN_SECONDS = 10.0

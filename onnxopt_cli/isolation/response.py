@@ -1,16 +1,17 @@
-"""What a backend did with a model and inputs, before anybody judges it."""
+"""What a backend is asked, and what it did with that, before anybody judges it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 import onnx
 
-from onnxopt_cli.backends.lowering import Kept, LoweringMode, run_model
-from onnxopt_cli.backends.protocol import Backend, Closable
+from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
+from onnxopt_cli.backends.protocol import Closable
+from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.values import Value
@@ -30,6 +31,28 @@ _OUTCOMES: Mapping[type[BaseException], Outcome] = {
     ProtocolBreach: Outcome.PROTOCOL,
     MemoryError: Outcome.OOM,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A case that a backend is to run.
+
+    Attributes:
+        model: the model.
+        inputs: a value for every input of the graph that must be fed.
+        started: called when it starts.
+        keep: whether the prepared model is to be kept for orders with the same model.
+        number: tells a worker's answers apart.
+        collect: whether garbage is to be collected before the answer, so that what is left is
+            left for good.
+    """
+
+    model: onnx.ModelProto
+    inputs: Mapping[str, Value]
+    started: Callable[[], None] = lambda: None
+    keep: bool = False
+    number: int = 0
+    collect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,53 +95,49 @@ class Aside:
     message: str
 
 
-def respond(
-    backend: Backend,
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Value],
-    lowering: LoweringMode,
-    kept: Kept | None = None,
-) -> Response:
-    """Run a model on a backend; whatever that raises, except KeyboardInterrupt, is an answer.
+class Host:
+    """A backend in this process: its cases, and its end.
 
     Args:
-        backend: the backend.
-        model: the model.
-        inputs: what it is fed.
+        text: the backend as the user asked for it.
         lowering: when it is given primitive operators.
-        kept: from :func:`keeping`, if the model runs again and again.
+
+    Raises:
+        UsageError: if there is no such backend.
+        BackendUnavailable: if it does not start.
     """
-    own = copy_inputs(inputs)
-    started = perf_counter()
-    try:
-        answer = run_model(backend, model, own, lowering, kept)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a backend may raise anything
+
+    def __init__(self, text: str, lowering: LoweringMode) -> None:
+        self._backend = resolve_backend(text)
+        self._runner = ModelRunner(self._backend, lowering)
+        self.version = self._backend.version
+
+    def respond(self, order: Order) -> Response:
+        """Run a case; whatever the backend raises, except KeyboardInterrupt, is an answer."""
+        own = {name: _copy(value) for name, value in order.inputs.items()}
+        started = perf_counter()
+        try:
+            outputs, lowered = self._runner.run(order.model, own, keep=order.keep)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a backend may raise anything
+            failure, seconds = _failure(error), perf_counter() - started
+            return Response(failure=failure, message=error_text(error), seconds=seconds)
         seconds = perf_counter() - started
-        return Response(failure=_failure(error), message=error_text(error), seconds=seconds)
-    seconds = perf_counter() - started
-    changed = tuple(changed_inputs(inputs, own))
-    return Response(answer.outputs, lowered=answer.lowered, changed=changed, seconds=seconds)
+        changed = [name for name, it in order.inputs.items() if not same_bits(it, own.get(name))]
+        return Response(outputs, lowered=lowered, changed=tuple(changed), seconds=seconds)
 
-
-def tear_down(backend: Backend) -> tuple[Outcome, str] | None:
-    """End what a backend has started; return what went wrong, if anything did, and it in words."""
-    if not isinstance(backend, Closable):
+    def close(self) -> tuple[Outcome, str] | None:
+        """End what the backend has started; return what went wrong, and it in words, if it did."""
+        if not isinstance(self._backend, Closable):
+            return None
+        try:
+            self._backend.close()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as above
+            return _failure(error), error_text(error)
         return None
-    try:
-        backend.close()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - as above
-        return _failure(error), error_text(error)
-    return None
-
-
-def keeping(kept: Kept | None, model: onnx.ModelProto) -> Kept:
-    """Return what is kept of a model that runs again and again; nothing yet of another one."""
-    known = kept is not None and (kept.model is model or kept.model == model)
-    return kept if kept is not None and known else Kept(model)
 
 
 def _failure(error: BaseException) -> Outcome:
@@ -126,16 +145,6 @@ def _failure(error: BaseException) -> Outcome:
         if isinstance(error, kind):
             return outcome
     return Outcome.OOM if out_of_memory(error) else Outcome.ERROR
-
-
-def copy_inputs(inputs: Mapping[str, Value]) -> dict[str, Value]:
-    """Return inputs that share no memory with the given ones, tensors in C order."""
-    return {name: _copy(value) for name, value in inputs.items()}
-
-
-def changed_inputs(before: Mapping[str, Value], after: Mapping[str, Value]) -> list[str]:
-    """Return the names of inputs that differ in any bit, or in structure."""
-    return [name for name, value in before.items() if not _same(value, after.get(name))]
 
 
 def _copy(value: Value) -> Value:
@@ -146,13 +155,14 @@ def _copy(value: Value) -> Value:
     return None if value is None else np.array(value, order="C")
 
 
-def _same(before: Value, after: Value) -> bool:
+def same_bits(before: Value, after: Value) -> bool:
+    """Tell whether values agree in every bit, and in structure."""
     if isinstance(before, list) and isinstance(after, list):
         pairs = zip(before, after, strict=False)
-        return len(before) == len(after) and all(_same(*pair) for pair in pairs)
+        return len(before) == len(after) and all(same_bits(*pair) for pair in pairs)
     if isinstance(before, dict) and isinstance(after, dict):
         return before.keys() == after.keys() and all(
-            _same(value, after[key]) for key, value in before.items()
+            same_bits(value, after[key]) for key, value in before.items()
         )
     if not isinstance(before, np.ndarray) or not isinstance(after, np.ndarray):
         return before is None and after is None

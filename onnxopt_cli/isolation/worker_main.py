@@ -11,17 +11,10 @@ import gc
 import signal
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onnxopt_cli.isolation.keeper import stand_between
+from onnxopt_cli.isolation.keeper import fork_keeper
 from onnxopt_cli.isolation.processes import limit_memory
-
-# The keeper is forked before anything heavy is imported.
-if TYPE_CHECKING:
-    from onnxopt_cli.backends.lowering import Kept, LoweringMode
-    from onnxopt_cli.backends.protocol import Backend
-    from onnxopt_cli.isolation.messages import Order
-    from onnxopt_cli.isolation.response import Response
 
 
 def main(channel: int, runner: int, memory: int, folder: str) -> None:
@@ -33,7 +26,7 @@ def main(channel: int, runner: int, memory: int, folder: str) -> None:
         memory: bytes that this process may hold, or 0.
         folder: where temporary files go; made here.
     """
-    stand_between(runner, channel, folder)
+    fork_keeper(runner, channel, folder)
     limit_memory(memory)
     # Ctrl-C is for the runner to handle; a backend that interrupts its own main thread must not
     # end the worker.
@@ -45,53 +38,40 @@ def main(channel: int, runner: int, memory: int, folder: str) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    from onnxopt_cli.backends.resolve import resolve_backend
+    # The keeper is forked before anything heavy is imported.
+    from onnxopt_cli.core.outcome import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
     from onnxopt_cli.isolation import messages
-    from onnxopt_cli.isolation.response import keeping, tear_down
+    from onnxopt_cli.isolation.response import Host, Response
 
     hello = _receive(connection)
     if hello is None:
         return
     text, lowering = messages.read_hello(hello[0])
     try:
-        backend = resolve_backend(text)
-        ready = messages.pack_ready(backend.version)
+        host = Host(text, lowering)
+        ready = messages.pack_ready(host.version)
     except OnnxoptError as error:
         _send(connection, messages.pack_refusal(error))
-        return
-    except OSError as error:
-        # What the machine lacks or does not allow, folders for temporary files for one.
-        refusal = BackendUnavailable(f"backend {text} does not start: {error}")
-        _send(connection, messages.pack_refusal(refusal))
         return
     except KeyboardInterrupt:
         refusal = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
         _send(connection, messages.pack_refusal(refusal))
         return
     _send(connection, ready)
-    kept = None
     while (frame := _receive(connection)) is not None:
         order = messages.read_order(*frame)
-        kept = keeping(kept, order.model) if order.keep else None
-        response = _respond(backend, order, lowering, kept)
+        try:
+            response = host.respond(order)
+        except KeyboardInterrupt:
+            # Nobody but the backend can have raised it here.
+            response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
         if order.collect:
             gc.collect()
         _send(connection, messages.pack_answer(order.number, response))
-    trouble = tear_down(backend)
+    trouble = host.close()
     if trouble is not None:
         _send(connection, messages.pack_farewell(*trouble))
-
-
-def _respond(backend: Backend, order: Order, lowering: LoweringMode, kept: Kept | None) -> Response:
-    from onnxopt_cli.core.outcome import Outcome
-    from onnxopt_cli.isolation.response import Response, respond
-
-    try:
-        return respond(backend, order.model, order.inputs, lowering, kept)
-    except KeyboardInterrupt:
-        # Nobody but the backend can have raised it here.
-        return Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
 
 
 def _receive(connection: socket.socket) -> tuple[Any, memoryview] | None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from onnxopt_cli.core.text import printable
@@ -20,9 +21,7 @@ from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import (
     children,
     claimed,
-    descendants,
     end_descendants,
-    resident,
     visible,
 )
 
@@ -37,57 +36,55 @@ _PR_SET_DUMPABLE = 4
 _PATIENCE_SECONDS = 1.0
 # How long what has no keeper any more may take to end.
 _SWEEP_SECONDS = 10.0
+# The system sends at most so many buffers at a time.
+_MOST_BUFFERS = 64
+# What is kept and shown of what a worker prints; and how much is read at a time, and at once, so
+# that a flood does not keep the runner from its other work.
+_KEPT = 16 << 10
+_SHOWN_LINES = 20
+_SHOWN_CHARACTERS = 2000
+_READ = 64 << 10
+_MOST_AT_ONCE = 1 << 20
 # The processes that were started and have not been waited for.
 _keepers: set[int] = set()
 
 
 class WorkerProcess:
-    """A started worker, behind its keeper where there is one.
+    """A started worker, behind its keeper where there is one; nothing here waits.
 
     Args:
         memory: bytes that each process of it may hold, or 0.
         selector: where its descriptors are registered, until they are closed.
 
     Attributes:
-        pid: the process that was started: the keeper, where there is one.
+        popen: the process that was started: the keeper, where there is one.
         open: True until the worker has closed its channel.
+        reader: what has come of the next frame.
+        unsent: what waits for room in the channel, so that the worker cannot have it.
+        printed: what the worker has printed.
     """
 
     def __init__(self, memory: int, selector: selectors.BaseSelector) -> None:
         self._folder = name_folder()
-        self._popen, connection, printed = _start(memory, self._folder)
-        self.pid = self._popen.pid
+        self.popen, self._channel, printed = _start(memory, self._folder)
         self.open = True
-        self._channel = Channel(connection)
-        self._socket = connection.fileno()
-        self._printed = Printed(printed)
+        self.reader = FrameReader()
+        self.unsent: deque[memoryview] = deque()
+        self.printed = Printed(printed)
         # Readable when the process has ended; where the system has none, the clock has to do.
-        self._ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else None
         self._selector = selector
-        self._registered: set[int] = set()
-        for descriptor in (self._socket, printed, self._ended):
+        for descriptor in (self._channel.fileno(), printed, self._ended):
             if descriptor is not None:
                 selector.register(descriptor, selectors.EVENT_READ)
-                self._registered.add(descriptor)
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code, or the negative number of the signal that ended it; None if it runs."""
-        return self._popen.poll()
-
-    @property
-    def memory(self) -> int:
-        """Resident bytes of all its processes."""
-        return sum(map(resident, descendants(self.pid)))
 
     def send(self, frame: Sequence[memoryview]) -> None:
         """Send a frame, now as far as there is room, the rest whenever :meth:`receive` is called.
 
         If the worker has closed the channel nothing happens: it is about to be found dead.
         """
-        with suppress(ChannelClosed):
-            self._channel.send(frame)
-        self._await_room()
+        self.unsent.extend(frame)
+        self._flush()
 
     def receive(self) -> tuple[Any, memoryview] | None:
         """Return the next frame, or None if it is not all there yet or will never be.
@@ -95,49 +92,42 @@ class WorkerProcess:
         Raises:
             ProtocolBreach: if what came is no frame.
         """
-        if not self.open:
-            return None
-        try:
-            if self._channel.sending:
-                self._channel.flush()
-                self._await_room()
-            return self._channel.receive()
-        except ChannelClosed:
-            self.open = False
-            self._unregister(self._socket)
-            return None
-
-    @property
-    def sending(self) -> bool:
-        """True while a part of what was sent waits for room, so that the worker cannot have it."""
-        return self._channel.sending
-
-    @property
-    def partial(self) -> bool:
-        """True while only the beginning of a frame has come."""
-        return self._channel.partial
+        if self.unsent:
+            self._flush()
+        while self.open:
+            try:
+                count = self._channel.recv_into(self.reader.buffer())
+            except BlockingIOError:
+                return None
+            except OSError:
+                count = 0
+            if not count:
+                self._close_channel()
+            elif (frame := self.reader.received(count)) is not None:
+                return frame
+        return None
 
     def has_more(self) -> bool:
         """Tell whether bytes are there that belong to no frame yet received."""
-        return self._channel.more()
+        try:
+            return bool(self._channel.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def finish(self) -> None:
         """Tell the worker that it will be asked nothing more."""
-        self._channel.finish()
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
 
     def read_printed(self) -> None:
         """Take what it has printed."""
-        if not self._printed.read():
-            self._unregister(self._printed.descriptor)
+        if not self.printed.read():
+            self._unregister(self.printed.descriptor)
 
-    def forget_printed(self) -> None:
-        """Let go of what it has printed so far."""
-        self._printed.forget()
-
-    def printed(self) -> str:
+    def printed_text(self) -> str:
         """Return the end of what it has printed, fit to be shown."""
         self.read_printed()
-        return self._printed.text()
+        return self.printed.text()
 
     def kill(self) -> bool:
         """Kill the worker and all that it started, if it still runs, and close everything.
@@ -145,26 +135,46 @@ class WorkerProcess:
         Returns:
             Whether nothing is left alive, as far as can be seen.
         """
-        dead = _kill(self._popen)
+        if self.popen.poll() is None:
+            _end_keeper(self.popen)
+        _keepers.discard(self.popen.pid)
+        dead = not _gets_orphans() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
         # The keeper has done this, unless it was killed itself.
         remove_folder(self._folder)
-        for descriptor in list(self._registered):
-            self._unregister(descriptor)
-        self._printed.close()
-        self._channel.socket.close()
+        self._close_channel()
+        self._channel.close()
+        self._unregister(self.printed.descriptor)
+        os.close(self.printed.descriptor)
         if self._ended is not None:
+            self._unregister(self._ended)
             os.close(self._ended)
         return dead
 
-    def _await_room(self) -> None:
-        if self._socket in self._registered:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel.sending else 0)
-            self._selector.modify(self._socket, events)
+    def _flush(self) -> None:
+        """Send what waits, as far as there is room, and have the selector say when there is."""
+        try:
+            while self.unsent:
+                sent = self._channel.sendmsg(list(islice(self.unsent, _MOST_BUFFERS)))
+                while self.unsent and sent >= len(self.unsent[0]):
+                    sent -= len(self.unsent.popleft())
+                if sent:
+                    self.unsent[0] = self.unsent[0][sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close_channel()
+        if self.open:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
+            self._selector.modify(self._channel.fileno(), events)
+
+    def _close_channel(self) -> None:
+        self.open = False
+        self.unsent.clear()
+        self._unregister(self._channel.fileno())
 
     def _unregister(self, descriptor: int) -> None:
-        if descriptor in self._registered:
+        with suppress(KeyError):
             self._selector.unregister(descriptor)
-            self._registered.discard(descriptor)
 
 
 def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
@@ -172,7 +182,7 @@ def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.so
     _close_to_others()
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
-    _adopt()
+    _gets_orphans()
     arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), folder, *sys.path]
     try:
         popen = subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -196,15 +206,15 @@ def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.so
 
 
 @cache
-def _adopt() -> bool:
+def _gets_orphans() -> bool:
     """Take in what loses its keeper, from the first worker on; return whether it comes here."""
     # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
     # of a container, may get others; when that one ends the kernel ends all the rest.
     if not claimed() or os.getpid() == 1 or children(os.getpid()) or not visible():
         return False
-    from onnxopt_cli.isolation.keeper import adopt
+    from onnxopt_cli.isolation.keeper import become_subreaper
 
-    return adopt()
+    return become_subreaper()
 
 
 @cache
@@ -219,16 +229,9 @@ def _close_to_others() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> bool:
-    """End a keeper with all that is behind it; return whether nothing is left alive."""
-    if process.poll() is None:
-        _end_keeper(process)
-    _keepers.discard(process.pid)
-    return not _adopt() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
-
-
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:
     if sys.platform != "linux":
+        end_descendants(process.pid, _SWEEP_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -258,109 +261,11 @@ def _is_orphan(child: int) -> bool:
         return False
 
 
-# The system takes at most so many buffers at a time.
-_MOST_BUFFERS = 64
-
-
-class ChannelClosed(Exception):
-    """The other end is closed."""
-
-
-class Channel:
-    """Frames over a socket that does not block."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self._reader = FrameReader()
-        self._unsent: deque[memoryview] = deque()
-
-    @property
-    def sending(self) -> bool:
-        """True while something waits for room in the socket."""
-        return bool(self._unsent)
-
-    @property
-    def partial(self) -> bool:
-        """True while only the beginning of a frame has come."""
-        return not self._reader.empty
-
-    def send(self, frame: Sequence[memoryview]) -> None:
-        """Send a frame as far as there is room; :meth:`flush` sends the rest.
-
-        Raises:
-            ChannelClosed: if the other end is closed.
-        """
-        self._unsent.extend(frame)
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what waits, as far as there is room.
-
-        Raises:
-            ChannelClosed: if the other end is closed.
-        """
-        while self._unsent:
-            buffers = [self._unsent[i] for i in range(min(len(self._unsent), _MOST_BUFFERS))]
-            try:
-                sent = self.socket.sendmsg(buffers)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._unsent.clear()
-                raise ChannelClosed from None
-            while self._unsent and sent >= len(self._unsent[0]):
-                sent -= len(self._unsent.popleft())
-            if sent:
-                self._unsent[0] = self._unsent[0][sent:]
-
-    def receive(self) -> tuple[Any, memoryview] | None:
-        """Return the next frame, or None if it is not all there yet.
-
-        Raises:
-            ChannelClosed: if the other end is closed.
-            ProtocolBreach: if what came is no frame.
-        """
-        while True:
-            try:
-                count = self.socket.recv_into(self._reader.buffer())
-            except BlockingIOError:
-                return None
-            except OSError:
-                raise ChannelClosed from None
-            if not count:
-                raise ChannelClosed
-            frame = self._reader.received(count)
-            if frame is not None:
-                return frame
-
-    def more(self) -> bool:
-        """Tell whether bytes are there that belong to no frame yet received."""
-        try:
-            return bool(self.socket.recv(1, socket.MSG_PEEK))
-        except OSError:
-            return False
-
-    def finish(self) -> None:
-        """Tell the other end that nothing more will be sent."""
-        try:
-            self.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-
-_KEPT = 16 << 10
-_SHOWN_LINES = 20
-_SHOWN_CHARACTERS = 2000
-_READ = 64 << 10
-#: Most that is read at a time, so that a flood does not keep the runner from its other work.
-_MOST_AT_ONCE = 1 << 20
-
-
 class Printed:
     """Reads a pipe to which a worker writes.
 
     Args:
-        descriptor: the reading end, which is closed by :meth:`close`.
+        descriptor: the reading end.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -400,7 +305,3 @@ class Printed:
         missing = self._count > _KEPT or len(shown) < len(whole)
         start = f"... the end of {self._count} bytes:\n" if missing else ""
         return start + printable(shown, lines=True)
-
-    def close(self) -> None:
-        """Close the pipe."""
-        os.close(self.descriptor)

@@ -26,7 +26,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.formula.nodes import operator_names
-from onnxopt_cli.isolation.response import Response
+from onnxopt_cli.isolation.response import Order, Response
 from onnxopt_cli.operators import find_operator
 from onnxopt_cli.readings.single_node import sole_operator
 from onnxopt_cli.run.executors import Executor
@@ -212,11 +212,7 @@ def _corpus() -> Sequence[Case]:
 
 
 def _response(executor: Executor, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Response:
-    response = executor.submit(model, inputs, _nothing).result()
+    response = executor.submit(Order(model, inputs))()
     if isinstance(response, str):
         raise NotAskedError(response)
     return response
-
-
-def _nothing() -> None:
-    """Do nothing: no case starts."""

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import onnx
-
-from onnxopt_cli.backends.lowering import Kept, LoweringMode
-from onnxopt_cli.backends.resolve import resolve_backend
-from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
-from onnxopt_cli.isolation.response import Aside, Response, keeping, respond, tear_down
+from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
 
 if TYPE_CHECKING:
-    from onnxopt_cli.isolation.pool import Pool, Switchboard
+    from onnxopt_cli.isolation.pool import Pool, WorkerLoop
 
 
 class Isolation(StrEnum):
@@ -33,11 +29,8 @@ class Isolation(StrEnum):
     NONE = "none"
 
 
-class Pending(Protocol):
-    """A case that was submitted."""
-
-    def result(self) -> Response | str:
-        """Return the response, waiting for it; or in words why there is none."""
+#: Waits for the response to a case that was submitted, or says in words why there is none.
+Pending: TypeAlias = Callable[[], Response | str]
 
 
 class Executor(Protocol):
@@ -45,16 +38,14 @@ class Executor(Protocol):
 
     Attributes:
         name: the backend as the user asked for it; its results go by it, whatever it calls itself.
+        ahead: how many cases are worth submitting before the first has its result.
         version: the implementation and its version, once it is ready; empty if unknown. It is what
             the backend says of itself, for people to read.
     """
 
     name: str
     version: str
-
-    @property
-    def ahead(self) -> int:
-        """How many cases are worth submitting before the first has its result."""
+    ahead: int
 
     def ready(self) -> None:
         """Wait until the backend has started.
@@ -64,24 +55,14 @@ class Executor(Protocol):
             BackendUnavailable: if it does not start.
         """
 
-    def submit(
-        self,
-        model: onnx.ModelProto,
-        inputs: Mapping[str, Value],
-        started: Callable[[], None],
-        *,
-        keep: bool = False,
-    ) -> Pending:
-        """Have a case run; ``started`` is called when it does.
-
-        With ``keep`` the prepared model is kept for the next time that the same one is submitted.
-        """
+    def submit(self, order: Order) -> Pending:
+        """Have a case run."""
 
     def renew(self) -> None:
         """Forget what earlier cases may have left in the backend; none may be pending."""
 
     def finish(self) -> list[Aside]:
-        """End the backend in peace; return what it did outside of any case, in words."""
+        """Shut the backend down; return what it did outside of any case, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,161 +96,98 @@ def open_executors(
         interruption: set when the user wants the run to end.
 
     Raises:
-        UsageError: if a backend's specification is none, or two ask for the same backend.
+        UsageError: if a backend's specification is not valid, or two ask for the same backend.
         BackendUnavailable: if a backend in this process does not start.
     """
-    texts = [text.strip() for text in backends]
-    _require_distinct(texts)
+    asked = [parse_specification(text.strip()) for text in backends]
+    for place, one in enumerate(asked):
+        # Spaces around a name or between the words of a command, and the order of options, make no
+        # other backend. A path that is written in two ways does: each result has its own key.
+        if one in asked[:place]:
+            raise UsageError(
+                f"the same backend is asked for twice: {printable(asked[asked.index(one)].text)} "
+                f"and {printable(one.text)}",
+                hint="give each backend once; --jobs runs more of its cases at a time",
+            )
     with ExitStack() as stack:
 
         @cache
-        def switchboard() -> Switchboard:
+        def loop() -> WorkerLoop:
             # Not worth importing for our own reference on its own formulas.
-            from onnxopt_cli.isolation.pool import Switchboard
+            from onnxopt_cli.isolation.pool import WorkerLoop
 
-            return stack.enter_context(closing(Switchboard()))
+            return stack.enter_context(closing(WorkerLoop()))
 
         def pool(text: str) -> Pool:
             from onnxopt_cli.isolation.pool import Pool
 
-            return Pool(
-                text, setting.lowering, setting.limits, setting.jobs, switchboard(), interruption
-            )
+            return Pool(text, setting.lowering, setting.limits, setting.jobs, loop(), interruption)
 
-        def executor(text: str) -> Executor:
-            ours = parse_specification(text).name == "numpy"
+        def executor(specification: Specification) -> Executor:
+            text, ours = specification.text, specification.name == "numpy"
             if setting.isolation is Isolation.PROCESS or (setting.isolation is None and not ours):
                 return pool(text)
-            here = InProcess(text, setting.lowering, interruption)
-            return here if setting.isolation else OwnReference(here, partial(pool, text))
+            elsewhere = None if setting.isolation else partial(pool, text)
+            return InProcess(text, setting.lowering, interruption, elsewhere)
 
-        yield list(map(executor, texts))
-
-
-def _require_distinct(texts: Sequence[str]) -> None:
-    """Refuse a backend that is asked for twice, also in another spelling of the same.
-
-    Spaces around a name or between the words of a command, and the order of options, make no other
-    backend. A path that is written in two ways does: each result has its own key all the same.
-    """
-    known: list[tuple[str, object]] = []
-    for text in texts:
-        asked = replace(parse_specification(text), text="")
-        for other, specification in known:
-            if specification == asked:
-                raise UsageError(
-                    f"the same backend is asked for twice: {printable(other)} and "
-                    f"{printable(text)}",
-                    hint="give each backend once; --jobs runs more of its cases at a time",
-                )
-        known.append((text, asked))
+        yield list(map(executor, asked))
 
 
 class InProcess:
-    """A backend in the runner's own process: if it crashes, so does the runner."""
-
-    ahead = 1
-
-    def __init__(self, text: str, lowering: LoweringMode, interruption: Interruption) -> None:
-        self._text = text
-        self._backend = resolve_backend(text)
-        self._lowering = lowering
-        self._interruption = interruption
-        self._kept: Kept | None = None
-        self.name = text
-        self.version = self._backend.version
-
-    def ready(self) -> None:
-        """Do nothing: it has started."""
-
-    def submit(
-        self,
-        model: onnx.ModelProto,
-        inputs: Mapping[str, Value],
-        started: Callable[[], None],
-        *,
-        keep: bool = False,
-    ) -> Pending:
-        """Have a case run when its result is asked for."""
-
-        def run() -> Response | str:
-            if self._interruption.signal:
-                return "interrupted"
-            started()
-            self._kept = keeping(self._kept, model) if keep else None
-            return respond(self._backend, model, inputs, self._lowering, self._kept)
-
-        return _Later(run)
-
-    def renew(self) -> None:
-        """Make the backend anew, as far as that is possible within one process."""
-        self._backend = resolve_backend(self._text)
-        self._kept = None
-
-    def finish(self) -> list[Aside]:
-        """End it; return what went wrong then. All else outside of cases it did to this process."""
-        trouble = tear_down(self._backend)
-        if trouble is None:
-            return []
-
-        return [Aside("teardown", *trouble)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Later:
-    run: Callable[[], Response | str]
-
-    def result(self) -> Response | str:
-        return self.run()
-
-
-class OwnReference:
-    """Our own reference: formulas it computes in this process, all other models in workers.
-
-    A formula takes as much time and memory as its inputs let expect, and its nodes are checked
-    before. Any other model may loop without end or make terabytes out of a few bytes.
+    """A backend in the runner's own process: if it crashes, so does the runner.
 
     Args:
-        here: it in this process.
-        open_pool: starts it in workers; called when there is a model for them.
+        text: the backend as the user asked for it.
+        lowering: when it is given primitive operators.
+        interruption: set when the user wants the run to end.
+        open_pool: starts it in workers, for all models but a single node with a formula; None to
+            run everything here. A formula takes as much time and memory as its inputs let expect,
+            and its nodes are checked before; any other model may loop without end or make
+            terabytes out of a few bytes.
     """
 
-    def __init__(self, here: InProcess, open_pool: Callable[[], Pool]) -> None:
-        self._here = here
+    def __init__(
+        self,
+        text: str,
+        lowering: LoweringMode,
+        interruption: Interruption,
+        open_pool: Callable[[], Pool] | None,
+    ) -> None:
+        self._start = partial(Host, text, lowering)
+        self._host = self._start()
+        self._interruption = interruption
         self._open_pool = open_pool
         self._pool: Pool | None = None
-        self.name = here.name
-        self.version = here.version
-
-    @property
-    def ahead(self) -> int:
-        """As many as the workers have use for, once there are any."""
-        return self._pool.ahead if self._pool else self._here.ahead
+        self.ahead = 1
+        self.name = text
+        self.version = self._host.version
 
     def ready(self) -> None:
         """Do nothing: it has started as far as is known to be needed."""
 
-    def submit(
-        self,
-        model: onnx.ModelProto,
-        inputs: Mapping[str, Value],
-        started: Callable[[], None],
-        *,
-        keep: bool = False,
-    ) -> Pending:
-        """Have a case run in the place that is right for its model."""
-        if sole_operator(model) is not None:
-            return self._here.submit(model, inputs, started, keep=keep)
-        if self._pool is None:
-            self._pool = self._open_pool()
-        return self._pool.submit(model, inputs, started, keep=keep)
+    def submit(self, order: Order) -> Pending:
+        """Have a case run in a worker, or here when its result is asked for."""
+        if self._open_pool is not None and sole_operator(order.model) is None:
+            self._pool = self._pool or self._open_pool()
+            self.ahead = self._pool.ahead
+            return self._pool.submit(order)
+
+        def run() -> Response | str:
+            if self._interruption.signal:
+                return "interrupted"
+            order.started()
+            return self._host.respond(order)
+
+        return run
 
     def renew(self) -> None:
-        """Make the backend anew in both places."""
-        self._here.renew()
+        """Make the backend anew, as far as that is possible within one process."""
+        self._host = self._start()
         if self._pool is not None:
             self._pool.renew()
 
     def finish(self) -> list[Aside]:
-        """End it in both places; return what it did outside of any case."""
-        return [*self._here.finish(), *(self._pool.finish() if self._pool else ())]
+        """End it; return what went wrong then. All else outside of cases it did to this process."""
+        trouble = self._host.close()
+        found = [Aside("teardown", *trouble)] if trouble else []
+        return [*found, *(self._pool.finish() if self._pool else ())]

@@ -12,6 +12,7 @@ from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.expectation import Judging
@@ -117,11 +118,11 @@ def _ask(plan: Plan, case: Case) -> _Asked:
 
 def _submit(executor: Executor, content: Content, started: Callable[[], None]) -> Pending:
     if content.trajectory is None or not content.stepwise:
-        return executor.submit(content.model, content.inputs, started)
+        return executor.submit(Order(content.model, content.inputs, started))
     # Not worth importing for cases of one step.
-    from onnxopt_cli.run.trajectory import Stepwise
+    from onnxopt_cli.run.trajectory import stepwise
 
-    return Stepwise(executor, content.trajectory, started)
+    return partial(stepwise, executor, content.trajectory, started)
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
@@ -138,7 +139,7 @@ def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
 
 def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pending) -> Result:
     try:
-        response = pending.result()
+        response = pending()
         if isinstance(response, str):
             return not_run(question.case, executor.name, response)
         result = judge(question, executor.name, response, plan.judging)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from backend_models import (
@@ -17,11 +19,16 @@ from backend_models import (
 from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
 
-from onnxopt_cli.backends.lowering import LoweringMode, run_model
+from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.errors import NotApplicable, Unsupported, UnusableOutput
 
 ADAM = f"{TRAINING}:Adam"
+
+
+class Answer(NamedTuple):
+    outputs: list
+    lowered: bool
 
 
 class Fake:
@@ -70,7 +77,11 @@ class Raising(Fake):
 
 
 def run(backend, model=None, lowering=LoweringMode.AUTO, inputs=ADAM_INPUTS):
-    return run_model(backend, model or adam(), inputs, lowering)
+    return ask(ModelRunner(backend, lowering), model or adam(), inputs)
+
+
+def ask(runner, model, inputs=ADAM_INPUTS):
+    return Answer(*runner.run(model, inputs))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in prepare", "in run"])
@@ -82,17 +93,17 @@ def test_a_backend_that_does_not_know_the_operator_gets_the_lowered_model(late):
 
 def test_a_backend_is_not_asked_again_for_an_operator_that_it_named():
     backend = Fake()
-    assert run(backend).lowered
-    assert run(backend).lowered
+    runner = ModelRunner(backend, LoweringMode.AUTO)
+    assert ask(runner, adam()).lowered
+    assert ask(runner, adam()).lowered
     assert backend.unlowered == 1
-    run(Fake())
-    assert Fake().unlowered == 0
 
 
 def test_a_backend_that_names_no_operator_is_asked_each_time():
     backend = Fake(names=False)
-    assert run(backend).lowered
-    assert run(backend).lowered
+    runner = ModelRunner(backend, LoweringMode.AUTO)
+    assert ask(runner, adam()).lowered
+    assert ask(runner, adam()).lowered
     assert backend.unlowered == 2
 
 

@@ -200,7 +200,7 @@ def test_threads_and_other_options_reach_the_session():
         "onnxruntime,provider=CPUExecutionProvider,intra_op_num_threads=2,"
         "graph_optimization_level=disable_all,config.session.disable_prepacking=1"
     )
-    options = backend.prepare(node("Relu"))._session.get_session_options()
+    options = backend._open(node("Relu")).get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.inter_op_num_threads == 1
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -208,7 +208,7 @@ def test_threads_and_other_options_reach_the_session():
 
 
 def test_one_thread_is_the_default():
-    options = resolve_backend("onnxruntime").prepare(node("Relu"))._session.get_session_options()
+    options = resolve_backend("onnxruntime")._open(node("Relu")).get_session_options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)
 
 

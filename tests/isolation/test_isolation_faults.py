@@ -149,7 +149,7 @@ def test_of_a_flood_only_the_end_is_held():
     tracemalloc.stop()
     text = printed.text()
     os.close(write_end)
-    printed.close()
+    os.close(read_end)
     assert peak < 500_000
     assert text.startswith("... the end of 80")
     assert text.endswith("y399")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.isolation.frames import FrameReader
-from onnxopt_cli.isolation.messages import Order, pack_answer, pack_order, read_answer, read_order
-from onnxopt_cli.isolation.response import Response, changed_inputs
+from onnxopt_cli.isolation.messages import pack_answer, pack_order, read_answer, read_order
+from onnxopt_cli.isolation.response import Order, Response, same_bits
 
-ORDER = Order(7, onnx.ModelProto(), {"x": np.zeros(2, np.float32)})
+ORDER = Order(onnx.ModelProto(), {"x": np.zeros(2, np.float32)}, number=7)
 
 VALUES = [
     np.float32(1.5) * np.ones((2, 3), np.float32),
@@ -56,15 +56,14 @@ def test_values_come_out_as_they_went_in(chunk):
     response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5)
     ((message, payload),) = travel(pack_answer(7, response), chunk)
     came = read_answer(message, payload, ORDER)
-    names = [str(i) for i in range(len(VALUES))]
-    before = dict(zip(names, VALUES, strict=True))
-    assert changed_inputs(before, dict(zip(names, came.outputs, strict=True))) == []
+    assert len(came.outputs) == len(VALUES)
+    assert all(map(same_bits, VALUES, came.outputs))
     assert (came.lowered, came.changed, came.seconds) == (True, ("x",), 0.5)
 
 
 def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
     model = onnx.ModelProto(producer_name="me")
-    frame = pack_order(Order(3, model, {"x": np.ones(2)}), model.SerializeToString())
+    frame = pack_order(Order(model, {"x": np.ones(2)}), model.SerializeToString())
     ((message, payload),) = travel(frame)
     assert message.keys() == {"number", "model", "inputs", "collect", "keep"}
     order = read_order(message, payload)

@@ -9,16 +9,18 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar, cast
 
 import onnx
-from onnx import TensorProto, TypeProto
+from onnx import TensorProto
 
 from onnxopt_cli import __version__
-from onnxopt_cli.backends.exec.folder import MODEL, read_values, write_case
+from onnxopt_cli.backends.exec.folder import MODEL, innermost, read_values, write_case
 from onnxopt_cli.backends.exec.messages import (
     PROTOCOL,
     Hello,
@@ -27,6 +29,7 @@ from onnxopt_cli.backends.exec.messages import (
     request_line,
 )
 from onnxopt_cli.backends.exec.process import CommandProcess
+from onnxopt_cli.backends.protocol import Prepared
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
@@ -44,6 +47,7 @@ from onnxopt_cli.formula.nodes import all_nodes
 OPTIONS = ("timeout", "device", "unsupported")
 
 _SECONDS = 60.0
+_Answer = TypeVar("_Answer")
 
 
 class ExecBackend:
@@ -76,34 +80,27 @@ class ExecBackend:
                 f"backend {printable(self.name)} does not start: {error.message}",
                 hint=error.hint or "onnxopt backends protocol shows what it is asked",
             ) from error
-        self._device = self._hello.devices[0]
-        wanted = specification.options.get("device", self._device)
-        if wanted not in self._hello.devices:
+        self.version = f"{self._hello.name} {self._hello.version}"
+        self.unsupported = self._hello.unsupported or None
+        self._device = specification.options.get("device", self._hello.devices[0])
+        if self._device not in self._hello.devices:
             self._finalizer()
             raise BackendUnavailable(
-                f"backend {printable(self.name)} does not support the device {printable(wanted)}",
+                f"backend {printable(self.name)} does not support the device "
+                f"{printable(self._device)}",
                 hint=f"it states {', '.join(self._hello.devices)}",
             )
-        self._device = wanted
 
-    @property
-    def version(self) -> str:
-        """The name and version that the command states."""
-        return f"{self._hello.name} {self._hello.version}"
-
-    @property
-    def unsupported(self) -> str:
-        """What errors have in their text that say "not supported"; empty if none is stated."""
-        return self._hello.unsupported
-
-    def prepare(self, model: onnx.ModelProto) -> _Prepared:
+    def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model of domains, versions and element types that the command states.
 
         Raises:
             Unsupported: if the command does not state one of them.
         """
         require_stated(model, self._hello)
-        return _Prepared(self._session, model, self._device)
+        content = model.SerializeToString()
+        run = self._session.run
+        return Prepared(lambda inputs: run(content, model.graph, inputs, self._device))
 
     def close(self) -> None:
         """Tell the command to end, and wait for it.
@@ -114,20 +111,6 @@ class ExecBackend:
         """
         if self._finalizer.detach():
             self._session.close()
-
-
-class _Prepared:
-    """A model for a command."""
-
-    def __init__(self, session: CommandSession, model: onnx.ModelProto, device: str) -> None:
-        self._session = session
-        self._model = model
-        self._device = device
-
-    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
-        return self._session.run(
-            self._model.SerializeToString(), self._model.graph, inputs, self._device
-        )
 
 
 def timeout_of(specification: Specification) -> float:
@@ -174,24 +157,14 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
                 operator=f"{domain}:{node.op_type}",
             )
     for value in (*model.graph.input, *model.graph.output):
-        for element_type in _element_types(value.type):
-            if element_type not in hello.dtypes:
-                name = TensorProto.DataType.Name(element_type)
-                raise Unsupported(
-                    printable(f"{value.name} is of {name}, which the command does not state")
-                )
-
-
-def _element_types(declared: TypeProto) -> Iterator[int]:
-    kind = declared.WhichOneof("value")
-    if kind == "tensor_type" and declared.tensor_type.elem_type in TensorProto.DataType.values():
-        yield declared.tensor_type.elem_type
-    elif kind == "sequence_type":
-        yield from _element_types(declared.sequence_type.elem_type)
-    elif kind == "optional_type":
-        yield from _element_types(declared.optional_type.elem_type)
-    elif kind == "map_type":
-        yield from _element_types(declared.map_type.value_type)
+        element_type = innermost(value.type).tensor_type.elem_type
+        # What holds no tensors has none, and what ONNX does not know is for the command to refuse.
+        known = element_type in TensorProto.DataType.values() and element_type
+        if known and element_type not in hello.dtypes:
+            name = TensorProto.DataType.Name(element_type)
+            raise Unsupported(
+                printable(f"{value.name} is of {name}, which the command does not state")
+            )
 
 
 def _plain(domain: str) -> str:
@@ -231,15 +204,18 @@ class CommandSession:
             BackendDied, BackendHangs, ProtocolBreach: if it does not answer as it should, or says
                 otherwise than when it was started before.
         """
-        self._process = CommandProcess(self._command)
-        with self._breaking_off():
-            number = next(self._numbers)
-            line = request_line(number, "hello", protocol=PROTOCOL, onnxopt=__version__)
-            hello = read_hello(self._process.ask(line, self._timeout), number)
-            if self._hello is not None and self._hello != hello:
+
+        def read(line: bytes, number: int) -> Hello:
+            hello = read_hello(line, number)
+            if self._hello not in (None, hello):
                 raise ProtocolBreach("the command, started again, says other things of itself")
-            self._hello = hello
             return hello
+
+        self._process = CommandProcess(self._command)
+        number = next(self._numbers)
+        line = request_line(number, "hello", protocol=PROTOCOL, onnxopt=__version__)
+        self._hello = self._ask(self._process, line, partial(read, number=number))
+        return self._hello
 
     def run(
         self,
@@ -266,7 +242,7 @@ class CommandSession:
         """
         if self._process is None:
             self.greet()
-        number = next(self._numbers)
+        process, number = cast("CommandProcess", self._process), next(self._numbers)
         folder = self._folder / f"case_{number}"
         try:
             line = request_line(
@@ -282,9 +258,11 @@ class CommandSession:
                 ],
                 **extra,
             )
-            with self._breaking_off() as process:
-                files = read_run(process.ask(line, self._timeout), number)
-                return read_values(folder, files, graph.output)
+            return self._ask(
+                process,
+                line,
+                lambda line: read_values(folder, read_run(line, number), graph.output),
+            )
         finally:
             # A command may leave anything there, also what cannot be removed.
             shutil.rmtree(folder, ignore_errors=True)
@@ -306,14 +284,12 @@ class CommandSession:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    @contextmanager
-    def _breaking_off(self) -> Iterator[CommandProcess]:
-        """Kill the command if anything but a proper answer comes of what is done within."""
-        process = self._process
-        if process is None:
-            raise RuntimeError("the command has not been started")
+    def _ask(
+        self, process: CommandProcess, line: bytes, read: Callable[[bytes], _Answer]
+    ) -> _Answer:
+        """Ask the command something; kill it if anything but a proper answer comes of that."""
         try:
-            yield process
+            return read(process.ask(line, self._timeout))
         except (Unsupported, BackendFailure):
             raise
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -109,20 +110,19 @@ def _content(folder: Path, file: str, limit: int) -> bytes:
 
 def _of_any_element(declared: TypeProto) -> TypeProto:
     """Return a type of the same structure whose tensors are of any element type and shape."""
-    kind = declared.WhichOneof("value")
-    if kind == "tensor_type":
-        return _any_tensor()
-    relaxed = TypeProto()
-    if kind == "sequence_type":
-        relaxed.sequence_type.elem_type.CopyFrom(_of_any_element(declared.sequence_type.elem_type))
-    elif kind == "optional_type":
-        relaxed.optional_type.elem_type.CopyFrom(_of_any_element(declared.optional_type.elem_type))
-    elif kind == "map_type":
-        relaxed.map_type.key_type = declared.map_type.key_type
-        relaxed.map_type.value_type.CopyFrom(_of_any_element(declared.map_type.value_type))
-    else:
-        relaxed.CopyFrom(declared)
+    relaxed = deepcopy(declared)
+    inner = innermost(relaxed)
+    if inner.HasField("tensor_type"):
+        inner.CopyFrom(_any_tensor())
     return relaxed
+
+
+def innermost(declared: TypeProto) -> TypeProto:
+    """Return what a sequence, an optional or a map holds in the end; any other type as it is."""
+    kind = declared.WhichOneof("value")
+    if kind in {"sequence_type", "optional_type"}:
+        return innermost(getattr(declared, kind).elem_type)
+    return innermost(declared.map_type.value_type) if kind == "map_type" else declared
 
 
 def _any_tensor() -> TypeProto:

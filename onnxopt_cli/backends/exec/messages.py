@@ -62,20 +62,32 @@ def read_hello(line: bytes, number: int) -> Hello:
         ProtocolBreach: if it speaks another protocol, or breaks this one.
     """
     answer = _answer(line, number)
-    if "error" in answer:
-        _raise_failure(answer)
-    optional = ("unsupported",) if "unsupported" in answer else ()
-    _require_fields(answer, (*_HELLO, *optional))
+    _require_fields(answer, _HELLO, ("unsupported",))
     if answer["protocol"] != PROTOCOL:
         found = printable(str(answer["protocol"]))
         raise ProtocolBreach(f"the command speaks the protocol {found}, expected {PROTOCOL}")
+    pattern = answer.get("unsupported", "")
+    if "unsupported" in answer:
+        _require(isinstance(pattern, str), '"unsupported" is', pattern, "a regular expression")
+        try:
+            compile_pattern(pattern)
+        except ValueError as error:
+            raise ProtocolBreach(
+                f'the command\'s "unsupported", {_shown(pattern)}, {error}'
+            ) from None
+    dtypes = _names(answer["dtypes"], "dtypes")
+    for name in dtypes:
+        if name not in _TYPES:
+            raise ProtocolBreach(
+                f'the command\'s "dtypes" have {name}, which is no name of TensorProto.DataType'
+            )
     return Hello(
         _name(answer, "name"),
         _name(answer, "version"),
         _domains(answer["domains"]),
-        _dtypes(answer["dtypes"]),
+        frozenset(map(onnx.TensorProto.DataType.Value, dtypes)),
         tuple(_names(answer["devices"], "devices")),
-        _pattern(answer) if optional else "",
+        pattern,
     )
 
 
@@ -88,12 +100,9 @@ def read_run(line: bytes, number: int) -> tuple[str, ...]:
         ProtocolBreach: if it breaks the protocol.
     """
     answer = _answer(line, number)
-    if "error" in answer:
-        _raise_failure(answer)
     if "unsupported" in answer:
-        optional = ("operator",) if "operator" in answer else ()
-        _require_fields(answer, ("unsupported", *optional))
-        operator = _name(answer, "operator") if optional else ""
+        _require_fields(answer, ("unsupported",), ("operator",))
+        operator = _name(answer, "operator") if "operator" in answer else ""
         raise Unsupported(_text(answer, "unsupported"), operator=operator)
     _require_fields(answer, ("outputs",))
     outputs = answer["outputs"]
@@ -119,6 +128,9 @@ def _answer(line: bytes, number: int) -> dict[str, Any]:
         raise ProtocolBreach(
             f"the command answered the request {_shown(found)}, but was asked {number}"
         )
+    if "error" in answer:
+        _require_fields(answer, ("error",))
+        raise BackendFailure(_text(answer, "error"))
     return answer
 
 
@@ -133,80 +145,52 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _raise_failure(answer: dict[str, Any]) -> None:
-    _require_fields(answer, ("error",))
-    raise BackendFailure(_text(answer, "error"))
-
-
-def _require_fields(answer: Mapping[str, object], fields: tuple[str, ...]) -> None:
-    expected = {"id", *fields}
-    unknown = [field for field in answer if field not in expected]
+def _require_fields(
+    answer: Mapping[str, object], fields: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> None:
+    unknown = [_shown(field) for field in answer if field not in {"id", *fields, *optional}]
     if unknown:
-        listed = ", ".join(_shown(field) for field in unknown)
-        raise ProtocolBreach(f"the command's answer has the unknown field {listed}")
+        raise ProtocolBreach(f"the command's answer has the unknown field {', '.join(unknown)}")
     missing = [field for field in fields if field not in answer]
     if missing:
         raise ProtocolBreach(f"the command's answer lacks {', '.join(missing)}")
 
 
+def _require(holds: bool, place: str, found: object, expected: str) -> None:
+    if not holds:
+        raise ProtocolBreach(f"the command's {place} {_shown(found)}, expected {expected}")
+
+
 def _text(answer: Mapping[str, object], field: str) -> str:
     text = answer[field]
-    if not isinstance(text, str) or not text.strip():
-        raise ProtocolBreach(f'the command\'s "{field}" is {_shown(text)}, expected a text')
-    return printable(text, lines=True)
-
-
-def _pattern(answer: Mapping[str, object]) -> str:
-    written = answer["unsupported"]
-    if not isinstance(written, str):
-        raise ProtocolBreach(
-            f'the command\'s "unsupported" is {_shown(written)}, expected a regular expression'
-        )
-    try:
-        compile_pattern(written)
-    except ValueError as error:
-        raise ProtocolBreach(f'the command\'s "unsupported", {_shown(written)}, {error}') from None
-    return written
+    _require(isinstance(text, str) and bool(text.strip()), f'"{field}" is', text, "a text")
+    return printable(str(text), lines=True)
 
 
 def _name(answer: Mapping[str, object], field: str) -> str:
     return _names([answer[field]], field)[0]
 
 
-def _names(names: object, field: str) -> list[str]:
-    if not isinstance(names, list) or not names:
-        raise ProtocolBreach(f'the command\'s "{field}" are {_shown(names)}, expected a list')
+def _names(names: Any, field: str) -> list[str]:
+    _require(isinstance(names, list) and bool(names), f'"{field}" are', names, "a list")
     for name in names:
-        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-            raise ProtocolBreach(f'the command\'s "{field}" has {_shown(name)}, expected a name')
-    return [printable(name) for name in names]
+        is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
+        _require(is_name, f'"{field}" has', name, "a name")
+    return list(map(printable, names))
 
 
-def _domains(domains: object) -> dict[str, tuple[int, int]]:
-    if not isinstance(domains, dict) or not domains:
-        raise ProtocolBreach(
-            f'the command\'s "domains" are {_shown(domains)}, expected versions by domain'
-        )
-    ranges = {}
+def _domains(domains: Any) -> dict[str, tuple[int, int]]:
+    is_mapping = isinstance(domains, dict) and bool(domains)
+    _require(is_mapping, '"domains" are', domains, "versions by domain")
     for domain, versions in domains.items():
-        whole = isinstance(versions, list) and all(type(version) is int for version in versions)
-        if not domain or not whole or len(versions) != 2 or not 1 <= versions[0] <= versions[1]:  # noqa: PLR2004
-            raise ProtocolBreach(
-                f'the command\'s "domains" give {_shown(domain)} the versions {_shown(versions)}, '
-                "expected [lowest, highest]"
-            )
-        ranges["" if domain == _DOMAIN else domain] = (versions[0], versions[1])
-    return ranges
-
-
-def _dtypes(dtypes: object) -> frozenset[int]:
-    names = _names(dtypes, "dtypes")
-    unknown = [name for name in names if name not in _TYPES]
-    if unknown:
-        raise ProtocolBreach(
-            f'the command\'s "dtypes" have {unknown[0]}, which is no name of TensorProto.DataType'
-        )
-    return frozenset(onnx.TensorProto.DataType.Value(name) for name in names)
+        are_two = isinstance(versions, list) and list(map(type, versions)) == [int, int]
+        is_range = bool(domain) and are_two and 1 <= versions[0] <= versions[1]
+        place = f'"domains" give {_shown(domain)} the versions'
+        _require(is_range, place, versions, "[lowest, highest]")
+    return {
+        "" if domain == _DOMAIN else domain: (lowest, highest)
+        for domain, (lowest, highest) in domains.items()
+    }
 
 
 def _shown(value: object) -> str:

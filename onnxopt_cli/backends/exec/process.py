@@ -56,7 +56,11 @@ class CommandProcess:
                 f"{printable(shlex.join(command))} cannot be executed: {printable(str(error))}",
                 hint="a script needs a first line such as #!/bin/sh, and permission to execute",
             ) from error
-        self._input, self._output = self._descriptors()
+        # Both are there: they were asked for.
+        self._input, self._output = (
+            stream.fileno() for stream in (self._process.stdin, self._process.stdout) if stream
+        )
+        os.set_blocking(self._input, False)
 
     @property
     def ended(self) -> bool:
@@ -72,23 +76,29 @@ class CommandProcess:
             ProtocolBreach: if it writes without being asked, more than one line, or a line that
                 is too long.
         """
-        self._require_silence()
+        if self._ready(0):
+            said = _shown(self._read())
+            raise ProtocolBreach(f"the command wrote {said} before it was asked anything")
         deadline = monotonic() + seconds
-        unsent = memoryview(line)
-        received = bytearray()
-        while True:
-            readable, writable = self._wait(deadline, seconds, writing=bool(unsent))
-            if writable:
+        unsent, received = memoryview(line), bytearray()
+        while b"\n" not in received and len(received) < LONGEST_LINE:
+            ready = self._ready(deadline - monotonic(), writing=bool(unsent))
+            if not ready:
+                raise BackendHangs(
+                    f"the command did not answer within {seconds:g} s, and was killed"
+                )
+            if self._input in ready:
                 unsent = self._write(unsent)
-            if readable:
+            if self._output in ready:
                 received += self._read()
-                end = received.find(b"\n")
-                if end >= 0:
-                    return _only_line(received, end, bool(unsent))
-                if len(received) >= LONGEST_LINE:
-                    raise ProtocolBreach(
-                        f"the command wrote a line of more than {LONGEST_LINE} bytes"
-                    )
+        answer, _, more = bytes(received).partition(b"\n")
+        if len(answer) >= LONGEST_LINE:
+            raise ProtocolBreach(f"the command wrote a line of more than {LONGEST_LINE} bytes")
+        if unsent:
+            raise ProtocolBreach("the command answered before it had read the request")
+        if more:
+            raise ProtocolBreach(f"after its answer, the command wrote {_shown(more)}")
+        return answer
 
     def close(self, farewell: bytes) -> None:
         """Send a last line, close the command's input, and wait until it has ended.
@@ -116,31 +126,13 @@ class CommandProcess:
         self._process.wait()
         self._close_pipes()
 
-    def _descriptors(self) -> tuple[int, int]:
-        streams = self._process.stdin, self._process.stdout
-        sent, read = (stream.fileno() if stream else -1 for stream in streams)
-        os.set_blocking(sent, False)
-        return sent, read
-
-    def _require_silence(self) -> None:
-        poll = select.poll()
-        poll.register(self._output, select.POLLIN)
-        if poll.poll(0):
-            unasked = self._read()
-            raise ProtocolBreach(
-                f"the command wrote {_shown(unasked)} before it was asked anything"
-            )
-
-    def _wait(self, deadline: float, seconds: float, *, writing: bool) -> tuple[bool, bool]:
+    def _ready(self, seconds: float, *, writing: bool = False) -> set[int]:
+        """Wait until there is something to read, or room to write; return which of the pipes."""
         poll = select.poll()
         poll.register(self._output, select.POLLIN)
         if writing:
             poll.register(self._input, select.POLLOUT)
-        remaining = deadline - monotonic()
-        events = dict(poll.poll(remaining * 1000)) if remaining > 0 else {}
-        if not events:
-            raise BackendHangs(f"the command did not answer within {seconds:g} s, and was killed")
-        return self._output in events, self._input in events
+        return {descriptor for descriptor, _ in poll.poll(max(0, seconds * 1000))}
 
     def _write(self, data: memoryview) -> memoryview:
         try:
@@ -175,18 +167,6 @@ def _program(name: str) -> str:
     what = "cannot be executed" if exists else "is not there"
     hint = f"chmod +x {shlex.quote(name)}" if exists else "a file here is written exec:./NAME"
     raise BackendUnavailable(f"the command {printable(name)} {what}", hint=printable(hint))
-
-
-def _only_line(received: bytearray, end: int, unsent: bool) -> bytes:
-    if unsent:
-        raise ProtocolBreach("the command answered before it had read the request")
-    if len(received) > end + 1:
-        raise ProtocolBreach(
-            f"after its answer, the command wrote {_shown(bytes(received[end + 1 :]))}"
-        )
-    if end >= LONGEST_LINE:
-        raise ProtocolBreach(f"the command wrote a line of more than {LONGEST_LINE} bytes")
-    return bytes(received[:end])
 
 
 def _shown(data: bytes) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -17,6 +17,7 @@ from onnxopt_cli.backends.onnxruntime.values import (
     foreign_dtype,
     restored,
 )
+from onnxopt_cli.backends.protocol import Prepared, reporting
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Value
@@ -60,24 +61,20 @@ class OnnxRuntimeBackend:
         specification.require_known(_OPTIONS)
         self.name = specification.text
         self._runtime = _import_runtime()
+        self.version = f"onnxruntime {self._runtime.__version__}"
         self._runtime.set_default_logger_severity(_FATAL)
         self._providers = _providers(self._runtime, specification.options.get("provider", _CPU))
         self._session_options = _session_options(self._runtime, specification.options)
         self._probe()
 
-    @property
-    def version(self) -> str:
-        """The version of ONNX Runtime."""
-        return f"onnxruntime {self._runtime.__version__}"
-
-    def prepare(self, model: onnx.ModelProto) -> _Session:
+    def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Open a session.
 
         Raises:
             Unsupported: if ONNX Runtime says that it does not know something of the model.
         """
-        with _reporting_unsupported():
-            return _Session(self._open(model))
+        with reporting(unsupported_by_onnxruntime):
+            return Prepared(reporting(unsupported_by_onnxruntime)(partial(_run, self._open(model))))
 
     def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
         return self._runtime.InferenceSession(
@@ -109,36 +106,19 @@ class OnnxRuntimeBackend:
             )
 
 
-class _Session:
-    """A model in a session of ONNX Runtime."""
-
-    def __init__(self, session: onnxruntime.InferenceSession) -> None:
-        self._session = session
-        self._foreign = [foreign_dtype(output.type) for output in session.get_outputs()]
-        self._only_tensors = all(o.type.startswith("tensor(") for o in session.get_outputs())
-
-    def run(self, inputs: Mapping[str, Value]) -> Sequence[object]:
-        with _reporting_unsupported():
-            arguments = feed(inputs)
-            # Both ways are needed: OrtValues carry every element type but no strings, sequences and
-            # maps, arrays the other way round.
-            if self._only_tensors and any(dtype is not None for dtype in self._foreign):
-                values = as_ort_values(arguments)
-                if values is not None:
-                    return list(map(array_of, self._session.run_with_ort_values(None, values)))
-            returned = self._session.run(None, arguments)
-            return list(map(restored, returned, self._foreign))
-
-
-@contextmanager
-def _reporting_unsupported() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        unsupported = unsupported_by_onnxruntime(error)
-        if unsupported is None:
-            raise
-        raise unsupported from error
+def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> list[object]:
+    declared = [output.type for output in session.get_outputs()]
+    foreign = list(map(foreign_dtype, declared))
+    arguments = feed(inputs)
+    # Both ways are needed: OrtValues carry every element type but no strings, sequences and maps,
+    # arrays the other way round.
+    if any(dtype is not None for dtype in foreign) and all(
+        it.startswith("tensor(") for it in declared
+    ):
+        values = as_ort_values(arguments)
+        if values is not None:
+            return list(map(array_of, session.run_with_ort_values(None, values)))
+    return list(map(restored, session.run(None, arguments), foreign))
 
 
 def _import_runtime() -> Any:

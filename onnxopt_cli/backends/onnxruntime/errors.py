@@ -88,7 +88,7 @@ ROWS = (
 )
 
 
-def unsupported_by_onnxruntime(error: Exception) -> Unsupported | None:
+def unsupported_by_onnxruntime(error: BaseException) -> Unsupported | None:
     """Return what ONNX Runtime says that it does not support; None if the error is a failure."""
     message = str(error)
     for row in ROWS:
