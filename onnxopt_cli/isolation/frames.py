@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import struct
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -61,11 +62,7 @@ def pack(message: Any, payload: Sequence[Buffer] = ()) -> list[memoryview]:
 
 
 class FrameReader:
-    """Takes bytes as they come and yields whole frames.
-
-    Ask :meth:`buffer` where the next bytes belong, put up to that many there, and tell
-    :meth:`received` how many they were.
-    """
+    """Takes bytes as they come and yields whole frames."""
 
     def __init__(self) -> None:
         self._header = bytearray(_HEADER.size)
@@ -78,21 +75,26 @@ class FrameReader:
         """True between two frames."""
         return self._body is None and not self._filled
 
-    def buffer(self) -> memoryview:
-        """Return the room for the next bytes, never empty."""
-        target = memoryview(self._header) if self._body is None else self._body
-        return target[self._filled :]
-
-    def received(self, count: int) -> tuple[Any, memoryview] | None:
-        """Return the message and payload if they are now complete.
+    def receive(self, connection: socket.socket) -> tuple[Any, memoryview]:
+        """Return the message and payload of the next frame.
 
         Raises:
+            BlockingIOError: if it is not all there, and the socket does not block.
+            EOFError: if the other end is closed.
             ProtocolBreach: if the bytes are no frame, or one that is too large.
         """
-        self._filled += count
+        while True:
+            room = memoryview(self._header) if self._body is None else self._body
+            count = connection.recv_into(room[self._filled :])
+            if not count:
+                raise EOFError
+            self._filled += count
+            if self._filled == len(room) and (frame := self._complete()) is not None:
+                return frame
+
+    def _complete(self) -> tuple[Any, memoryview] | None:
+        """Return a frame whose body is complete; make room for the body of one that has begun."""
         if self._body is None:
-            if self._filled < _HEADER.size:
-                return None
             magic, message_size, payload_size = _HEADER.unpack(self._header)
             if magic != _MAGIC:
                 raise ProtocolBreach(f"sent {bytes(self._header)!r}, which begins no frame")
@@ -105,8 +107,8 @@ class FrameReader:
             # Not a bytearray, which would fill all of it with zeros.
             self._body = np.empty(message_size + payload_size, np.uint8).data
             self._filled = 0
-        if self._filled < len(self._body):
-            return None
+            if len(self._body):
+                return None
         body, self._body, self._filled = self._body, None, 0
         return _parse(bytes(body[: self._message_size])), body[self._message_size :]
 

@@ -11,7 +11,7 @@ import gc
 import signal
 import socket
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
 
 from onnxopt_cli.isolation.keeper import fork_keeper
 from onnxopt_cli.isolation.processes import limit_memory
@@ -42,12 +42,15 @@ def _serve(connection: socket.socket) -> None:
     from onnxopt_cli.core.outcome import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
     from onnxopt_cli.isolation import messages
+    from onnxopt_cli.isolation.frames import FrameReader
     from onnxopt_cli.isolation.response import Host, Response
 
-    hello = _receive(connection)
-    if hello is None:
+    reader = FrameReader()
+    try:
+        hello, _ = reader.receive(connection)
+    except EOFError:
         return
-    text, lowering = messages.read_hello(hello[0])
+    text, lowering = messages.read_hello(hello)
     try:
         host = Host(text, lowering)
         ready = messages.pack_ready(host.version)
@@ -59,33 +62,20 @@ def _serve(connection: socket.socket) -> None:
         _send(connection, messages.pack_refusal(refusal))
         return
     _send(connection, ready)
-    while (frame := _receive(connection)) is not None:
-        order = messages.read_order(*frame)
-        try:
-            response = host.respond(order)
-        except KeyboardInterrupt:
-            # Nobody but the backend can have raised it here.
-            response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
-        if order.collect:
-            gc.collect()
-        _send(connection, messages.pack_answer(order.number, response))
+    with suppress(EOFError):
+        while True:
+            order = messages.read_order(*reader.receive(connection))
+            try:
+                response = host.respond(order)
+            except KeyboardInterrupt:
+                # Only the backend can have raised it here.
+                response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
+            if order.collect:
+                gc.collect()
+            _send(connection, messages.pack_answer(order.number, response))
     trouble = host.close()
     if trouble is not None:
         _send(connection, messages.pack_farewell(*trouble))
-
-
-def _receive(connection: socket.socket) -> tuple[Any, memoryview] | None:
-    """Return the next frame; None if the runner has closed the channel."""
-    from onnxopt_cli.isolation.frames import FrameReader
-
-    reader = FrameReader()
-    while True:
-        count = connection.recv_into(reader.buffer())
-        if not count:
-            return None
-        frame = reader.received(count)
-        if frame is not None:
-            return frame
 
 
 def _send(connection: socket.socket, frame: Sequence[memoryview]) -> None:

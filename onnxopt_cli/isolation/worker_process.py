@@ -94,18 +94,13 @@ class WorkerProcess:
         """
         if self.unsent:
             self._flush()
-        while self.open:
-            try:
-                count = self._channel.recv_into(self.reader.buffer())
-            except BlockingIOError:
-                return None
-            except OSError:
-                count = 0
-            if not count:
-                self._close_channel()
-            elif (frame := self.reader.received(count)) is not None:
-                return frame
-        return None
+        try:
+            return self.reader.receive(self._channel) if self.open else None
+        except BlockingIOError:
+            return None
+        except (OSError, EOFError):
+            self._close_channel()
+            return None
 
     def has_more(self) -> bool:
         """Tell whether bytes are there that belong to no frame yet received."""

@@ -36,25 +36,34 @@ VALUES = [
 ]
 
 
+class Connection:
+    """The end of a socket to which a frame was sent, as it comes in chunks."""
+
+    def __init__(self, data, chunk=1 << 20):
+        self.data = memoryview(data)
+        self.chunk = chunk
+
+    def recv_into(self, room):
+        size = min(len(room), self.chunk, len(self.data))
+        room[:size] = self.data[:size]
+        self.data = self.data[size:]
+        return size
+
+
 def travel(frame, chunk=1 << 20):
     """Put a frame through a reader in chunks and return what comes out."""
-    data, reader, done = memoryview(b"".join(frame)), FrameReader(), []
-    while data:
-        room = reader.buffer()
-        size = min(len(room), chunk, len(data))
-        room[:size] = data[:size]
-        data = data[size:]
-        frame = reader.received(size)
-        if frame is not None:
-            done.append(frame)
+    connection, reader = Connection(b"".join(frame), chunk), FrameReader()
+    came = reader.receive(connection)
     assert reader.empty
-    return done
+    with pytest.raises(EOFError):
+        reader.receive(connection)
+    return came
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_values_come_out_as_they_went_in(chunk):
     response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5)
-    ((message, payload),) = travel(pack_answer(7, response), chunk)
+    message, payload = travel(pack_answer(7, response), chunk)
     came = read_answer(message, payload, ORDER)
     assert len(came.outputs) == len(VALUES)
     assert all(map(same_bits, VALUES, came.outputs))
@@ -64,7 +73,7 @@ def test_values_come_out_as_they_went_in(chunk):
 def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
     model = onnx.ModelProto(producer_name="me")
     frame = pack_order(Order(model, {"x": np.ones(2)}), model.SerializeToString())
-    ((message, payload),) = travel(frame)
+    message, payload = travel(frame)
     assert message.keys() == {"number", "model", "inputs", "collect", "keep"}
     order = read_order(message, payload)
     assert order.model == model
@@ -73,7 +82,7 @@ def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
 
 def test_what_cannot_be_sent_is_an_error_of_the_backend():
     dates = np.zeros(2, dtype=[("day", "i4")])
-    ((message, payload),) = travel(pack_answer(7, Response([dates])))
+    message, payload = travel(pack_answer(7, Response([dates])))
     assert read_answer(message, payload, ORDER).failure is Outcome.ERROR
 
 
@@ -105,7 +114,7 @@ def test_what_cannot_be_sent_is_an_error_of_the_backend():
     ],
 )
 def test_an_answer_that_is_none_is_refused(change):
-    ((message, payload),) = travel(pack_answer(7, Response([np.zeros(1, np.float32)])))
+    message, payload = travel(pack_answer(7, Response([np.zeros(1, np.float32)])))
     read_answer(message, payload, ORDER)
     with pytest.raises(ProtocolBreach):
         read_answer({**message, **change}, payload, ORDER)
@@ -117,22 +126,14 @@ def test_damaged_frames_are_read_or_refused_but_never_anything_else(data):
     whole = bytearray(b"".join(pack_answer(7, Response(VALUES))))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    reader, rest = FrameReader(), memoryview(whole)
+    reader, connection = FrameReader(), Connection(whole)
     try:
-        while rest:
-            room = reader.buffer()
-            size = min(len(room), len(rest))
-            room[:size] = rest[:size]
-            rest = rest[size:]
-            frame = reader.received(size)
-            if frame is not None:
-                read_answer(*frame, ORDER)
-    except ProtocolBreach:
+        while True:
+            read_answer(*reader.receive(connection), ORDER)
+    except (ProtocolBreach, EOFError):
         return
 
 
 def test_what_a_worker_says_is_made_printable():
-    ((message, payload),) = travel(
-        pack_answer(7, Response(failure=Outcome.ERROR, message="a\x1b[31mb"))
-    )
+    message, payload = travel(pack_answer(7, Response(failure=Outcome.ERROR, message="a\x1b[31mb")))
     assert read_answer(message, payload, ORDER).message == r"a\x1b[31mb"

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from isolated import HOSTILE, require, run_in_turn, start, write_cases
+
+from onnxopt_cli.isolation import processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -151,6 +154,20 @@ def test_without_proc_nothing_survives_either_and_the_report_says_what_is_lackin
     assert run.err.count("isolation is weaker: /proc shows no process") == 1
     assert '"isolation":"weaker' in (tmp_path / "log.jsonl").read_text().splitlines()[0]
     assert '"isolation": "weaker' in run.report.read_text()
+
+
+def test_another_system_without_proc_shows_a_family_and_lets_it_be_ended(monkeypatch):
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(processes, "_lists_children", lambda: False)
+    monkeypatch.setattr(processes, "_read", None)
+    shell = subprocess.Popen(["/bin/sh", "-c", f"{SLEEP} 300 & {SLEEP} 300 & wait"])
+    wait_until(lambda: len(processes.descendants(shell.pid)) == 2)
+    left = processes.children(shell.pid)
+    assert {processes.name_of(child) for child in left} == {"sleep"}
+    assert processes.usage(shell.pid)["memory"] == processes.resident(shell.pid) > 0
+    assert processes.end_descendants(shell.pid, 20)
+    assert shell.wait(20) is not None
+    assert not any(map(processes.resident, left))
 
 
 def test_where_proc_shows_processes_nothing_is_said_of_isolation(demo):

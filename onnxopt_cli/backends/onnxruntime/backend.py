@@ -124,19 +124,15 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
 def _import_runtime() -> Any:
     try:
         import onnxruntime
-    except ModuleNotFoundError as error:
-        if error.name != "onnxruntime":
-            raise _broken(error) from error
-        raise BackendUnavailable(
-            "ONNX Runtime is not installed", hint='pip install "onnxopt[ort]"'
-        ) from error
     except Exception as error:
-        raise _broken(error) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
+            raise BackendUnavailable(
+                "ONNX Runtime is not installed", hint='pip install "onnxopt[ort]"'
+            ) from error
+        raise BackendUnavailable(
+            f"ONNX Runtime cannot be imported: {exception_text(error)}"
+        ) from error
     return onnxruntime
-
-
-def _broken(error: Exception) -> BackendUnavailable:
-    return BackendUnavailable(f"ONNX Runtime cannot be imported: {exception_text(error)}")
 
 
 def _providers(runtime: Any, written: str) -> list[str]:
