@@ -151,7 +151,6 @@ def _warm_up(work: Path) -> None:
     import onnxopt_cli.cases.collect
     import onnxopt_cli.cli.list
     import onnxopt_cli.cli.run
-    import onnxopt_cli.cli.run_display
     import onnxopt_cli.cli.run_session
     import onnxopt_cli.grade.explain
     import onnxopt_cli.report.listing

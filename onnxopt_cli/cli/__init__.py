@@ -13,9 +13,13 @@ from typing import Any
 import click
 
 from onnxopt_cli import __version__
-from onnxopt_cli.cli.environment import fault_of_environment, require_memory
-from onnxopt_cli.cli.operators_option import with_operators_option
-from onnxopt_cli.cli.streams import guard_streams, lost_output
+from onnxopt_cli.cli.environment import (
+    fault_of_environment,
+    guard_streams,
+    lost_output,
+    require_memory,
+)
+from onnxopt_cli.cli.shared_options import with_operators_option
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.isolation.interruption import Stop, stop_by_raising

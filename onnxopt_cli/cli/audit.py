@@ -63,7 +63,7 @@ def command(
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.cli.console import stderr, stdout
-    from onnxopt_cli.cli.streams import go_on_without_reader
+    from onnxopt_cli.cli.environment import go_on_without_reader
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected

@@ -45,7 +45,7 @@ def check(backend: str) -> int:
     from onnxopt_cli.backends.check.check import check_backend
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.core.text import printable
-    from onnxopt_cli.report.rules import rule_line, rule_summary
+    from onnxopt_cli.report.listing import rule_line, rule_summary
 
     findings = []
     for finding in check_backend(backend):

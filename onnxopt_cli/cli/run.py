@@ -14,6 +14,7 @@ from onnxopt_cli.cli.completion import (
     complete_report,
     complete_target,
 )
+from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import (
     case_options,
     explain_options,
@@ -24,7 +25,6 @@ from onnxopt_cli.cli.shared_options import (
     setting,
     worker_options,
 )
-from onnxopt_cli.cli.streams import go_on_without_reader
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.expectation import Judging

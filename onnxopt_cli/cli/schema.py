@@ -20,7 +20,7 @@ def command(kind: str) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.yaml.schema import case_schema
     from onnxopt_cli.expectations.file import expect_schema
-    from onnxopt_cli.log.schema import log_schema
+    from onnxopt_cli.log.rules import log_schema
 
     schemas: dict[str, Callable[[], dict[str, Any]]]
     schemas = {"case": case_schema, "expect": expect_schema, "log": log_schema}

@@ -1,4 +1,4 @@
-"""What is expected of a run: how each result stands to it, and which entries no longer hold."""
+"""What is expected of a run: how each result stands to it, and what the run exits with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
-from onnxopt_cli.core.record import BackendIdentity
+from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
-from onnxopt_cli.expectations.entry import Entry, Pattern, version_number
-from onnxopt_cli.expectations.file import Layer, read_layers
+from onnxopt_cli.expectations.file import Entry, Layer, Pattern, read_layers, version_number
+from onnxopt_cli.isolation.interruption import INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +161,55 @@ def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) ->
         else:
             what = f"stale: {pattern.text} matches no case"
         yield Problem(f"{path}:{pattern.line}", printable(what))
+
+
+def contradiction(record: RunRecord, *, part: bool) -> str:
+    """Say why a saved run cannot have ended with its exit code; empty if it can.
+
+    An interrupted run has a code of its own, whatever its results; one that did not finish none.
+
+    Args:
+        record: the run.
+        part: whether it is a shard's.
+    """
+    code = record.exit_code
+    if code is None or code in INTERRUPTED:
+        return ""
+    right = exit_code(record.results, record.problems, record.findings, part=part)
+    return "" if code == right else f"found the exit code {code}, but the results amount to {right}"
+
+
+def exit_code(
+    results: Sequence[Result],
+    problems: Sequence[Problem],
+    findings: Sequence[Problem] = (),
+    *,
+    part: bool = False,
+) -> int:
+    """Return 0 only if every result conforms or is expected, and every expectation holds.
+
+    Args:
+        results: of all cases on all backends; what was not run does not conform.
+        problems: what was wrong with case files that gave no case.
+        findings: entries of expectation files that no longer hold.
+        part: whether they are those of a shard, which may hold nothing that applies.
+
+    Returns:
+        2 if a case is invalid that is not expected to be, 1 if something else does not conform, 5
+        if no case applies to some backend.
+    """
+    unexpected = [result for result in results if not result.conforms]
+    if problems or any(result.outcome is Outcome.INVALID for result in unexpected):
+        return 2
+    if unexpected or findings:
+        return 1
+    return 0 if part or not untested(results) else 5
+
+
+def untested(results: Sequence[Result]) -> list[str]:
+    """Return the backends to which no case applies; they have neither passed nor failed."""
+    applied: dict[str, bool] = {}
+    for result in results:
+        tried = result.outcome is not Outcome.SKIP
+        applied[result.backend] = applied.get(result.backend, False) or tried
+    return [backend for backend, tried in applied.items() if not tried]

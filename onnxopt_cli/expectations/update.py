@@ -17,9 +17,8 @@ from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.expectations.edit import Edit, FlowStyle
-from onnxopt_cli.expectations.entry import FLAKY, Entry
 from onnxopt_cli.expectations.expectations import Expectations
-from onnxopt_cli.expectations.file import Layer, parse_layer
+from onnxopt_cli.expectations.file import FLAKY, Entry, Layer, parse_layer
 
 _LOCK_SECONDS = 5.0
 _LOOK_SECONDS = 0.01

@@ -1,18 +1,110 @@
-"""The first record of a log: what runs, and whether another run is the same."""
+"""The first record of a log: what runs, which part of it, and whether another run is the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import blake2b
+from pathlib import PurePath
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import onnx
+
+from onnxopt_cli import __version__
+from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.log.case_list import CaseList
-from onnxopt_cli.log.contents import Contents
-from onnxopt_cli.log.schema import SCHEMA
-from onnxopt_cli.log.shard import Shard
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.isolation.processes import weakness
+from onnxopt_cli.log.contents import Contents, Witness
+
+#: The version that a log's header states.
+SCHEMA = "onnxopt.log/1"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseList:
+    """How many cases there are, and a hash of them."""
+
+    count: int
+    hash: str
+
+    @classmethod
+    def of(cls, cases: Sequence[Case], witness: Witness) -> CaseList:
+        """Describe cases by their ids and by all files that they are read from.
+
+        Where the files stand does not count, so that shards may run on several machines. Cases
+        that come with onnx or with onnxopt count with the version of those.
+
+        Raises:
+            UsageError: if a file has changed since the cases were found.
+        """
+        digest = blake2b(digest_size=16)
+        for case in cases:
+            one = blake2b(digest_size=16)
+            one.update(case.id.encode("utf-8", "surrogatepass") + b"\0")
+            one.update(case.source.encode("utf-8", "surrogatepass"))
+            for path, seen in _files(case).items():
+                one.update(PurePath(path).name.encode("utf-8", "surrogateescape") + b"\0")
+                one.update(witness.digest(path, seen))
+            digest.update(one.digest())
+        return cls(len(cases), digest.hexdigest())
+
+
+def _files(case: Case) -> dict[str, object]:
+    try:
+        return dict(case.files())
+    except OSError:
+        # Reading the case says so.
+        return {}
+
+
+_MOST = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part ``index`` of ``count``, counted from 1.
+
+    A case's part depends on nothing but its id: cases that come or go move no other one.
+    """
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read ``I/N``.
+
+        Raises:
+            UsageError: if it is not two whole numbers of which 1 <= I <= N.
+        """
+        first, slash, second = text.partition("/")
+        numbers = slash and first.isdecimal() and second.isdecimal() and first + second
+        if not numbers or not numbers.isascii() or len(numbers) > 2 * len(str(_MOST)):
+            raise UsageError(f"--shard takes I/N, as in 1/4, not {text!r}")
+        index, count = int(first), int(second)
+        if not 1 <= index <= count <= _MOST:
+            raise UsageError(f"--shard {text} is no part: I goes from 1 to N, N to {_MOST}")
+        return cls(index, count)
+
+    def holds(self, case: str) -> bool:
+        """Tell whether the case of this id belongs here."""
+        name = case.encode("utf-8", "surrogatepass")
+        digest = blake2b(name, digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.count == self.index - 1
+
+    def choose(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases that belong here, in their order."""
+        return [case for case in cases if self.holds(case.id)]
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
 
 # Options that say what is shown, written or selected, or how fast; what was selected, the backends
 # and the expectations are compared themselves.
@@ -156,3 +248,20 @@ def _cases(header: Header) -> str:
 
 def _backends(header: Header) -> str:
     return ", ".join(f"{it.name} [{it.version}]" for it in header.backends)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of onnxopt, Python, the packages that matter, and the machine.
+
+    Where worker processes are less isolated than elsewhere, ``isolation`` says so.
+    """
+    found = {
+        "onnxopt": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "numpy": np.__version__,
+        "onnx": onnx.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
+    }
+    weak = weakness()
+    return {**found, "isolation": weak} if weak else found

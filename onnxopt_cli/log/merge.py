@@ -15,7 +15,7 @@ from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.expectations.gate import exit_code
+from onnxopt_cli.expectations.expectations import exit_code
 from onnxopt_cli.log.header import Header
 from onnxopt_cli.log.reader import Log, read_log
 from onnxopt_cli.log.writer import MAX_BYTES, footer

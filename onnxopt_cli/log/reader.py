@@ -15,11 +15,10 @@ from onnxopt_cli.core.record_json import explanation_from_json, problem_from_jso
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.expectations.gate import contradiction
+from onnxopt_cli.expectations.expectations import contradiction
 from onnxopt_cli.isolation.interruption import INTERRUPTED
-from onnxopt_cli.log.header import Header, require_moment
-from onnxopt_cli.log.rules import Rules
-from onnxopt_cli.log.schema import SCHEMA, check_record
+from onnxopt_cli.log.header import SCHEMA, Header, require_moment
+from onnxopt_cli.log.rules import Rules, check_record
 from onnxopt_cli.log.writer import MAX_BYTES, SPOILED
 
 # How every log begins; a file that is cut off within it is still known as a log.

@@ -1,4 +1,4 @@
-"""What a run writes to its log and what it never does: which record may follow which.
+"""What a run writes to its log and what it never does: the schema, and what may follow what.
 
 These rules find what was added to a log, taken out or changed in one place. They are no seal: who
 writes a whole log that keeps to them has written a log.
@@ -6,16 +6,64 @@ writes a whole log that keeps to them has written a log.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.backends.lowering import NOT_ASKED
 from onnxopt_cli.core.outcome import HARMLESS, SETTLED, Outcome
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result
 from onnxopt_cli.core.standing import Standing
-from onnxopt_cli.expectations.entry import FLAKY
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.expectations.file import FLAKY
 from onnxopt_cli.log.header import Header
+
+if TYPE_CHECKING:
+    import jsonschema_rs
+
+
+def log_schema() -> dict[str, Any]:
+    """Return the JSON Schema (Draft 2020-12) of one line of a log."""
+    schema: dict[str, Any] = json.loads(
+        resources.files(__package__).joinpath("schema.json").read_text("utf-8")
+    )
+    return schema
+
+
+def check_record(record: object) -> str:
+    """Check one record, and return its kind.
+
+    Raises:
+        ValueError: saying what contradicts the schema, and in which field.
+    """
+    kinds = _validators()
+    kind = record.get("record") if isinstance(record, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"found no record of a log, expected one of {', '.join(kinds)}")
+    error = next(kinds[kind].iter_errors(record), None)
+    if error is not None:
+        field = ".".join(map(str, error.instance_path)) or kind
+        raise ValueError(printable(f"{field}: {error.message[:200]}"))
+    return kind
+
+
+@cache
+def _validators() -> dict[str, jsonschema_rs.Validator]:
+    import jsonschema_rs
+
+    schema = log_schema()
+    definitions = schema["$defs"]
+    references = [part["$ref"] for part in schema["oneOf"]]
+    return {
+        reference.rpartition("/")[2]: jsonschema_rs.validator_for(
+            {"$schema": schema["$schema"], "$ref": reference, "$defs": definitions}
+        )
+        for reference in references
+    }
+
 
 Key = tuple[str, str]
 

@@ -23,8 +23,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, UsageError
-from onnxopt_cli.report.diff_text import failure_text
-from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.diff_text import failure_text, repeat_command
 from onnxopt_cli.report.verdict import failures
 from onnxopt_cli.run.expectation import Judging, expect
 

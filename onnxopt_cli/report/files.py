@@ -15,14 +15,14 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.diff_text import ELSEWHERE
 from onnxopt_cli.report.verdict import verdict
 
-#: The formats; each has a module of its name, imported when it is asked for.
+#: The formats; the module of each is imported when it is asked for.
 FORMATS = ("json", "junit", "xunit", "markdown", "github", "badge", "html")
 
 _STDOUT = "-"
 #: GitHub drops the whole summary of a step that is larger.
 _MOST_SUMMARY = 1 << 20
-# A module named json would be taken for the standard one; xunit is junit for a stricter reader.
-_MODULES = {"json": "json_report", "xunit": "junit"}
+# Formats whose module has another name; xunit is junit for a stricter reader.
+_MODULES = {"json": "saved", "xunit": "junit", "badge": "verdict"}
 
 
 @dataclass(frozen=True, slots=True)

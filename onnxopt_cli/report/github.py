@@ -11,8 +11,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import Problem
-from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text
-from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, repeat_command
 from onnxopt_cli.report.verdict import by_kind, failures
 
 #: GitHub shows so many of a step, and drops the others without a word.

@@ -26,7 +26,7 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
 from onnxopt_cli.report.charts import WIDTH, Chart, budget_chart, curve_chart, spread_chart
-from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import failures, tallies, verdict
 
 _PAGE = files("onnxopt_cli.report") / "page"

@@ -25,8 +25,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
-from onnxopt_cli.report.diff_text import failure_text, headline
-from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})

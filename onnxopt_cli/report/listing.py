@@ -1,4 +1,4 @@
-"""Operators and cases described for a reader. Nothing here prints."""
+"""Operators, cases, backends and what their check has found, for a reader. Nothing prints."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnx
 from onnx import helper
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.text import printable
@@ -170,3 +171,35 @@ def _heading(text: str) -> Padding:
 
 def _table() -> Table:
     return Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
+
+
+_STYLES = {RuleOutcome.PASS: "green", RuleOutcome.FAIL: "bold red", RuleOutcome.NOT_SHOWN: "dim"}
+_VERDICT_WIDTH = max(map(len, RuleOutcome))
+
+
+def rule_line(finding: RuleResult) -> RenderableType:
+    """Return a rule with its verdict and what was found; if it is broken, also what to do.
+
+    What to write is left out: it stands in a line of its own, to be copied.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=_VERDICT_WIDTH)
+    table.add_column(overflow="fold")
+    found = Text(printable(finding.found), style="dim")
+    table.add_row(
+        Text(finding.verdict, style=_STYLES[finding.verdict]),
+        Group(Text(finding.rule.name), Padding(found, (0, 0, 0, 2))),
+    )
+    if finding.verdict is RuleOutcome.FAIL:
+        table.add_row("", Padding(Text(f"to do: {finding.remedy}"), (0, 0, 0, 2)))
+    return table
+
+
+def rule_summary(findings: Sequence[RuleResult]) -> Text:
+    """Return how many rules are kept and broken."""
+    counts = {
+        verdict: sum(finding.verdict is verdict for finding in findings) for verdict in RuleOutcome
+    }
+    shown = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    broken = counts[RuleOutcome.FAIL]
+    return Text(", ".join(shown), style="bold red" if broken else "bold green")

@@ -17,8 +17,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.accuracy import accuracy
-from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline
-from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline, repeat_command
 from onnxopt_cli.report.verdict import by_kind, failures, tallies, verdict
 
 #: GitHub takes a comment of 65,536 characters, and of a step's summary 1 MiB, of all together.

@@ -1,21 +1,54 @@
-"""A run that was saved, as a log or as a JSON report, read back."""
+"""A run as one JSON document, and a saved run read back, from that or from a log.
+
+The document's ``schema`` names its version; a new field does not change it, a changed meaning does.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
-from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
+from onnxopt_cli.core.record_json import (
+    explanation_from_json,
+    explanation_to_json,
+    problem_from_json,
+    problem_to_json,
+    result_from_json,
+    result_to_json,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.expectations.gate import contradiction
+from onnxopt_cli.expectations.expectations import contradiction
 from onnxopt_cli.log.reader import read_record
 from onnxopt_cli.log.rules import contradiction as result_contradiction
 from onnxopt_cli.log.writer import MAX_BYTES
-from onnxopt_cli.report.json_report import SCHEMA
+
+SCHEMA = "onnxopt.report/1"
+
+
+def json_report(record: RunRecord) -> str:
+    """Return a run as JSON text; numbers are as :mod:`onnxopt_cli.core.value_json` has them."""
+    outcomes = Counter(result.outcome.value for result in record.results)
+    document = {
+        "schema": SCHEMA,
+        "started": record.started,
+        "hostname": record.hostname,
+        "versions": dict(record.versions),
+        "backends": [{"name": it.name, "version": it.version} for it in record.backends],
+        "options": dict(record.options),
+        "problems": [problem_to_json(it) for it in record.problems],
+        "findings": [problem_to_json(it) for it in record.findings],
+        "results": [result_to_json(it) for it in record.results],
+        "explanations": [explanation_to_json(it) for it in record.explanations],
+        "summary": dict(sorted(outcomes.items())),
+        "exit_code": record.exit_code,
+    }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
 
 # How the lines of a log begin, and no report.
 _LOG_LINE = b'{"record":'

@@ -19,7 +19,7 @@ from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report import diff_text
-from onnxopt_cli.report.repeat import repeat_command
+from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import failures
 
 #: How outcomes that do not count against the backend, or only in part, look.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,3 +90,24 @@ def by_kind(failed: Sequence[Result]) -> list[Result]:
         seen[kind] += 1
     order = sorted(range(len(failed)), key=ranks.__getitem__)
     return [failed[index] for index in order]
+
+
+def badge_report(record: RunRecord) -> str:
+    """Return the badge as JSON text: green if the run conforms, with the count of results."""
+    counts = tallies(record)
+    total, against = sum(it.total for it in counts), sum(it.against for it in counts)
+    good = record.exit_code == 0
+    if good:
+        message = f"{total} conform"
+    elif record.exit_code == 1 and against:
+        message = f"{against} of {total} do not conform"
+    else:
+        message = verdict(record)
+    badge = {
+        "schemaVersion": 1,
+        "label": "onnxopt",
+        "message": message,
+        "color": "brightgreen" if good else "red",
+        "isError": not good,
+    }
+    return json.dumps(badge) + "\n"

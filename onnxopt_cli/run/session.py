@@ -19,10 +19,8 @@ from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
-from onnxopt_cli.expectations.expectations import Expectations
-from onnxopt_cli.expectations.gate import exit_code
-from onnxopt_cli.log.identity import versions
-from onnxopt_cli.log.shard import Shard
+from onnxopt_cli.expectations.expectations import Expectations, exit_code
+from onnxopt_cli.log.header import Shard, versions
 from onnxopt_cli.run.executors import Setting
 from onnxopt_cli.run.judge import not_run
 from onnxopt_cli.run.runner import Plan, run
@@ -275,8 +273,7 @@ class Session:
             )
 
     def _header(self) -> Header:
-        from onnxopt_cli.log.case_list import CaseList
-        from onnxopt_cli.log.header import Header
+        from onnxopt_cli.log.header import CaseList, Header
 
         witness = self.terms.witness
         assert witness is not None  # noqa: S101 - there is one where there is a log

@@ -23,9 +23,8 @@ from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
-from onnxopt_cli.log.case_list import CaseList
 from onnxopt_cli.log.contents import Contents
-from onnxopt_cli.log.header import Header
+from onnxopt_cli.log.header import CaseList, Header
 from onnxopt_cli.log.reader import read_log
 from onnxopt_cli.log.writer import LogWriter
 

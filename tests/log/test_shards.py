@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.log.header import Shard
 from onnxopt_cli.log.reader import read_log
-from onnxopt_cli.log.shard import Shard
 
 # Hashes of the ids, as they were when this was written: logs of other versions must join.
 PLACES = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 4}

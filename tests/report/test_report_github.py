@@ -13,8 +13,8 @@ from report_records import every_outcome, hostile, record, result
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.errors import Problem
-from onnxopt_cli.report.badge import badge_report
 from onnxopt_cli.report.github import github_report
+from onnxopt_cli.report.verdict import badge_report
 
 COMMAND = re.compile(r"::error (?:file=([^,:\n]*)(?:,line=(\d+))?,)?title=([^,:\n]*)::([^\r\n]*)")
 
