@@ -109,37 +109,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         claim_process()
     try:
-        code = _run(arguments)
+        code = _exit_code(arguments)
+        lost = lost_output()
     except KeyboardInterrupt as stop:
-        code = _interrupted(stop)
+        sys.exit(_interrupted(stop))
+    if isinstance(lost, BrokenPipeError):
+        code = _BROKEN_PIPE
+    elif lost is not None:
+        click.echo(f"error: cannot write the output: {lost.strerror}", err=True)
+        code = _UNABLE
     sys.exit(code)
-
-
-def _run(arguments: Sequence[str] | None) -> int:
-    try:
-        require_memory()
-        code = _call(arguments)
-    except OnnxoptError as error:
-        code = _refused(error)
-    except OSError as error:
-        code = _failed(error) if lost_output() is None else 0
-    lost = lost_output()
-    return code if lost is None else _unread(lost)
 
 
 def _interrupted(stop: KeyboardInterrupt) -> int:
     return stop.exit_code if isinstance(stop, Stop) else _INTERRUPTED
 
 
-def _call(arguments: Sequence[str] | None) -> int:
+def _exit_code(arguments: Sequence[str] | None) -> int:
+    """Run the command, and turn what it raises into a message."""
     stream = sys.stdout
     try:
+        require_memory()
         code = group.main(arguments, prog_name="onnxopt", standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        return 2
-    except KeyboardInterrupt as stop:
-        return _interrupted(stop)
+        return _UNABLE
     except click.Abort:
         return _INTERRUPTED
     except SystemExit:
@@ -147,19 +141,20 @@ def _call(arguments: Sequence[str] | None) -> int:
         if sys.stdout is stream:
             raise
         return _BROKEN_PIPE
-    except (OnnxoptError, OSError):
-        raise
-    except Exception as error:  # noqa: BLE001 - the last resort
-        return _failed(error)
+    except OnnxoptError as error:
+        return _refused(error)
+    except Exception as error:
+        if isinstance(error, OSError) and lost_output() is not None:
+            return 0
+        refusal = fault_of_environment(error)
+        if refusal is not None:
+            return _refused(refusal)
+        if os.environ.get("ONNXOPT_DEBUG"):
+            raise
+        click.echo(f"internal error: {exception_text(error)}", err=True)
+        click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
+        return _INTERNAL
     return code if isinstance(code, int) else 0
-
-
-def _unread(error: OSError) -> int:
-    """Say why nobody gets what was printed."""
-    if isinstance(error, BrokenPipeError):
-        return _BROKEN_PIPE
-    click.echo(f"error: cannot write the output: {error.strerror}", err=True)
-    return _UNABLE
 
 
 def _refused(error: OnnxoptError) -> int:
@@ -168,17 +163,3 @@ def _refused(error: OnnxoptError) -> int:
     if error.hint:
         click.echo(f"  {printable(error.hint, lines=True)}", err=True)
     return error.exit_code
-
-
-def _failed(error: Exception) -> int:
-    """Say whose fault an error is that nobody expected."""
-    refusal = fault_of_environment(error)
-    return _defect(error) if refusal is None else _refused(refusal)
-
-
-def _defect(error: Exception) -> int:
-    if os.environ.get("ONNXOPT_DEBUG"):
-        raise error
-    click.echo(f"internal error: {exception_text(error)}", err=True)
-    click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
-    return _INTERNAL

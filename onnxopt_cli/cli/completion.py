@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import click
     from click.shell_completion import CompletionItem
 
+_Completer: TypeAlias = Callable[["click.Context", "click.Parameter", str], "list[CompletionItem]"]
+
+
+def _offering(words: Callable[[], Iterable[str]], *, or_paths: bool = False) -> _Completer:
+    """Return what offers words as they begin with what is typed.
+
+    Args:
+        words: looked up when they are asked for.
+        or_paths: whether it leaves paths to the shell where no word fits.
+    """
+
+    def complete(
+        _context: click.Context, _parameter: click.Parameter, typed: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        fitting = [word for word in words() if word.lower().startswith(typed.lower())]
+        if or_paths and not fitting:
+            return [CompletionItem(typed, type="file")]
+        return [CompletionItem(word) for word in fitting]
+
+    return complete
+
 
 def complete_target(
-    _context: click.Context, _parameter: click.Parameter, typed: str
+    context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
-    """Offer suites and what is here; all other paths are for the shell to complete."""
+    """Offer suites and, beside a suite, what is here; other paths are for the shell to complete."""
     from onnxopt_cli.cases.suites.suites import NAMES
 
-    suites = _beginning(typed, NAMES)
-    if not suites:
-        return _paths(typed)
+    if not _offering(lambda: NAMES)(context, parameter, typed):
+        return complete_path(context, parameter, typed)
     here = [f"{path.name}/" if path.is_dir() else path.name for path in Path().iterdir()]
-    return _items([*suites, *_beginning(typed, sorted(here))])
+    return _offering(lambda: [*NAMES, *sorted(here)])(context, parameter, typed)
 
 
 def complete_subject(
@@ -32,73 +54,41 @@ def complete_subject(
     return operators or complete_target(context, parameter, typed)
 
 
-def complete_suite(
-    _context: click.Context, _parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Offer the suites that can be written as files."""
+def _suites() -> list[str]:
     from onnxopt_cli.cases.suites.suites import SUITES
 
-    return _items(_beginning(typed, (*SUITES, "onnx-node")))
+    return [*SUITES, "onnx-node"]
 
 
-def complete_our_operator(
-    _context: click.Context, _parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Offer the operators with a formula."""
+def _our_operators() -> list[str]:
     from onnxopt_cli.operators import OPERATORS
 
-    return _items(_beginning(typed, [operator.name for operator in OPERATORS]))
+    return [operator.name for operator in OPERATORS]
 
 
-def complete_operator(
-    _context: click.Context, _parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Offer every operator that has a schema."""
+def _operators() -> list[str]:
     from onnx.defs import get_all_schemas
 
-    from onnxopt_cli.operators import OPERATORS
-
-    names = {schema.name for schema in get_all_schemas()} | {it.name for it in OPERATORS}
-    return _items(_beginning(typed, sorted(names)))
+    return sorted({schema.name for schema in get_all_schemas()}.union(_our_operators()))
 
 
-def complete_backend(
-    _context: click.Context, _parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Offer the backends that have a name, and how the others begin."""
+def _backends() -> list[str]:
     from onnxopt_cli.backends.resolve import known_backends
 
-    names = [backend.name for backend in known_backends()]
-    return _items(_beginning(typed, [*names, "python:", "exec:"]))
+    return [*(backend.name for backend in known_backends()), "python:", "exec:"]
 
 
-def complete_report(
-    _context: click.Context, _parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Offer formats of reports."""
+def _reports() -> list[str]:
     from onnxopt_cli.report.files import FORMATS
 
-    return _items(_beginning(typed, [f"{form}=" for form in FORMATS]))
+    return [f"{form}=" for form in FORMATS]
 
 
-def complete_path(
-    _context: click.Context, _parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Leave it to the shell."""
-    return _paths(typed)
-
-
-def _beginning(typed: str, words: Iterable[str]) -> list[str]:
-    return [word for word in words if word.lower().startswith(typed.lower())]
-
-
-def _items(words: Iterable[str]) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(word) for word in words]
-
-
-def _paths(typed: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(typed, type="file")]
+#: Suites that can be written as files; operators with a formula, and with a schema; backends that
+#: have a name, and how the others begin; formats of reports; paths, which the shell completes.
+complete_suite = _offering(_suites)
+complete_our_operator = _offering(_our_operators)
+complete_operator = _offering(_operators)
+complete_backend = _offering(_backends)
+complete_report = _offering(_reports)
+complete_path = _offering(tuple, or_paths=True)

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.executors import Setting
-
-
-@cache
-def stdout() -> Console:
-    """Return the console of standard output: 80 columns wide and plain where it is no terminal."""
-    return _console(stderr=False)
-
-
-@cache
-def stderr() -> Console:
-    """Return the console of standard error."""
-    return _console(stderr=True)
 
 
 class _Console(Console):
@@ -30,6 +19,24 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Let the error through, to the one place that knows the exit code."""
         raise BrokenPipeError
+
+    def print_line(self, text: Text | str) -> None:
+        """Print a line that a pipe gets whole and a narrow terminal wraps."""
+        self.print(text, soft_wrap=not self.is_terminal)
+
+
+@cache
+def _console(*, stderr: bool) -> _Console:
+    console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        # A pipe has no width; what is piped must not depend on the terminal behind it.
+        console.width = 80
+    return console
+
+
+#: The consoles of standard output and error: 80 columns wide and plain where they are no terminals.
+stdout = partial(_console, stderr=False)
+stderr = partial(_console, stderr=True)
 
 
 def warn_of_weak_isolation(setting: Setting, backends: Sequence[str]) -> None:
@@ -40,11 +47,3 @@ def warn_of_weak_isolation(setting: Setting, backends: Sequence[str]) -> None:
     ours = setting.isolation is None and set(backends) == {"numpy"}
     if weakness() and not ours and setting.isolation is not Isolation.NONE:
         stderr().print(f"isolation is {weakness()}")
-
-
-def _console(*, stderr: bool) -> Console:
-    console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        # A pipe has no width; what is piped must not depend on the terminal behind it.
-        console.width = 80
-    return console

@@ -146,36 +146,29 @@ def guard_streams() -> None:
             continue
         stream.reconfigure(errors="backslashreplace")
         if stream is getattr(sys, f"__{name}__"):
-            setattr(sys, name, _guarded(stream, silent=name == "stderr"))
+            # Under python -u there is no buffer in between.
+            raw = cast("io.RawIOBase", getattr(stream.buffer, "raw", stream.buffer))
+            guarded = io.TextIOWrapper(
+                io.BufferedWriter(_Stream(raw, silent=name == "stderr")),
+                encoding=stream.encoding,
+                errors=stream.errors,
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, guarded)
 
 
-def go_on_without_reader() -> None:
+def go_on_without_reader() -> _Stream | None:
     """Let what is printed from now on go nowhere if nobody takes it: files are to be written."""
-    output = _output()
-    if output is not None:
-        output.silent = True
+    output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if not isinstance(output, _Stream):
+        return None
+    output.silent = True
+    return output
 
 
 def lost_output() -> OSError | None:
     """Put out what is still held of standard output; return why not all of it was taken."""
-    go_on_without_reader()
+    output = go_on_without_reader()
     sys.stdout.flush()
-    output = _output()
     return None if output is None else output.error
-
-
-def _output() -> _Stream | None:
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return raw if isinstance(raw, _Stream) else None
-
-
-def _guarded(stream: io.TextIOWrapper, *, silent: bool) -> io.TextIOWrapper:
-    # Under python -u there is no buffer in between.
-    raw = cast("io.RawIOBase", getattr(stream.buffer, "raw", stream.buffer))
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Stream(raw, silent=silent)),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )

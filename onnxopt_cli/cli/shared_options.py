@@ -59,6 +59,17 @@ class _Size(click.ParamType[int]):
         return size
 
 
+def _together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds options to a command, in their order."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 def operator_option(
     complete: Callable[..., Any], what: str = "Only this operator."
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -73,25 +84,21 @@ def operator_option(
     )
 
 
-def case_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose among cases to a command."""
-    union = "Given several times: any of them."
-    options: list[Callable[..., Any]] = [
-        click.option(
-            "-k",
-            "patterns",
-            multiple=True,
-            metavar="PATTERN",
-            help=f"Only cases whose id is this, matches this glob or contains this text. {union}",
-        ),
-        operator_option(complete_operator, "Only cases whose model contains this operator."),
-        click.option(
-            "--tag", "tags", multiple=True, metavar="TAG", help=f"Only cases with this tag. {union}"
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_UNION = "Given several times: any of them."
+#: The options that choose among cases.
+case_options = _together(
+    click.option(
+        "-k",
+        "patterns",
+        multiple=True,
+        metavar="PATTERN",
+        help=f"Only cases whose id is this, matches this glob or contains this text. {_UNION}",
+    ),
+    operator_option(complete_operator, "Only cases whose model contains this operator."),
+    click.option(
+        "--tag", "tags", multiple=True, metavar="TAG", help=f"Only cases with this tag. {_UNION}"
+    ),
+)
 
 
 def name_unmatched(patterns: Sequence[str], cases: Sequence[Case]) -> None:
@@ -128,20 +135,6 @@ jobs_option = click.option(
 )
 
 
-def explain_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what adds the options about known mistakes to a command that looks for some itself."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        command = explain_time_option(default)(command)
-        return click.option(
-            "--explain/--no-explain",
-            default=True,
-            help="Look for a known mistake that reproduces the failures.  [default: explain]",
-        )(command)
-
-    return add
-
-
 def explain_time_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option that says how long to look for known mistakes, given its default."""
     return click.option(
@@ -152,44 +145,52 @@ def explain_time_option(default: str) -> Callable[[Callable[..., Any]], Callable
     )
 
 
-def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command."""
-    seconds = click.FloatRange(min=0, min_open=True, max=1e6)
-    options = [
+def explain_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds the options about known mistakes to a command that looks for some itself."""
+    return _together(
         click.option(
-            "--isolation",
-            type=click.Choice(["process", "none"]),
-            help="Run backends in processes of their own, or all in this one.  "
-            "[default: process, but none for our own formulas]",
+            "--explain/--no-explain",
+            default=True,
+            help="Look for a known mistake that reproduces the failures.  [default: explain]",
         ),
-        click.option(
-            "--timeout",
-            type=seconds,
-            default=60.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long a case may take.",
-        ),
-        click.option(
-            "--startup-timeout",
-            type=seconds,
-            default=60.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long a backend may take to start.",
-        ),
-        click.option(
-            "--memory",
-            type=_Size(),
-            default="4GiB",
-            show_default=True,
-            metavar="SIZE",
-            help="How much memory a backend's process may hold, or none for no limit.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+        explain_time_option(default),
+    )
+
+
+_SECONDS = click.FloatRange(min=0, min_open=True, max=1e6)
+#: The options about the processes of backends.
+worker_options = _together(
+    click.option(
+        "--isolation",
+        type=click.Choice(["process", "none"]),
+        help="Run backends in processes of their own, or all in this one.  "
+        "[default: process, but none for our own formulas]",
+    ),
+    click.option(
+        "--timeout",
+        type=_SECONDS,
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a case may take.",
+    ),
+    click.option(
+        "--startup-timeout",
+        type=_SECONDS,
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a backend may take to start.",
+    ),
+    click.option(
+        "--memory",
+        type=_Size(),
+        default="4GiB",
+        show_default=True,
+        metavar="SIZE",
+        help="How much memory a backend's process may hold, or none for no limit.",
+    ),
+)
 
 
 def setting(options: Mapping[str, Any], jobs: int) -> Setting:
@@ -208,45 +209,41 @@ def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     )
 
 
-def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options about logs, expectations, shards and running again."""
-    options = [
-        click.option(
-            "--expect",
-            multiple=True,
-            metavar="FILE",
-            shell_complete=complete_path,
-            help="What is expected to fail; a later file precedes an earlier one.",
-        ),
-        click.option(
-            "--update-expect",
-            metavar="FILE",
-            shell_complete=complete_path,
-            help="Let an expectation file say what this run shows; it also counts as --expect.",
-        ),
-        click.option(
-            "--rerun",
-            type=click.IntRange(min=1, max=1000),
-            metavar="N",
-            help="Run what does not conform N times more, to tell flaky from failing.",
-        ),
-        click.option("--shard", metavar="I/N", help="Only part I of N, by a hash of the id."),
-        click.option(
-            "--log",
-            metavar="FILE",
-            shell_complete=complete_path,
-            help="Write each result to a log when it is there.",
-        ),
-        click.option(
-            "--resume",
-            metavar="LOG",
-            shell_complete=complete_path,
-            help="Go on with a log; run only what it lacks.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+#: The options about logs, expectations, shards and running again.
+session_options = _together(
+    click.option(
+        "--expect",
+        multiple=True,
+        metavar="FILE",
+        shell_complete=complete_path,
+        help="What is expected to fail; a later file precedes an earlier one.",
+    ),
+    click.option(
+        "--update-expect",
+        metavar="FILE",
+        shell_complete=complete_path,
+        help="Let an expectation file say what this run shows; it also counts as --expect.",
+    ),
+    click.option(
+        "--rerun",
+        type=click.IntRange(min=1, max=1000),
+        metavar="N",
+        help="Run what does not conform N times more, to tell flaky from failing.",
+    ),
+    click.option("--shard", metavar="I/N", help="Only part I of N, by a hash of the id."),
+    click.option(
+        "--log",
+        metavar="FILE",
+        shell_complete=complete_path,
+        help="Write each result to a log when it is there.",
+    ),
+    click.option(
+        "--resume",
+        metavar="LOG",
+        shell_complete=complete_path,
+        help="Go on with a log; run only what it lacks.",
+    ),
+)
 
 
 def with_operators_option(command: click.Command) -> click.Command:
