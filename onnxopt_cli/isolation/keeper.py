@@ -21,13 +21,13 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from onnxopt_cli.isolation.private_folder import enter_folder, remove_folder
 from onnxopt_cli.isolation.processes import end_descendants, visible
 
+_LIBC = ctypes.CDLL(None)
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _NEW_PID_NAMESPACE = 0x20000000
@@ -37,7 +37,7 @@ _LONGEST_SECONDS = 60.0
 
 def become_subreaper() -> bool:
     """Let what the process's descendants leave behind become its own children, if possible."""
-    return sys.platform == "linux" and not _prctl(_SET_CHILD_SUBREAPER, 1)
+    return sys.platform == "linux" and not _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def fork_keeper(runner: int, channel: int, folder: str) -> None:
@@ -60,7 +60,7 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
     # removed. This signal is also heard by a keeper that the backend has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
-    contained = not visible() and not _call("unshare", _NEW_PID_NAMESPACE)
+    contained = not visible() and not _LIBC.unshare(_NEW_PID_NAMESPACE)
     parent = os.getpid()
     status_reader, status_writer = os.pipe() if contained else (-1, -1)
     worker = os.fork()
@@ -84,7 +84,7 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
 
     The first process of a namespace ignores most signals, which no worker should do.
     """
-    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     worker = os.fork()
     if not worker:
         os.close(status_writer)
@@ -100,19 +100,10 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
 
 def end_with(parent: int, number: signal.Signals) -> None:
     """Have this process sent a signal when its parent ends; end now if it has ended."""
-    _prctl(_SET_PARENT_DEATH_SIGNAL, number)
+    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, number, 0, 0, 0)
     if os.getppid() != parent:
         # It ended before we had said so.
         os._exit(1)
-
-
-def _prctl(option: int, value: int) -> int:
-    return _call("prctl", option, value, 0, 0, 0)
-
-
-def _call(name: str, *arguments: int) -> int:
-    function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
-    return function(*arguments)
 
 
 def _keep(
