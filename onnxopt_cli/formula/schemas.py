@@ -27,17 +27,15 @@ def register_schemas(operators: Iterable[Operator]) -> None:
 
 def _schema(operator: Operator) -> OpSchema:
     inputs = [
-        OpSchema.FormalParameter(scalar.name, _type_variable(scalar.name), "one element")
+        OpSchema.FormalParameter(scalar.name, f"T{scalar.name}", "one element")
         for scalar in operator.scalars
     ]
-    inputs.append(_variadic("inputs", "_tensors", operator.tensors, at_least=len(operator.tensors)))
+    inputs.append(_variadic("inputs", operator.tensors, at_least=len(operator.tensors)))
     carried = [name for name in operator.outputs if operator.carries(name)]
-    outputs = [
-        OpSchema.FormalParameter(name, _type_variable(operator.outputs[name])) for name in carried
-    ]
+    outputs = [OpSchema.FormalParameter(name, f"T{operator.outputs[name]}") for name in carried]
     others = [name for name in operator.outputs if name not in carried]
     if others:
-        outputs.append(_variadic("outputs", "_tensors", others, at_least=len(others)))
+        outputs.append(_variadic("outputs", others, at_least=len(others)))
     schema = OpSchema(
         operator.name,
         operator.domain,
@@ -47,10 +45,10 @@ def _schema(operator: Operator) -> OpSchema:
         outputs=outputs,
         type_constraints=[
             *(
-                (_type_variable(scalar.name), _types(scalar.dtypes), f"Type of {scalar.name}.")
+                (f"T{scalar.name}", _types(scalar.dtypes), f"Type of {scalar.name}.")
                 for scalar in operator.scalars
             ),
-            (_type_variable("_tensors"), _types(operator.dtypes), "Type of each tensor."),
+            ("T_tensors", _types(operator.dtypes), "Type of each tensor."),
         ],
         attributes=list(map(_attribute, operator.attributes)),
     )
@@ -75,13 +73,11 @@ def _infer(operator: Operator, context: InferenceContext) -> None:
         context.set_output_type(output, result)
 
 
-def _variadic(
-    name: str, variable: str, parts: Iterable[str], *, at_least: int
-) -> OpSchema.FormalParameter:
+def _variadic(name: str, parts: Iterable[str], *, at_least: int) -> OpSchema.FormalParameter:
     every = ", ".join(f"all {part}" for part in parts)
     return OpSchema.FormalParameter(
         name,
-        _type_variable(variable),
+        "T_tensors",
         f"{every}: one of each for every tensor",
         param_option=OpSchema.FormalParameterOption.Variadic,
         is_homogeneous=False,
@@ -95,10 +91,6 @@ def _attribute(attribute: Attribute) -> OpSchema.Attribute:
         return OpSchema.Attribute(attribute.name, kind, required=True)
     value = [attribute.default] if attribute.each else attribute.default
     return OpSchema.Attribute(attribute.name, onnx.helper.make_attribute(attribute.name, value))
-
-
-def _type_variable(name: str) -> str:
-    return f"T{name}"
 
 
 def _types(dtypes: Iterable[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 An operand joins in through NumPy's own dispatch and hands each operation to an arithmetic, which
 carries it out on arrays of the machine's types. Types combine as in NumPy: attributes, being plain
-numbers, take the type of what they meet.
+numbers, take the type of what they meet. Other libraries compute the formula, too: ONNX Runtime on
+the lowered graph, and PyTorch.
 """
 
 from __future__ import annotations
@@ -79,18 +80,17 @@ class Machine(NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], __: Any
     ) -> Any:
+        values = list(map(_value, inputs))
         if function is np.sum:
-            return Machine(
-                self.arithmetic.finish(self.arithmetic.add_up(self.value)), self.arithmetic
-            )
-        if function is percentile:
-            elements, percent = map(_value, inputs)
-            return Machine(percentile(elements, percent), self.arithmetic)
-        condition, *branches = map(_value, inputs)
-        if np.ndim(condition) == 0 and all(isinstance(each, (int, float)) for each in branches):
+            return Machine(self.arithmetic.finish(self.arithmetic.add_up(*values)), self.arithmetic)
+        if (
+            function is np.where
+            and np.ndim(values[0]) == 0
+            and all(isinstance(each, (int, float)) for each in values[1:])
+        ):
             # A plain number that is chosen stays one.
-            return branches[0] if condition else branches[1]
-        return Machine(function(condition, *branches), self.arithmetic)
+            return values[1] if values[0] else values[2]
+        return Machine(function(*values), self.arithmetic)
 
 
 def computed(

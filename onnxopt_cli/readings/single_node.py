@@ -22,9 +22,8 @@ def sole_operator(model: onnx.ModelProto) -> Operator | None:
     if [output.name for output in model.graph.output] != [name for name in node.output if name]:
         return None
     operator = find_operator(node.domain, node.op_type)
-    if operator is None or (operator.domain, operator.version) not in _imports(model):
-        return None
-    return operator
+    imported = {(entry.domain, entry.version) for entry in model.opset_import}
+    return operator if operator and (operator.domain, operator.version) in imported else None
 
 
 def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array] | None:
@@ -57,7 +56,3 @@ def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array
         len(node.output),
         omitted=frozenset(attribute.name for attribute in operator.attributes) - given,
     )
-
-
-def _imports(model: onnx.ModelProto) -> set[tuple[str, int]]:
-    return {(entry.domain, entry.version) for entry in model.opset_import}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,35 +88,21 @@ class GraphTensor:
 
 def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
     """Return the tensors of a graph whose element type it states, without those of subgraphs."""
-    return {tensor.name: tensor for tensor in _stated(graph)}
-
-
-def _stated(graph: onnx.GraphProto) -> Iterator[GraphTensor]:
-    for constant in graph.initializer:
-        yield from _tensor(constant.name, constant.data_type, tuple(constant.dims))
-    for sparse in graph.sparse_initializer:
-        yield from _tensor(sparse.values.name, sparse.values.data_type, tuple(sparse.dims))
-    for values in (graph.value_info, graph.output, graph.input):
-        for value in values:
-            if value.type.HasField("tensor_type"):
-                type_ = value.type.tensor_type
-                shape = _shape(type_.shape) if type_.HasField("shape") else None
-                yield from _tensor(value.name, type_.elem_type, shape)
-
-
-def _tensor(name: str, elem_type: int, shape: Shape | None) -> Iterator[GraphTensor]:
-    try:
-        dtype = helper.tensor_dtype_to_np_dtype(elem_type)
-    except KeyError:
-        # Undefined, or a type of a later ONNX.
-        return
-    yield GraphTensor(name, dtype, shape)
-
-
-def _shape(shape: onnx.TensorShapeProto) -> Shape:
-    return tuple(
-        dimension.dim_value
-        if dimension.HasField("dim_value") and dimension.dim_value >= 0
-        else None
-        for dimension in shape.dim
-    )
+    stated: list[tuple[str, int, Shape | None]] = [
+        *((it.name, it.data_type, tuple(it.dims)) for it in graph.initializer),
+        *((it.values.name, it.values.data_type, tuple(it.dims)) for it in graph.sparse_initializer),
+    ]
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        # What is not a tensor has an undefined element type here.
+        tensor = value.type.tensor_type
+        shape = None
+        if tensor.HasField("shape"):
+            sizes = [it.dim_value if it.HasField("dim_value") else -1 for it in tensor.shape.dim]
+            shape = tuple(None if size < 0 else size for size in sizes)
+        stated.append((value.name, tensor.elem_type, shape))
+    found = {}
+    for name, elem_type, shape in stated:
+        # A type may be undefined, or of a later ONNX.
+        with suppress(KeyError):
+            found[name] = GraphTensor(name, helper.tensor_dtype_to_np_dtype(elem_type), shape)
+    return found
