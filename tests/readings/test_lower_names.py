@@ -15,7 +15,7 @@ def nodes_of(graph):
             yield from nodes_of(attribute.g)
 
 
-def test_fresh_names_keep_clear_of_every_name_in_the_model():
+def test_new_names_keep_clear_of_every_name_in_the_model():
     plain = parsed(f"""{HEADER} g (INPUTS, bool C) => (float[2] Y) {{
         Z, W = MOMENTUM (R, T, X, G, V)
         Y = If (C) <
@@ -47,7 +47,7 @@ def test_fresh_names_keep_clear_of_every_name_in_the_model():
     assert all(name.startswith("Momentum_") for name in fresh)
 
 
-def test_fresh_names_keep_clear_of_inputs_that_an_inner_graph_does_not_use():
+def test_new_names_keep_clear_of_inputs_that_an_inner_graph_does_not_use():
     model = parsed(f"""{HEADER} g (INPUTS, int64 N, bool C) => (float[2] Y) {{
         Z, W = MOMENTUM (R, T, X, G, V)
         Y = Loop (N, C, Z) <

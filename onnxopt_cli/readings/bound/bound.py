@@ -124,8 +124,9 @@ def _judgements(call: Call[Array], factor: float) -> list[Judgement]:
     for right, like, first in bounded_outputs(call, given):
         judgement, *others = (judged(it, like.dtype, first.shape, factor) for it in right)
         judgements.append(replace(judgement, otherwise=others[0]) if others else judgement)
-    also = also_right(call) or [[]] * len(judgements)
-    return [judgement.accepting(it) for judgement, it in zip(judgements, also, strict=True)]
+    if also := also_right(call):
+        return [judgement.accepting(it) for judgement, it in zip(judgements, also, strict=True)]
+    return judgements
 
 
 def bounded_outputs(

@@ -63,7 +63,8 @@ class Bounded(Approximate, _Operand):
         precision: the coarsest type that an honest implementation computes the value in.
         doubt: the error as a comparison sees it: none where no evaluation rounds, because operands
             are exact and the type can hold the result; None if it is the error.
-        reach: of a sum, the magnitudes of its terms added up; None if it is no sum.
+        reach: what another factor may meet of a sum, whose terms it may be multiplied with one by
+            one: their magnitudes added up; None if it is no sum.
         factors: the operands whose product the value is, with their exponents, 1 or -1; empty if
             it is no product.
     """
@@ -73,17 +74,12 @@ class Bounded(Approximate, _Operand):
     reach: Any = None
     factors: tuple[tuple[Bounded, int], ...] = ()
 
-    @property
-    def largest_parts(self) -> Any:
-        """Magnitude of what a factor may meet: the terms of a sum one by one, or the value."""
-        return self.magnitude if self.reach is None else self.reach
-
     @cached_property
     def span(self) -> tuple[float, float]:
-        """Smallest magnitude and largest part of an element or 1, zero and infinity aside."""
-        usual, large = self.magnitude, self.largest_parts
+        """Smallest magnitude and largest reach of an element or 1, zero and infinity aside."""
+        small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
         return (
-            float(np.min(usual, initial=1.0, where=_is_usual(usual))),
+            float(np.min(small, initial=1.0, where=_is_usual(small))),
             float(np.max(large, initial=1.0, where=_is_usual(large))),
         )
 
@@ -251,37 +247,27 @@ def _joining(operand: Bounded, precision: Precision) -> Bounded:
     if own is precision:
         return operand
     if own is UNTYPED:
-        return _typed(operand, precision)
+        # The error of an expression of attributes alone is scaled to the type that it meets.
+        error = operand.error * (precision.unit_roundoff / UNTYPED.unit_roundoff)
+        return _within_range(replace(operand, error=error, precision=precision))
     if own.level == precision.level and own.unit_roundoff < precision.unit_roundoff:
         return _converted(operand, precision)
     return operand
 
 
-def _typed(operand: Bounded, precision: Precision) -> Bounded:
-    """Scale the error of an expression of attributes alone to the type that it meets."""
-    error = operand.error * (precision.unit_roundoff / UNTYPED.unit_roundoff)
-    return _within_range(replace(operand, error=error, precision=precision))
-
-
 def _converted(operand: Bounded, precision: Precision) -> Bounded:
     """Round an operand to a type; what the type can hold stays, infinity and NaN among it."""
     if operand.precision is UNTYPED:
-        operand = _typed(operand, precision)
+        operand = _joining(operand, precision)
     rounding = precision.unit_roundoff * operand.magnitude
     if not (rounding < np.inf).all():
         rounding = np.where(rounding < np.inf, rounding, 0.0)
     exact = operand.error == 0
     if exact.any():
-        rounding = np.where(exact & _is_held(operand.value, precision), 0.0, rounding)
+        held = operand.value == np.asarray(operand.value).astype(precision.dtype)
+        rounding = np.where(exact & held, 0.0, rounding)
     error = operand.error + rounding
     return _within_range(Bounded(operand.value, error, operand.may_cross, precision))
-
-
-def _is_held(value: Any, precision: Precision) -> Any:
-    """Tell where a type can hold a value, which no type is known to be able to."""
-    if precision.dtype is None:
-        return np.bool_(False)
-    return value == np.asarray(value).astype(precision.dtype)
 
 
 def _within_range(operand: Bounded) -> Bounded:
@@ -337,7 +323,7 @@ def _doubt(result: Bounded, operands: Sequence[Bounded]) -> Any:
     if result.precision is UNTYPED or not exact.any():
         return None
     normal = (result.value == 0) | (result.magnitude >= result.precision.smallest_normal)
-    held = _is_held(result.value, result.precision)
+    held = result.value == np.asarray(result.value).astype(result.precision.dtype)
     return np.where(exact & normal & held, 0.0, result.error)
 
 
@@ -380,9 +366,9 @@ def _in_any_order(result: Bounded) -> Bounded:
     highs: Any = np.float64(1.0)
     for factor, exponent in result.factors:
         size = factor.magnitude**exponent
+        reach = size if exponent < 0 or factor.reach is None else factor.reach
         lows = lows * np.minimum(np.where(_is_usual(size), size, 1.0), 1.0)
-        parts = factor.largest_parts if exponent > 0 else size
-        highs = highs * np.maximum(np.where(_is_usual(parts), parts, 1.0), 1.0)
+        highs = highs * np.maximum(np.where(_is_usual(reach), reach, 1.0), 1.0)
     finite = np.isfinite(result.value)
     lost = np.where(finite & (lows < precision.smallest_normal), result.magnitude, 0.0)
     error = np.where(finite & (highs > precision.largest), np.inf, result.error + lost)
