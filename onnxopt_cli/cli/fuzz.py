@@ -95,9 +95,9 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.cli.console import warn_of_weak_isolation
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
     from onnxopt_cli.errors import BackendUnavailable
+    from onnxopt_cli.fuzz.findings import SearchInterrupted
     from onnxopt_cli.fuzz.keep import keep
     from onnxopt_cli.fuzz.search import Search, Task
-    from onnxopt_cli.fuzz.trial import SearchInterrupted
     from onnxopt_cli.isolation.interruption import interruptible
     from onnxopt_cli.report.diff_text import headline
     from onnxopt_cli.run.executors import open_executors

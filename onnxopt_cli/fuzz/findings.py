@@ -1,19 +1,136 @@
-"""What was found so far, and whether a failure is something else."""
+"""What became of examples: the result of each, its kinds of failures, and what was found so far."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.case import Case, Location
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.fuzz.kinds import VALUES, kinds_of
-from onnxopt_cli.fuzz.trial import Trial
+from onnxopt_cli.fuzz.node_example import NAME, SUITE, Example
 from onnxopt_cli.grade.explain import explain
+from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.expectation import Judging
+from onnxopt_cli.run.judge import judge, read_question
 from onnxopt_cli.run.reproduce import Observation, named, observe, reproduces
+
+_COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An example that was put to a backend.
+
+    Attributes:
+        example: the example.
+        case: it, as a case.
+        result: what came of it.
+    """
+
+    example: Example
+    case: Case
+    result: Result
+
+    @property
+    def failed(self) -> bool:
+        """True if the result speaks against the backend."""
+        outcome = self.result.outcome
+        # What a backend does not know, it has refused.
+        refused = outcome is Outcome.UNSUPPORTED and bool(self.example.breach)
+        return outcome not in HARMLESS and not refused
+
+    @property
+    def accepted_a_breach(self) -> bool:
+        """True if the backend computed what it should have refused."""
+        return bool(self.example.breach) and self.result.outcome is Outcome.FAIL
+
+    @property
+    def is_costly(self) -> bool:
+        """True if the example cost a process or the timeout."""
+        return self.result.outcome in _COSTLY
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How large the example is: number of elements, and length of its files."""
+        content = self.case.read()
+        elements = sum(getattr(value, "size", 0) for value in content.inputs.values())
+        return elements, sum(map(len, self.example.files(NAME, "", "").values()))
+
+
+class SearchInterrupted(Exception):
+    """The user wants the run to end."""
+
+
+def attempt(example: Example, executor: Executor) -> Trial:
+    """Run an example; what is expected of it is computed while the backend is at work.
+
+    Raises:
+        Interrupted: if the user wants the run to end.
+        BackendUnavailable: if the backend cannot be started any more.
+    """
+    content = example.content()
+    case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
+    pending = executor.submit(Order(content.model, content.inputs))
+    judging = Judging()
+    question = read_question(case, judging)
+    # An invalid example is a defect of the strategies.
+    assert not question.invalid, question.invalid  # noqa: S101 - as said
+    response = pending()
+    if isinstance(response, str):
+        raise SearchInterrupted(response)
+    return Trial(example, case, judge(question, executor.name, response, judging))
+
+
+#: The kind of failures in which nothing but numbers is wrong.
+VALUES = "wrong numbers"
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
+_LONGEST = 120
+
+
+def kinds_of(trial: Trial) -> tuple[str, ...]:
+    """Say of what kinds a failure is, without what differs from example to example.
+
+    Outputs with a wrong type and a wrong shape are of two kinds, whose causes may be two.
+    """
+    result = trial.result
+    if trial.accepted_a_breach:
+        return (f"accepted though {trial.example.breach}",)
+    if result.outcome is not Outcome.FAIL:
+        # When it does not return, the message says only for how long it did not.
+        said = "" if result.outcome is Outcome.TIMEOUT else f": {_general(result.message)}"
+        return (f"{result.outcome}{said}",)
+    structures = [diff for diff in result.diffs if diff.structure is not None]
+    if structures:
+        return tuple(dict.fromkeys(kind for diff in structures for kind in _structure(diff)))
+    if any(diff.mismatches for diff in result.diffs):
+        return (VALUES,)
+    return ("inputs changed",)
+
+
+def _structure(diff: Diff) -> list[str]:
+    expected_type, _, expected_shape = diff.kind.partition("[")
+    found = str(diff.structure).removeprefix("is ")
+    actual_type, bracket, actual_shape = found.partition("[")
+    if not bracket:
+        return [f"an output {_general(str(diff.structure))}"]
+    said = [] if actual_type == expected_type else [f"{actual_type} for {expected_type}"]
+    said += [] if actual_shape == expected_shape else ["another shape"]
+    return said
+
+
+def _general(message: str) -> str:
+    first = message.partition("\n")[0]
+    return _NUMBER.sub("#", _QUOTED.sub("...", first))[:_LONGEST]
+
 
 #: So many of the latest examples that passed, by operator, must pass with what explains a finding.
 _PASSED = 100

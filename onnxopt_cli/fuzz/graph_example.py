@@ -24,11 +24,8 @@ from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.example import NAME, SUITE
-from onnxopt_cli.fuzz.node_example import draw_groups
-from onnxopt_cli.fuzz.settings import draw_attributes, draw_scalar, has_result
-from onnxopt_cli.fuzz.source import Source
-from onnxopt_cli.fuzz.tensors import draw_shape
+from onnxopt_cli.fuzz.choices import Source, draw_attributes, draw_scalar, draw_shape, has_result
+from onnxopt_cli.fuzz.node_example import NAME, SUITE, draw_groups
 from onnxopt_cli.readings.bound.bound import Judgement, also_right
 from onnxopt_cli.readings.bound.chained import InexactTensor, inexact_outputs
 from onnxopt_cli.readings.evaluate import nonnegative_tensors

@@ -1,9 +1,14 @@
-"""Examples of one node of an operator with a formula."""
+"""Examples of one node of an operator with a formula, right or with a broken signature."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.yaml.file import read_yaml_text
@@ -11,12 +16,127 @@ from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.formula.operator import AttributeValue, Operator
-from onnxopt_cli.fuzz.breaches import Breach, breaches
-from onnxopt_cli.fuzz.example import NAME, SUITE
-from onnxopt_cli.fuzz.settings import draw_attributes, draw_scalar, has_result
-from onnxopt_cli.fuzz.source import Source, rarely
-from onnxopt_cli.fuzz.tensors import Shape, draw_narrow_shape, draw_shape, draw_tensor
+from onnxopt_cli.fuzz.choices import (
+    Shape,
+    Source,
+    draw_attributes,
+    draw_narrow_shape,
+    draw_scalar,
+    draw_shape,
+    draw_tensor,
+    has_result,
+    rarely,
+)
 from onnxopt_cli.readings.evaluate import nonnegative_tensors
+
+#: First part of the ids of kept cases.
+SUITE = "fuzz"
+#: Name of the only case in a file.
+NAME = "found"
+
+
+class Example(Protocol):
+    """A model and its inputs."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the operators under test."""
+
+    @property
+    def subject(self) -> str:
+        """The only operator, or what stands for several."""
+
+    @property
+    def breach(self) -> str:
+        """How the signature is broken, in words; empty if a right backend accepts it."""
+
+    def content(self) -> Content:
+        """Return what ``onnxopt run`` would read from the files."""
+
+    def files(self, stem: str, about: str, source: str) -> Mapping[str, bytes]:
+        """Return the files of a case, by name.
+
+        Args:
+            stem: what all names begin with.
+            about: what happened, one sentence.
+            source: what found it.
+        """
+
+
+T = TypeVar("T")
+Inputs = dict[str, Array]
+Attributes = dict[str, AttributeValue]
+_Apply = Callable[[Attributes, Inputs], tuple[Attributes, Inputs]]
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One way to break a signature.
+
+    Attributes:
+        name: what is wrong, in words.
+        apply: breaks attributes and inputs, both by name.
+    """
+
+    name: str
+    apply: _Apply
+
+
+@cache
+def breaches(operator: Operator) -> tuple[Breach, ...]:
+    """Return the ways in which a node of the operator may break its signature."""
+    found = [
+        Breach(f"{item.name} has an unknown value", _attribute(item.name, "bogus"))
+        for item in operator.attributes
+        if item.choices
+    ]
+    found += [
+        Breach(f"{item.name} is beyond its limits", _attribute(item.name, 2 * item.limits[1]))
+        for item in operator.attributes
+        if item.limits
+    ]
+    required = [item.name for item in operator.attributes if item.required]
+    # Who refuses to go without one of them refuses to go without another.
+    found += [Breach(f"{name} is left out", _without_attribute(name)) for name in required[:1]]
+    found.append(Breach("an attribute is unknown", _attribute("bogus", 0.5)))
+    if len(operator.tensors) > 1:
+        last = operator.tensors[-1]
+        found.append(Breach(f"a {last} is missing", _without_last))
+        found.append(Breach(f"a {last} would enlarge {operator.tensors[0]}", _enlarged))
+    found.append(Breach(f"{operator.tensors[0]} is an integer", _integer(len(operator.scalars))))
+    return tuple(found)
+
+
+def _attribute(name: str, value: float | str) -> _Apply:
+    return lambda attributes, inputs: (attributes | {name: value}, inputs)
+
+
+def _without_attribute(name: str) -> _Apply:
+    return lambda attributes, inputs: (_without(attributes, name), inputs)
+
+
+def _without_last(attributes: Attributes, inputs: Inputs) -> tuple[Attributes, Inputs]:
+    return attributes, _without(inputs, list(inputs)[-1])
+
+
+def _enlarged(attributes: Attributes, inputs: Inputs) -> tuple[Attributes, Inputs]:
+    name, tensor = list(inputs.items())[-1]
+    # One more dimension than any first tensor has.
+    larger = np.zeros((2,) * (1 + max(array.ndim for array in inputs.values())), tensor.dtype)
+    return attributes, inputs | {name: larger}
+
+
+def _integer(place: int) -> _Apply:
+    def apply(attributes: Attributes, inputs: Inputs) -> tuple[Attributes, Inputs]:
+        name = list(inputs)[place]
+        return attributes, inputs | {name: np.zeros(inputs[name].shape, np.int32)}
+
+    return apply
+
+
+def _without(mapping: Mapping[str, T], name: str) -> dict[str, T]:
+    return {key: value for key, value in mapping.items() if key != name}
+
 
 _GROUPS = (1, 1, 1, 2, 3)
 #: About one example in so many breaks the signature.

@@ -16,13 +16,18 @@ from time import monotonic
 
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure
-from onnxopt_cli.fuzz.example import Example
-from onnxopt_cli.fuzz.examples import refusals
-from onnxopt_cli.fuzz.findings import FailureKind, Finding, Findings
-from onnxopt_cli.fuzz.kinds import kinds_of
+from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure, refusals
+from onnxopt_cli.fuzz.findings import (
+    FailureKind,
+    Finding,
+    Findings,
+    SearchInterrupted,
+    Trial,
+    attempt,
+    kinds_of,
+)
+from onnxopt_cli.fuzz.node_example import Example
 from onnxopt_cli.fuzz.smaller import smaller
-from onnxopt_cli.fuzz.trial import SearchInterrupted, Trial, attempt
 from onnxopt_cli.run.executors import Executor
 
 #: Hypothesis remembers all examples of a round, so a round ends after so many.

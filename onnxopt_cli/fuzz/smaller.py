@@ -14,9 +14,8 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import AttributeValue
-from onnxopt_cli.fuzz.example import Example
-from onnxopt_cli.fuzz.node_example import NodeExample
-from onnxopt_cli.fuzz.settings import has_result
+from onnxopt_cli.fuzz.choices import has_result
+from onnxopt_cli.fuzz.node_example import Example, NodeExample
 
 
 def smaller(example: Example) -> Iterator[Example]:

@@ -1,0 +1,210 @@
+"""The choices that make up an example: shapes, numbers, attributes.
+
+Hypothesis takes longer for a choice than a backend for a tensor. So the elements of a tensor are
+not drawn one by one: they are a constant, or follow from a seed, as short decimals that a person
+can read when the seed is all that is left of a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator, Scalar
+from onnxopt_cli.readings.evaluate import WIDE, undefined_at
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """Makes choices; a failing example is made smaller by making other ones."""
+
+    def choice(self, options: Sequence[T]) -> T:
+        """Return one of the options, the simplest being the first."""
+
+    def integer(self, least: int, most: int) -> int:
+        """Return an integer from least to most, the simplest being the one nearest to zero."""
+
+    def reject(self) -> None:
+        """Give up this example: it would say nothing. Does not return."""
+
+
+def rarely(source: Source, times: int = 8) -> bool:
+    """Return True about once in so many times; False is simpler."""
+    return source.integer(0, times - 1) == times - 1
+
+
+Shape = tuple[int, ...]
+
+_SHAPES: tuple[Shape, ...] = (
+    (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
+    (7, 5), (64,), (129,),
+)  # fmt: skip
+#: Powers of ten whose squares stay in range, and others, by item size.
+_POWERS = {
+    4: (-6, 6, -12, 12, -18, 18, -30, 30, -40),
+    8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
+}
+_CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
+_SEEDS = 1 << 12
+#: Of so many seeds most give decimals as they are, the last scaled ones and special values.
+_STYLES = 6
+
+
+def draw_shape(source: Source) -> Shape:
+    """Draw the shape of an optimized tensor."""
+    return source.choice(_SHAPES)
+
+
+def draw_narrow_shape(source: Source, shape: Shape) -> Shape:
+    """Draw a shape that broadcasts to the given one."""
+    narrow = (shape, (), shape[1:], (1,) * len(shape), (*shape[:-1], 1) if shape else ())
+    return source.choice(narrow)
+
+
+def draw_tensor(
+    source: Source, shape: Shape, dtype: np.dtype[Any], *, nonnegative: bool = False
+) -> Array:
+    """Draw a tensor with a single choice.
+
+    Args:
+        source: of the choice.
+        shape: of the tensor.
+        dtype: a float type.
+        nonnegative: whether negative numbers are left out.
+    """
+    chosen = source.integer(0, len(_CONSTANTS) + _SEEDS - 1)
+    with np.errstate(all="ignore"):
+        values = _values(chosen, shape, dtype)
+        return np.asarray(np.abs(values) if nonnegative else values, dtype)
+
+
+def _values(chosen: int, shape: Shape, dtype: np.dtype[Any]) -> Array:
+    if chosen < len(_CONSTANTS):
+        return np.full(shape, _CONSTANTS[chosen])
+    random = np.random.RandomState(chosen)
+    values = _decimals(random, shape)
+    style = chosen % _STYLES
+    if style == _STYLES - 2:
+        return values * 10.0 ** random.choice(_POWERS[dtype.itemsize])
+    if style == _STYLES - 1:
+        special = random.choice(_special(dtype), shape)
+        return np.where(random.randint(0, 3, shape) == 0, special, values)
+    return values
+
+
+def _decimals(random: np.random.RandomState, shape: Shape) -> Array:
+    """Return decimals of up to three digits and many magnitudes, one in eight of them zero."""
+    powers = 10.0 ** random.randint(-5, 1, shape)
+    digits = random.randint(-999, 1000, shape) * (random.randint(0, 8, shape) > 0)
+    # Dividing rounds to the nearest double of the decimal; a zero loses its sign.
+    return digits / (1 / powers) + 0.0
+
+
+@cache
+def _special(dtype: np.dtype[Any]) -> tuple[float, ...]:
+    limits = np.finfo(dtype)
+    return (
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        float(limits.eps),
+        1 + float(limits.eps),
+        float(limits.smallest_normal),
+        float(limits.smallest_subnormal),
+        float(limits.max),
+        -float(limits.max),
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+    )
+
+
+_FRACTIONS = (
+    0.5, 0.0, 0.9, 0.1, 0.25, 0.75, 0.999, 0.9999, 0.01, 0.3, 1e-3, 1e-6, 1e-8, 1.0, 1.5, 2.0, -0.5,
+    float(np.nextafter(np.float32(1), np.float32(0))), 1e-30,
+)  # fmt: skip
+#: Where between its limits an attribute is drawn.
+_SHARES = (0.5, 0.0, 1.0, 0.25, 0.8, 0.333, 0.6, 0.995, 0.01)
+_COUNTS = (
+    *range(13), 20, 31, 99, 100, 1000, 12345, 2**20, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7,
+)  # fmt: skip
+#: Rates stay finite: what an infinite one makes of zero depends on the order of operations.
+_RATES = (1.0, 0.1, 0.5, 2.0, 0.0, 1e-3, 0.3, 1e-8, -0.1, 1e4, 1e-30, 1e20, float("nan"))
+
+#: One element of some rank counts as a scalar.
+_RANKS = (0, 0, 0, 1, 2)
+
+
+def draw_attributes(source: Source, operator: Operator, groups: int) -> dict[str, AttributeValue]:
+    """Draw the attributes that a node gives; optional ones may be left out."""
+    attributes: dict[str, AttributeValue] = {}
+    for attribute in operator.attributes:
+        if attribute.choices:
+            attributes[attribute.name] = source.choice(attribute.choices)
+            continue
+        numbers = _numbers(operator, attribute)
+        # Left out in one of three examples where that is allowed.
+        omissions = 0 if attribute.required else len(numbers) // 2
+        place = source.integer(0, omissions + len(numbers) - 1) - omissions
+        if place < 0:
+            continue
+        if attribute.each:
+            more = groups - 1 if groups > 1 and source.integer(0, 1) else 0
+            others = [source.choice(numbers) for _ in range(more)]
+            attributes[attribute.name] = (numbers[place], *others)
+        else:
+            attributes[attribute.name] = numbers[place]
+    return attributes
+
+
+def draw_scalar(source: Source, scalar: Scalar) -> Array:
+    """Draw a tensor of one element: a count, or a finite rate or NaN."""
+    rank, dtype, value = source.choice(_scalars(scalar))
+    return np.full((1,) * rank, value, dtype)
+
+
+def has_result(
+    operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Mapping[str, Array]
+) -> bool:
+    """Tell whether the formula has a finite result where all tensors are one.
+
+    Where it has none, such as where a rate is divided by zero, the order of operations decides
+    about what comes back, and every order is right.
+    """
+    operands: dict[str, object] = dict.fromkeys(operator.tensors, WIDE.type(1))
+    for name, value in scalars.items():
+        number = value.reshape(()).astype(WIDE)[()]
+        # NaN makes everything NaN, in any order.
+        operands[name] = WIDE.type(1) if np.isnan(number) else number
+    for attribute in operator.attributes:
+        given = attributes.get(attribute.name, attribute.default)
+        first = given[0] if isinstance(given, tuple) else given
+        operands[attribute.name] = first if isinstance(first, str) else WIDE.type(np.float32(first))
+    with np.errstate(all="ignore"):
+        return bool(np.all([np.isfinite(result) for result in operator.formula(**operands)]))
+
+
+@cache
+def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
+    if attribute.limits is not None:
+        least, most = attribute.limits
+        return tuple(round(least + share * (most - least), 3) for share in _SHARES)
+    return tuple(
+        value for value in _FRACTIONS if not undefined_at(operator, {attribute.name: value})
+    )
+
+
+@cache
+def _scalars(scalar: Scalar) -> tuple[tuple[int, np.dtype[Any], float], ...]:
+    return tuple(
+        (rank, DTYPES[name], value)
+        for rank in _RANKS
+        for name in scalar.dtypes
+        for value in (_COUNTS if DTYPES[name].kind == "i" else _RATES)
+    )
