@@ -7,9 +7,9 @@ can read when the seed is all that is left of a failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Never, TypeVar
 
 import numpy as np
 
@@ -20,22 +20,42 @@ from onnxopt_cli.readings.evaluate import WIDE, undefined_at
 T = TypeVar("T")
 
 
-class Source(Protocol):
-    """Makes choices; a failing example is made smaller by making other ones."""
+class Source:
+    """Makes choices; hypothesis makes a failing example smaller by making other ones.
+
+    Args:
+        draw: draws from a strategy of hypothesis; None for the simplest choices.
+    """
+
+    def __init__(self, draw: Callable[[Any], Any] | None = None) -> None:
+        self._draw = draw
 
     def choice(self, options: Sequence[T]) -> T:
         """Return one of the options, the simplest being the first."""
+        return options[self.integer(0, len(options) - 1)]
 
     def integer(self, least: int, most: int) -> int:
         """Return an integer from least to most, the simplest being the one nearest to zero."""
+        if self._draw is None or least == most:
+            return min(max(0, least), most)
+        return int(self._draw(_integers(least, most)))
 
-    def reject(self) -> None:
-        """Give up this example: it would say nothing. Does not return."""
+    def rarely(self, times: int = 8) -> bool:
+        """Return True about once in so many times; False is simpler."""
+        return self.integer(0, times - 1) == times - 1
+
+    def reject(self) -> Never:
+        """Give up this example: it would say nothing."""
+        import hypothesis
+
+        hypothesis.reject()
 
 
-def rarely(source: Source, times: int = 8) -> bool:
-    """Return True about once in so many times; False is simpler."""
-    return source.integer(0, times - 1) == times - 1
+@cache
+def _integers(least: int, most: int) -> Any:
+    from hypothesis import strategies
+
+    return strategies.integers(least, most)
 
 
 Shape = tuple[int, ...]

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.choices import Source, rarely
+from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.findings import FailureKind
 from onnxopt_cli.fuzz.graph_example import draw_graph
 from onnxopt_cli.fuzz.node_example import Example, breaches, draw_node
@@ -21,8 +21,6 @@ from onnxopt_cli.fuzz.node_example import Example, breaches, draw_node
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-
-T = TypeVar("T")
 
 #: About one example in so many has several nodes.
 _GRAPHS = 10
@@ -35,15 +33,12 @@ def examples(operators: tuple[Operator, ...]) -> Any:
 
     @strategies.composite
     def drawn(draw: Callable[[Any], Any]) -> Example:
-        return _draw(_Source(draw), operators)
+        source = Source(draw)
+        if source.rarely(_GRAPHS):
+            return draw_graph(source, operators)
+        return draw_node(source, source.choice(operators))
 
     return drawn()
-
-
-def _draw(source: Source, operators: Sequence[Operator]) -> Example:
-    if rarely(source, _GRAPHS):
-        return draw_graph(source, operators)
-    return draw_node(source, source.choice(operators))
 
 
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
@@ -52,46 +47,9 @@ def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Exam
     They are too few to be left to chance.
     """
     for operator in operators:
-        node = draw_node(_Simplest(), operator)
-        yield node, [replace(node, broken=broken) for broken in breaches(operator)]
-
-
-class _Simplest:
-    """The simplest choices."""
-
-    def choice(self, options: Sequence[T]) -> T:
-        return options[0]
-
-    def integer(self, least: int, most: int) -> int:
-        return min(max(0, least), most)
-
-    def reject(self) -> Never:
-        raise AssertionError("the simplest node of an operator has no result")
-
-
-class _Source:
-    """Choices that hypothesis makes."""
-
-    def __init__(self, draw: Callable[[Any], Any]) -> None:
-        self._draw = draw
-
-    def choice(self, options: Sequence[T]) -> T:
-        return options[self.integer(0, len(options) - 1)]
-
-    def integer(self, least: int, most: int) -> int:
-        return least if least == most else self._draw(_integers(least, most))
-
-    def reject(self) -> Never:
-        import hypothesis
-
-        hypothesis.reject()
-
-
-@cache
-def _integers(least: int, most: int) -> Any:
-    from hypothesis import strategies
-
-    return strategies.integers(least, most)
+        node = draw_node(Source(), operator)
+        ways = breaches(operator, node.attributes, node.inputs)
+        yield node, [replace(node, breach=breach) for breach in ways]
 
 
 class Failure(Exception):
@@ -138,13 +96,7 @@ class Driver:
         self._seed = seed
         self._memory = memory
 
-    def replay(self, attempted: Callable[[Example], None], most: int) -> tuple[bool, bool]:
-        """Call a function with the failures of earlier runs; see search."""
-        from hypothesis import Phase
-
-        return self._drive(attempted, [Phase.reuse], most, 0)
-
-    def search(
+    def drive(
         self, attempted: Callable[[Example], None], most: int, number: int
     ) -> tuple[bool, bool]:
         """Call a function with examples, and where it raises a failure with smaller ones.
@@ -152,22 +104,16 @@ class Driver:
         Args:
             attempted: the function; it may raise a failure, RoundOver or Abort.
             most: number of examples until one fails.
-            number: of the round; each has other examples.
+            number: of the round; each has other examples, and round 0 the failures of earlier runs.
 
         Returns:
             Whether it ended by itself, and whether failures failed every time.
         """
-        from hypothesis import Phase
-
-        return self._drive(attempted, [Phase.generate, Phase.shrink], most, number)
-
-    def _drive(
-        self, attempted: Callable[[Example], None], phases: list[Any], most: int, number: int
-    ) -> tuple[bool, bool]:
         import hypothesis
         from hypothesis import HealthCheck, Phase, Verbosity
         from hypothesis.errors import Flaky
 
+        phases = [Phase.generate, Phase.shrink] if number else [Phase.reuse]
         settings = hypothesis.settings(
             max_examples=most,
             phases=phases,
@@ -175,7 +121,7 @@ class Driver:
             deadline=None,
             suppress_health_check=list(HealthCheck),
             verbosity=Verbosity.quiet,
-            report_multiple_bugs=Phase.reuse in phases,
+            report_multiple_bugs=not number,
             print_blob=False,
         )
 

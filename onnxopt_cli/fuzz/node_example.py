@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from onnxopt_cli.fuzz.choices import (
     draw_shape,
     draw_tensor,
     has_result,
-    rarely,
 )
 from onnxopt_cli.readings.evaluate import nonnegative_tensors
 
@@ -63,80 +61,8 @@ class Example(Protocol):
         """
 
 
-T = TypeVar("T")
 Inputs = dict[str, Array]
 Attributes = dict[str, AttributeValue]
-_Apply = Callable[[Attributes, Inputs], tuple[Attributes, Inputs]]
-
-
-@dataclass(frozen=True, slots=True)
-class Breach:
-    """One way to break a signature.
-
-    Attributes:
-        name: what is wrong, in words.
-        apply: breaks attributes and inputs, both by name.
-    """
-
-    name: str
-    apply: _Apply
-
-
-@cache
-def breaches(operator: Operator) -> tuple[Breach, ...]:
-    """Return the ways in which a node of the operator may break its signature."""
-    found = [
-        Breach(f"{item.name} has an unknown value", _attribute(item.name, "bogus"))
-        for item in operator.attributes
-        if item.choices
-    ]
-    found += [
-        Breach(f"{item.name} is beyond its limits", _attribute(item.name, 2 * item.limits[1]))
-        for item in operator.attributes
-        if item.limits
-    ]
-    required = [item.name for item in operator.attributes if item.required]
-    # Who refuses to go without one of them refuses to go without another.
-    found += [Breach(f"{name} is left out", _without_attribute(name)) for name in required[:1]]
-    found.append(Breach("an attribute is unknown", _attribute("bogus", 0.5)))
-    if len(operator.tensors) > 1:
-        last = operator.tensors[-1]
-        found.append(Breach(f"a {last} is missing", _without_last))
-        found.append(Breach(f"a {last} would enlarge {operator.tensors[0]}", _enlarged))
-    found.append(Breach(f"{operator.tensors[0]} is an integer", _integer(len(operator.scalars))))
-    return tuple(found)
-
-
-def _attribute(name: str, value: float | str) -> _Apply:
-    return lambda attributes, inputs: (attributes | {name: value}, inputs)
-
-
-def _without_attribute(name: str) -> _Apply:
-    return lambda attributes, inputs: (_without(attributes, name), inputs)
-
-
-def _without_last(attributes: Attributes, inputs: Inputs) -> tuple[Attributes, Inputs]:
-    return attributes, _without(inputs, list(inputs)[-1])
-
-
-def _enlarged(attributes: Attributes, inputs: Inputs) -> tuple[Attributes, Inputs]:
-    name, tensor = list(inputs.items())[-1]
-    # One more dimension than any first tensor has.
-    larger = np.zeros((2,) * (1 + max(array.ndim for array in inputs.values())), tensor.dtype)
-    return attributes, inputs | {name: larger}
-
-
-def _integer(place: int) -> _Apply:
-    def apply(attributes: Attributes, inputs: Inputs) -> tuple[Attributes, Inputs]:
-        name = list(inputs)[place]
-        return attributes, inputs | {name: np.zeros(inputs[name].shape, np.int32)}
-
-    return apply
-
-
-def _without(mapping: Mapping[str, T], name: str) -> dict[str, T]:
-    return {key: value for key, value in mapping.items() if key != name}
-
 
 _GROUPS = (1, 1, 1, 2, 3)
 #: About one example in so many breaks the signature.
@@ -151,13 +77,13 @@ class NodeExample:
         operator: the node's operator.
         attributes: those that the node gives.
         inputs: by the operator's names.
-        broken: how the signature is then broken; None if it is not.
+        breach: one of :func:`breaches` of this node, which is what is asked; or nothing.
     """
 
     operator: Operator
-    attributes: dict[str, AttributeValue]
-    inputs: dict[str, Array]
-    broken: Breach | None = None
+    attributes: Attributes
+    inputs: Inputs
+    breach: str = ""
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -169,14 +95,9 @@ class NodeExample:
         """The operator's name."""
         return self.operator.name
 
-    @property
-    def breach(self) -> str:
-        """How the signature is broken, in words; empty if it is not."""
-        return "" if self.broken is None else self.broken.name
-
     def content(self) -> Content:
         """Return what ``onnxopt run`` would read from the file."""
-        if self.broken is not None:
+        if self.breach:
             # Only what a file can say is an example.
             cases, problems = read_yaml_text(self._text("", ""), Path(f"{NAME}.yaml"))
             assert not problems, problems  # noqa: S101 - what we write, we read
@@ -192,15 +113,15 @@ class NodeExample:
 
     def _text(self, about: str, source: str) -> str:
         attributes, inputs = self.attributes, self.inputs
-        if self.broken is not None:
-            attributes, inputs = self.broken.apply(attributes, inputs)
+        if self.breach:
+            attributes, inputs = breaches(self.operator, attributes, inputs)[self.breach]
         written = WrittenCase(
             name=NAME,
             about=about,
             source=source,
             inputs=inputs,
             attributes=attributes,
-            rejects=self.broken is not None,
+            rejects=bool(self.breach),
         )
         return yaml_text([written], suite=SUITE, operator=self.operator)
 
@@ -215,8 +136,42 @@ def draw_node(source: Source, operator: Operator) -> NodeExample:
     tensors = draw_groups(source, operator, [draw_shape(source) for _ in range(groups)])
     names = operator.input_names(groups)[len(scalars) :]
     inputs = scalars | dict(zip(names, tensors, strict=True))
-    broken = source.choice(breaches(operator)) if rarely(source, _BREACHES) else None
-    return NodeExample(operator, attributes, inputs, broken)
+    node = NodeExample(operator, attributes, inputs)
+    if source.rarely(_BREACHES):
+        return replace(node, breach=source.choice([*breaches(operator, attributes, inputs)]))
+    return node
+
+
+def breaches(
+    operator: Operator, attributes: Attributes, inputs: Inputs
+) -> dict[str, tuple[Attributes, Inputs]]:
+    """Return the ways to break the signature of a node, in words, and the node that does."""
+    found: dict[str, Attributes] = {}
+    for item in operator.attributes:
+        if item.choices:
+            found[f"{item.name} has an unknown value"] = attributes | {item.name: "bogus"}
+    for item in operator.attributes:
+        if item.limits:
+            beyond = attributes | {item.name: 2 * item.limits[1]}
+            found[f"{item.name} is beyond its limits"] = beyond
+    # Who refuses to go without one of them refuses to go without another.
+    for name in [item.name for item in operator.attributes if item.required][:1]:
+        others = {key: value for key, value in attributes.items() if key != name}
+        found[f"{name} is left out"] = others
+    found["an attribute is unknown"] = attributes | {"bogus": 0.5}
+    broken = {name: (given, inputs) for name, given in found.items()}
+    if len(operator.tensors) > 1:
+        last, (name, tensor) = operator.tensors[-1], list(inputs.items())[-1]
+        fewer = {key: value for key, value in inputs.items() if key != name}
+        broken[f"a {last} is missing"] = (attributes, fewer)
+        # One more dimension than any first tensor has.
+        shape = (2,) * (1 + max(array.ndim for array in inputs.values()))
+        larger = inputs | {name: np.zeros(shape, tensor.dtype)}
+        broken[f"a {last} would enlarge {operator.tensors[0]}"] = (attributes, larger)
+    name, tensor = list(inputs.items())[len(operator.scalars)]
+    integer = inputs | {name: np.zeros(tensor.shape, np.int32)}
+    broken[f"{operator.tensors[0]} is an integer"] = (attributes, integer)
+    return broken
 
 
 def draw_groups(source: Source, operator: Operator, shapes: list[Shape]) -> list[Array]:
@@ -224,7 +179,7 @@ def draw_groups(source: Source, operator: Operator, shapes: list[Shape]) -> list
     dtypes = [DTYPES[name] for name in operator.dtypes]
     common = source.choice([*dtypes, None]) if len(dtypes) > 1 else dtypes[0]
     nonnegative = nonnegative_tensors(operator)
-    narrow = rarely(source)
+    narrow = source.rarely()
     tensors = []
     for name in operator.tensors:
         for shape in shapes:

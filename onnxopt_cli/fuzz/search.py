@@ -119,7 +119,7 @@ class Search:
                 failures.append(trial)
                 raise failure(self.findings.kinds(trial)[0])
 
-        self._driver.replay(replay, _REPLAYED)
+        self._driver.drive(replay, _REPLAYED, 0)
         # What is of one kind alone is its best example.
         for trial in sorted(failures, key=lambda each: len(kinds_of(each))):
             kind = self.findings.new(trial)
@@ -175,7 +175,7 @@ class Search:
 
         left = _ROUND if self._task.examples is None else self._task.examples - self.tried
         self._rounds += 1
-        whole, steady = self._driver.search(hunt_for, min(_ROUND, left), self._rounds)
+        whole, steady = self._driver.drive(hunt_for, min(_ROUND, left), self._rounds)
         if hunt.kind is None:
             return None
         # A search that ends by itself ends with the smallest example.
