@@ -41,7 +41,11 @@ def collect(targets: Sequence[str]) -> Collection:
         NothingSelected: if the targets hold neither a case nor a problem.
     """
     if not targets:
-        targets = [_DEFAULT] if Path(_DEFAULT).is_dir() else _own_suites()
+        targets = [_DEFAULT]
+        if not Path(_DEFAULT).is_dir():
+            from onnxopt_cli.cases.suites.suites import SUITES
+
+            targets = list(SUITES)
     cases: dict[str, Case] = {}
     problems: list[Problem] = []
     for target in targets:
@@ -122,12 +126,6 @@ def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
     if not chosen:
         raise UsageError(f"the suite {suite} has no case {printable(target)}")
     return chosen, []
-
-
-def _own_suites() -> Sequence[str]:
-    from onnxopt_cli.cases.suites.suites import OWN
-
-    return OWN
 
 
 def _find_in_folder(folder: Path) -> tuple[list[Case], list[Problem]]:

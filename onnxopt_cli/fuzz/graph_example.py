@@ -18,7 +18,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.cases.onnx.node_model import PRODUCER, tensor_info
-from onnxopt_cli.cases.yaml.writer import WrittenModelCase, model_yaml_text
+from onnxopt_cli.cases.yaml.writer import model_yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
@@ -73,11 +73,18 @@ class GraphExample:
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
         """Return the case file, and the model beside it."""
-        written = WrittenModelCase(
-            NAME, f"{stem}.onnx", self.inputs, self.expected, self.tolerances, about, source
+        text = model_yaml_text(
+            NAME,
+            suite=SUITE,
+            model=f"{stem}.onnx",
+            inputs=self.inputs,
+            outputs=self.expected,
+            tolerances=self.tolerances,
+            about=about,
+            source=source,
         )
         return {
-            f"{stem}.yaml": model_yaml_text(written, suite=SUITE).encode(),
+            f"{stem}.yaml": text.encode(),
             f"{stem}.onnx": self.model.SerializeToString(deterministic=True),
         }
 

@@ -117,13 +117,14 @@ class NodeExample:
             attributes, inputs = breaches(self.operator, attributes, inputs)[self.breach]
         written = WrittenCase(
             name=NAME,
+            operator=self.operator,
             about=about,
             source=source,
             inputs=inputs,
             attributes=attributes,
             rejects=bool(self.breach),
         )
-        return yaml_text([written], suite=SUITE, operator=self.operator)
+        return yaml_text([written], suite=SUITE)
 
 
 def draw_node(source: Source, operator: Operator) -> NodeExample:

@@ -18,7 +18,13 @@ from onnx import (
 )
 from onnx_directories import ONE_TWO, arrays, element_number_of, same, tensor, tensor_type
 
-from onnxopt_cli.cases.values.proto_values import message_of, parse_value
+from onnxopt_cli.cases.values.proto_values import (
+    message_class,
+    message_of,
+    name_of,
+    parse_message,
+    value_of,
+)
 from onnxopt_cli.cases.values.regular_file import Malformed
 from onnxopt_cli.core.values import DTYPES, STRING
 
@@ -26,6 +32,12 @@ ANY = TypeProto(tensor_type=TypeProto.Tensor())
 TENSORS = helper.make_sequence_type_proto(tensor_type())
 OPTIONAL = helper.make_optional_type_proto(tensor_type())
 NUMBERS = {name: number for name, number in TensorProto.DataType.items() if number}
+
+
+def parse_value(data, declared):
+    """Return the name and the value in a serialized message."""
+    message = parse_message(data, message_class(declared))
+    return name_of(message), value_of(message, declared)
 
 
 def read(message, declared=ANY):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import cycle, product
 from traceback import extract_tb
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.values.declared import RandomTensor
-from onnxopt_cli.cases.yaml.writer import WrittenSteps
+from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
@@ -108,7 +106,7 @@ class Author:
             return dict(tensors)
         return {name: tensor[~weak] for name, tensor in tensors.items()}
 
-    def judgeable(self, questions: Iterable[Question]) -> Question:
+    def judgeable(self, questions: Iterable[WrittenCase]) -> WrittenCase:
         """Return the first question that judges at least one element of every output."""
         for question in questions:
             if all(each.weak < each.value.size for each in judgements(question)):
@@ -131,7 +129,7 @@ class Author:
         rate: str = "float32",
         rate_value: float = _RATE,
         rank: int = 0,
-    ) -> Question:
+    ) -> WrittenCase:
         """Write a question down; what is not said is ordinary."""
         inputs: list[Given] = []
         for scalar in self.operator.scalars:
@@ -152,7 +150,7 @@ class Author:
             **(self.ordinary if given is None else given),
             **(setting or next(self.turn)),
         }
-        return Question(
+        return WrittenCase(
             name=name,
             about=about,
             operator=self.operator,
@@ -162,46 +160,11 @@ class Author:
         )
 
 
-def judgements(question: Question) -> list[Judgement]:
+def judgements(question: WrittenCase) -> list[Judgement]:
     """Return the answers to a question without random inputs, and how far off they may be."""
     attributes = complete_attributes(question.operator, question.attributes)
     inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
     return bound(bind(question.operator, inputs, attributes))
-
-
-#: A tensor, or how to draw one.
-Given = Array | RandomTensor
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a case asks of an implementation; the formula knows the answer.
-
-    Attributes:
-        name: the case's name in its file.
-        about: what it is there to catch, one sentence.
-        operator: the operator.
-        inputs: the node's inputs by the operator's names, in the specification's order.
-        attributes: those that the node gives; it leaves out the others.
-        source: where the numbers come from.
-        tags: words to select by.
-        notes: a comment above the case.
-        onnx_names: names of the node's inputs in an ONNX directory, where they are other ones.
-        rejects: True if a right implementation must refuse it; then there is no answer.
-        steps: of a trajectory; the answer is then left to the formula.
-    """
-
-    name: str
-    about: str
-    operator: Operator
-    inputs: Mapping[str, Given]
-    attributes: Mapping[str, AttributeValue]
-    source: str = ""
-    tags: Sequence[str] = ()
-    notes: str = ""
-    onnx_names: Sequence[str] = field(default_factory=tuple)
-    rejects: bool = False
-    steps: WrittenSteps | None = None
 
 
 def unreadable(operator: Operator) -> str:

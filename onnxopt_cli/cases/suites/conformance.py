@@ -9,20 +9,22 @@ to cover the space of inputs, not to match the list of known wrong implementatio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Given, Question, Shapes, judgements
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes, judgements
 from onnxopt_cli.cases.values.declared import RandomTensor
+from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
 
 
-def conformance(operator: Operator) -> list[Question]:
+def conformance(operator: Operator) -> list[WrittenCase]:
     """Return the questions for an operator; their names are unique."""
     author = _Questions(operator)
     sections = (
@@ -46,7 +48,7 @@ def conformance(operator: Operator) -> list[Question]:
 class _Questions(Author):
     """The questions about one operator, section by section."""
 
-    def counts(self) -> Iterator[Question]:
+    def counts(self) -> Iterator[WrittenCase]:
         """Ask for every regime of T; for the two sides of its comparison in every mode."""
         if not self.operator.counts:
             return
@@ -74,7 +76,7 @@ class _Questions(Author):
         about = "T = 0 with two tensors: catches a count that changes between tensors."
         yield self.ask("T_0_two_tensors", about, count=0, shapes=[(3,), (2,)])
 
-    def attributes(self) -> Iterator[Question]:
+    def attributes(self) -> Iterator[WrittenCase]:
         """Ask for every attribute: left out, alone, zero, and beyond its usual range."""
         optional = [item.name for item in self.operator.attributes if not item.required]
         if len(optional) == len(self.operator.attributes):
@@ -107,7 +109,7 @@ class _Questions(Author):
             given = self.ordinary | dict.fromkeys(self.unlimited, -0.5)
             yield self.ask("all_negative", about, given=given)
 
-    def types(self) -> Iterator[Question]:
+    def types(self) -> Iterator[WrittenCase]:
         """Ask for every mixture of element types."""
         about = "Everything in double: catches arithmetic or results in float32."
         yield self.ask("double", about, types=self.double, rate=WIDE)
@@ -136,7 +138,7 @@ class _Questions(Author):
         middle = {(name, 1): WIDE for name in names}
         yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
 
-    def structures(self) -> Iterator[Question]:
+    def structures(self) -> Iterator[WrittenCase]:
         """Ask for every number and shape of tensors."""
         layouts: tuple[tuple[str, str, Shapes], ...] = (
             ("empty", "Tensors without elements: catches outputs left out.", [(0,)]),
@@ -177,7 +179,7 @@ class _Questions(Author):
             "broadcast", f"{about}shape, not of {self.first}'s.", shapes=shapes, narrow=narrow
         )
 
-    def zeros(self) -> Iterator[Question]:
+    def zeros(self) -> Iterator[WrittenCase]:
         """Ask for what happens where operands vanish."""
         about = "Each operand zero or not, in every combination: catches divisions by zero and "
         yield self.ask("zeros", f"{about}steps that need one.", tensors=self.combined((0, 1)))
@@ -207,7 +209,7 @@ class _Questions(Author):
             about = "R above T: catches an R that takes T's place."
             yield self.ask("large_R", about, count=1, rate_value=2.5)
 
-    def magnitudes(self) -> Iterator[Question]:
+    def magnitudes(self) -> Iterator[WrittenCase]:
         """Ask for values from subnormal to near overflow, together and apart."""
         scales = 10.0 ** np.array([-44, -40, -30, -20, -12, -8, -4, 4, 8, 12, 15, 18])
         tensors = {
@@ -220,7 +222,7 @@ class _Questions(Author):
         tensors = self.combined((1e-10, 1, 1e10))
         yield self.ask("orders_apart", about, tensors=self.judged(tensors))
 
-    def cancellation(self) -> Iterator[Question]:
+    def cancellation(self) -> Iterator[WrittenCase]:
         """Ask for a new X that is nearly zero, the difference of equal numbers."""
         if not self.elementwise:
             return
@@ -244,7 +246,7 @@ class _Questions(Author):
             # At exact cancellation nothing but rounding would be left to judge.
             yield ask(tensors={self.first: x * (1 + 1e-3)})
 
-    def not_finite(self) -> Iterator[Question]:
+    def not_finite(self) -> Iterator[WrittenCase]:
         """Ask for NaN and infinity in every input."""
         if self.rate:
             about = f"{self.rate} = NaN: catches one that is replaced."
@@ -272,7 +274,7 @@ class _Questions(Author):
         tensors = {name: np.array(column) for name, column in columns.items()}
         yield self.ask("not_finite", about, tensors=tensors)
 
-    def _not_finite_alone(self) -> Iterator[Question]:
+    def _not_finite_alone(self) -> Iterator[WrittenCase]:
         for special, value in product(self.operator.tensors, (np.nan, np.inf, -np.inf)):
             tensors = {name: self.tensor(name, 0, (5,)) for name in self.operator.tensors}
             tensors[special][2] = value
@@ -280,7 +282,7 @@ class _Questions(Author):
             words = f"{value}".replace("-", "minus_")
             yield self.ask(f"{words}_in_{special}", about, tensors=tensors)
 
-    def wide_doubles(self) -> Iterator[Question]:
+    def wide_doubles(self) -> Iterator[WrittenCase]:
         """Ask for doubles that float32 cannot hold."""
         about = "Doubles that float32 cannot hold, R among them: catches a detour through it."
         tensors = self.combined((16777217.0, 1 + 2**-40, 1e-60))
@@ -290,7 +292,7 @@ class _Questions(Author):
             types=self.double, rate=WIDE, rate_value=1 / 3, tensors=tensors,
         )  # fmt: skip
 
-    def large(self) -> Iterator[Question]:
+    def large(self) -> Iterator[WrittenCase]:
         """Ask for tensors that are computed in blocks and vectors, with a rest."""
         for dtype, size in (("float32", _LARGE), ("float64", 1009)):
             drawn: dict[str, Given] = {}
@@ -335,7 +337,7 @@ class _Questions(Author):
         yield self.ask("norms_large_sparse", about, drawn=drawn)
 
 
-def ranks(author: Author) -> Iterator[Question]:
+def ranks(author: Author) -> Iterator[WrittenCase]:
     """Ask for what is next to a rank among the elements, where an attribute may choose one."""
     layers = (
         ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
@@ -355,7 +357,7 @@ def ranks(author: Author) -> Iterator[Question]:
         yield author.ask(f"{name}_{word}", about, given=given, tensors=tensors)
 
 
-def refusals(author: Author) -> Iterator[Question]:
+def refusals(author: Author) -> Iterator[WrittenCase]:
     """Ask for what must be refused."""
     ordinary = author.ask("refused", "", shapes=[(3,)])
     inputs = dict(ordinary.inputs)
@@ -381,12 +383,12 @@ def refusals(author: Author) -> Iterator[Question]:
         about = f"{name} has a value that is not allowed: it must not pass for another."
         cases.append((f"unknown_{name}", about, inputs, {name: "bogus"}))
     for name, about, given, attributes in cases:
-        yield Question(
-            f"refuses_{name}",
-            about,
-            author.operator,
-            given,
-            dict(ordinary.attributes) | attributes,
+        yield replace(
+            ordinary,
+            name=f"refuses_{name}",
+            about=about,
+            inputs=given,
+            attributes={**ordinary.attributes, **attributes},
             tags=("conformance", "refusal"),
             rejects=True,
         )

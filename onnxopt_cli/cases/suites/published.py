@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import Question
+from onnxopt_cli.cases.yaml.writer import WrittenCase
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators.adagrad import ADAGRAD
@@ -21,7 +21,7 @@ _ERRATUM = (
 )
 
 
-def published() -> list[Question]:
+def published() -> list[WrittenCase]:
     """Return the published cases, in the order of the documentation."""
     adam: Attributes = {"norm_coefficient": 0.001, "alpha": 0.95, "beta": 0.1, "epsilon": 1e-7}
     adagrad: Attributes = {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}
@@ -81,11 +81,11 @@ def _question(
     *,
     notes: str = "",
     onnx_names: Sequence[str] = (),
-) -> Question:
+) -> WrittenCase:
     tensors: list[Array] = [np.array(0.1, np.float32), np.array(0, np.int64)]
     for tensor in operator.tensors:
         tensors += [np.array(group[tensor], np.float32) for group in groups]
-    return Question(
+    return WrittenCase(
         name=name,
         about=about,
         operator=operator,

@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus
 from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.suites.author import Question
 from onnxopt_cli.cases.suites.conformance import conformance
 from onnxopt_cli.cases.suites.published import published
 from onnxopt_cli.cases.suites.trajectories import trajectories
-from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content
@@ -26,30 +27,25 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.bound.chained import bound_trajectory
 from onnxopt_cli.readings.evaluate import evaluate
 
 #: Expected outputs with more elements are left to the formula, to keep the files small.
 _WRITTEN_ELEMENTS = 1000
+_SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
+class Suite(NamedTuple):
     """A suite of ours: what it is, and what it asks."""
 
     about: str
-    questions: Callable[[], list[Question]]
+    questions: Callable[[], list[WrittenCase]]
 
 
-def _conformance(suite: str) -> list[Question]:
-    return [
-        question
-        for operator in OPERATORS
-        if operator.suite_name == suite
-        for question in conformance(operator)
-    ]
+def _conformance(suite: str) -> list[WrittenCase]:
+    ours = (operator for operator in OPERATORS if operator.suite_name == suite)
+    return [question for operator in ours for question in conformance(operator)]
 
 
 #: By name. Each operator is in the suite that it says, or in that of its domain.
@@ -65,9 +61,17 @@ SUITES: Mapping[str, Suite] = {
     "trajectories": Suite("what a wrong implementation drifts from in many steps", trajectories),
 }
 
+#: Those that come with onnxopt, and those of the installed onnx.
+NAMES = (*SUITES, *CORPORA)
+
+
+def named_suite(name: str) -> tuple[list[Case], list[Problem]]:
+    """Return the cases of one of :data:`NAMES`, and what is wrong with its files."""
+    return corpus(name) if name in CORPORA else (suite_cases(name), [])
+
 
 def suite_cases(name: str) -> list[Case]:
-    """Return the cases of a suite, the same as from its files."""
+    """Return the cases of a suite of ours, the same as from its files."""
     cases: list[Case] = []
     for path, text in yaml_files(name):
         found, problems = read_yaml_text(text, Path(path))
@@ -79,15 +83,14 @@ def suite_cases(name: str) -> list[Case]:
 def yaml_files(name: str) -> Iterator[tuple[str, str]]:
     """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its text."""
     suite = SUITES[name]
-    for operator, questions in _by_operator(suite.questions()):
+    for operator, questions in groupby(suite.questions(), key=lambda it: it.operator.name):
         text = yaml_text(
-            [_written(question) for question in questions],
+            [replace(question, outputs=_written_outputs(question)) for question in questions],
             suite=name,
-            operator=operator,
-            about=f"{operator.name}: {suite.about}.",
+            about=f"{operator}: {suite.about}.",
             notes=f"Written by `onnxopt generate {name}`.",
         )
-        yield f"{name}/{operator.name.lower()}.yaml", text
+        yield f"{name}/{operator.lower()}.yaml", text
 
 
 def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
@@ -97,73 +100,39 @@ def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
     models with a Loop.
     """
     questions = SUITES[name].questions()
-    for question in questions:
-        if not question.rejects and question.steps is None:
-            for path, data in directory_files(_content(question)).items():
-                yield f"{name}/test_{question.name}/{path}", data
-    if any(question.steps for question in questions):
-        for case, content in _looped(name):
-            for path, data in directory_files(content).items():
-                yield f"{name}/test_{case}/{path}", data
-
-
-def _looped(name: str) -> Iterator[tuple[str, Content]]:
-    """Yield the trajectories of a suite as models with a Loop, and what these must return."""
-    for case in suite_cases(name):
+    contents = {it.name: _content(it) for it in questions if not it.rejects and not it.steps}
+    for case in suite_cases(name) if any(question.steps for question in questions) else []:
         content = case.read()
         if content.trajectory is not None and not content.stepwise:
             judgements = bound_trajectory(content.trajectory)
             outputs = {output: it.expected for output, it in judgements.items()}
             _, operator, question, _ = case.id.split("/")
-            yield f"{operator}_{question}", replace(content, expected=outputs)
+            contents[f"{operator}_{question}"] = replace(content, expected=outputs)
+    for test, content in contents.items():
+        for path, data in directory_files(content).items():
+            yield f"{name}/test_{test}/{path}", data
 
 
-def _by_operator(questions: list[Question]) -> Iterator[tuple[Operator, Iterator[Question]]]:
-    for _, group in groupby(questions, key=lambda question: question.operator.name):
-        first, *rest = group
-        yield first.operator, iter([first, *rest])
-
-
-def _written(question: Question) -> WrittenCase:
-    return WrittenCase(
-        name=question.name,
-        inputs=question.inputs,
-        attributes=question.attributes,
-        outputs=_answer(question),
-        about=question.about,
-        source=question.source,
-        tags=tuple(question.tags),
-        rejects=question.rejects,
-        notes=question.notes,
-        steps=question.steps,
-    )
-
-
-def _answer(question: Question) -> dict[str, Array] | None:
+def _written_outputs(question: WrittenCase) -> dict[str, Array] | None:
     """Return the outputs to be written; None if there are none or they are too large."""
-    inputs = list(question.inputs.values())
-    arrays = [value for value in inputs if not isinstance(value, RandomTensor)]
-    elements = sum(array.size for array in arrays)
-    if (
-        question.rejects
-        or question.steps
-        or len(arrays) < len(inputs)
-        or elements > _WRITTEN_ELEMENTS
-    ):
+    arrays = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
+    drawn = len(arrays) < len(question.inputs)
+    if question.rejects or question.steps or drawn:
         return None
-    return _outputs(question, arrays)
+    large = sum(array.size for array in arrays) > _WRITTEN_ELEMENTS
+    return None if large else _outputs(question, arrays)
 
 
-def _outputs(question: Question, inputs: list[Array]) -> dict[str, Array]:
+def _outputs(question: WrittenCase, inputs: list[Array]) -> dict[str, Array]:
     operator = question.operator
     call = bind(operator, inputs, complete_attributes(operator, question.attributes))
     names = operator.output_names(len(call.groups))
     return dict(zip(names, evaluate(call), strict=True))
 
 
-def _content(question: Question) -> Content:
+def _content(question: WrittenCase) -> Content:
     inputs = [
-        value.make() if isinstance(value, RandomTensor) else value
+        value if isinstance(value, np.ndarray) else value.make()
         for value in question.inputs.values()
     ]
     names = list(question.onnx_names or question.inputs)
@@ -177,20 +146,6 @@ def _content(question: Question) -> Content:
     )
     outputs = _outputs(question, inputs)
     return Content(model, dict(zip(names, inputs, strict=True)), outputs)
-
-
-#: Those that come with onnxopt.
-OWN = tuple(SUITES)
-
-NAMES = (*SUITES, *CORPORA)
-
-
-def named_suite(name: str) -> tuple[list[Case], list[Problem]]:
-    """Return the cases of one of :data:`NAMES`, and what is wrong with its files."""
-    return corpus(name) if name in CORPORA else (suite_cases(name), [])
-
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +195,9 @@ def write_tree(folder: Path, files: Iterable[tuple[str, bytes]], *, force: bool)
     drift = find_drift(folder, wanted.items())
     if drift.different and not force:
         names = ", ".join(map(str, drift.different[:_SHOWN]))
-        more = (
-            "" if len(drift.different) <= _SHOWN else f" and {len(drift.different) - _SHOWN} more"
-        )
+        more = len(drift.different) - _SHOWN
         raise UsageError(
-            f"{names}{more} would change; nothing was written",
+            f"{names}{f' and {more} more' if more > 0 else ''} would change; nothing was written",
             hint="--force overwrites, --check only compares, -o writes elsewhere",
         )
     for path in (*drift.missing, *drift.different):

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import Question
 from onnxopt_cli.cases.values.declared import RandomTensor
-from onnxopt_cli.cases.yaml.writer import Notation, WrittenSteps
+from onnxopt_cli.cases.yaml.writer import Notation, WrittenCase
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.operators.adagrad import ADAGRAD
@@ -51,12 +50,12 @@ _SPARSE = (
 )
 
 
-def trajectories() -> list[Question]:
+def trajectories() -> list[WrittenCase]:
     """Return the questions, by operator."""
     return [*_adam(), *_adagrad(), *_momentum()]
 
 
-def _adam() -> list[Question]:
+def _adam() -> list[WrittenCase]:
     return [
         _ask(
             ADAM,
@@ -111,7 +110,7 @@ def _adam() -> list[Question]:
     ]
 
 
-def _adagrad() -> list[Question]:
+def _adagrad() -> list[WrittenCase]:
     return [
         _ask(
             ADAGRAD,
@@ -146,7 +145,7 @@ def _adagrad() -> list[Question]:
     ]
 
 
-def _momentum() -> list[Question]:
+def _momentum() -> list[WrittenCase]:
     standard: dict[str, AttributeValue] = {
         "alpha": 0.9,
         "beta": 0.95,
@@ -226,7 +225,7 @@ def _ask(
     first: int = 1,
     count: int = 200,
     dtype: str = "float32",
-) -> Question:
+) -> WrittenCase:
     """Ask for a trajectory from ``start``, with empty states.
 
     Args:
@@ -254,12 +253,13 @@ def _ask(
         del inputs["R"]
         line: Notation = {"from": warm_up / 50, "to": warm_up, "over": count // 4}
         changing = {"R": {"linear": line}, **changing}
-    return Question(
+    return WrittenCase(
         name=name,
         about=about,
         operator=operator,
         inputs=inputs,
         attributes=attributes or {},
         tags=("trajectory",),
-        steps=WrittenSteps(count, changing),
+        steps=count,
+        changing=changing,
     )

@@ -6,6 +6,7 @@ A file holds one such message and no tag that says which; the graph's declared t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from reprlib import repr as shortened
 from typing import Any, TypeAlias
 
@@ -22,34 +23,15 @@ from onnxopt_cli.core.values import STRING, Array, Value, describe, dtype_name, 
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
-_MESSAGES: dict[str, type[Message]] = {
-    "tensor_type": TensorProto,
-    "sequence_type": SequenceProto,
-    "optional_type": OptionalProto,
-    "map_type": MapProto,
+# In the order of the numbers that SequenceProto and OptionalProto have for what they hold, from 1
+# on; the fields are called tensor_type, tensor_value and tensor_values.
+_KINDS: dict[str, type[Message] | None] = {
+    "tensor": TensorProto,
+    "sparse_tensor": None,
+    "sequence": SequenceProto,
+    "map": MapProto,
+    "optional": OptionalProto,
 }
-# The numbers of SequenceProto.DataType, which are those of OptionalProto.DataType too.
-_ELEMENT_TYPES = {
-    "tensor_type": SequenceProto.TENSOR,
-    "sequence_type": SequenceProto.SEQUENCE,
-    "optional_type": SequenceProto.OPTIONAL,
-    "map_type": SequenceProto.MAP,
-}
-# The fields that hold elements, in the order of these numbers from 1 on.
-_SEQUENCE_FIELDS = (
-    "tensor_values",
-    "sparse_tensor_values",
-    "sequence_values",
-    "map_values",
-    "optional_values",
-)
-_OPTIONAL_FIELDS = (
-    "tensor_value",
-    "sparse_tensor_value",
-    "sequence_value",
-    "map_value",
-    "optional_value",
-)
 
 
 def message_class(declared: TypeProto) -> type[Message]:
@@ -58,10 +40,14 @@ def message_class(declared: TypeProto) -> type[Message]:
     Raises:
         Malformed: if there is none: sparse tensors, opaque types, no type at all.
     """
-    kind = declared.WhichOneof("value")
-    if kind not in _MESSAGES:
+    found = _KINDS.get(_kind(declared))
+    if found is None:
         raise Malformed(f"is declared as {describe_type(declared)}, which is not supported")
-    return _MESSAGES[kind]
+    return found
+
+
+def _kind(declared: TypeProto) -> str:
+    return (declared.WhichOneof("value") or "").removesuffix("_type")
 
 
 def value_of(message: Message, declared: TypeProto) -> Value:
@@ -75,17 +61,6 @@ def value_of(message: Message, declared: TypeProto) -> Value:
     return value
 
 
-def parse_value(data: bytes, declared: TypeProto) -> tuple[str, Value]:
-    """Return the name and the value in a serialized message.
-
-    Raises:
-        Malformed: as :func:`value_of`, or if the data is not such a message; then it says what
-            the data is, if anything.
-    """
-    message = parse_message(data, message_class(declared))
-    return name_of(message), value_of(message, declared)
-
-
 def parse_message(data: bytes, expected: type[Message]) -> Any:
     """Parse a serialized message of the expected class.
 
@@ -95,8 +70,12 @@ def parse_message(data: bytes, expected: type[Message]) -> Any:
     try:
         return parse_strictly(expected, data)
     except Malformed as error:
-        others = [kind for kind in _MESSAGES.values() if kind is not expected]
-        found = "; it holds ".join(["", *_readable_as(data, others)])
+        found = ""
+        for other in _KINDS.values():
+            if other is not None and not found:
+                with suppress(Malformed):
+                    value = describe(_value(parse_strictly(other, data)))
+                    found = f"; it holds {value}, as {other.DESCRIPTOR.name}"
         raise Malformed(f"{error}{found}") from None
 
 
@@ -129,26 +108,26 @@ def _value(message: Any) -> Value:
     if isinstance(message, TensorProto):
         return array_of(message)
     if isinstance(message, SequenceProto):
-        field = _element_field(message, _SEQUENCE_FIELDS)
-        return [_value(element) for element in getattr(message, field)] if field else []
+        return list(map(_value, getattr(message, _held(message, "values") or "", ())))
     if isinstance(message, OptionalProto):
-        field = _element_field(message, _OPTIONAL_FIELDS)
+        field = _held(message, "value")
         return _value(getattr(message, field)) if field else None
     return _map(message)
 
 
-def _element_field(message: SequenceProto | OptionalProto, fields: tuple[str, ...]) -> str | None:
+def _held(message: SequenceProto | OptionalProto, ending: str) -> str | None:
     """Return the one field that elem_type names and that holds anything, None if none does."""
-    kind = type(message).DataType
-    filled = [descriptor.name for descriptor, _ in message.ListFields()]
-    filled = [field for field in fields if field in filled]
+    types = type(message).DataType
+    fields = [f"{kind}_{ending}" for kind in _KINDS]
+    present = {descriptor.name for descriptor, _ in message.ListFields()}
+    filled = [field for field in fields if field in present]
     elem_type = message.elem_type
-    if elem_type not in kind.values() or (elem_type == 0 and isinstance(message, SequenceProto)):
+    if elem_type not in types.values() or (elem_type == 0 and isinstance(message, SequenceProto)):
         raise Malformed(f"has the unknown elem_type {elem_type}")
     expected = fields[elem_type - 1] if elem_type else "no value"
     if filled not in ([], [expected]):
         found = " and ".join(filled)
-        raise Malformed(f"has the elem_type {kind.Name(elem_type)} but {found}, not {expected}")
+        raise Malformed(f"has the elem_type {types.Name(elem_type)} but {found}, not {expected}")
     if elem_type == SequenceProto.SPARSE_TENSOR:
         raise Malformed("has sparse tensors, which are not supported")
     return expected if filled else None
@@ -158,7 +137,11 @@ def _map(message: MapProto) -> dict[Any, Value]:
     key_type = type_name(message.key_type)
     keys: list[Any]
     if key_type == STRING:
-        keys, others = _text_keys(message.string_keys), len(message.keys)
+        others = len(message.keys)
+        try:
+            keys = [key.decode() for key in message.string_keys]
+        except UnicodeDecodeError:
+            raise Malformed("has a key that is not UTF-8") from None
     else:
         keys, others = _integer_keys(message.keys, key_type), len(message.string_keys)
     if others:
@@ -170,13 +153,6 @@ def _map(message: MapProto) -> dict[Any, Value]:
     if len(mapping) != len(keys):
         raise Malformed("has a key more than once")
     return mapping
-
-
-def _text_keys(keys: Iterable[bytes]) -> list[str]:
-    try:
-        return [key.decode() for key in keys]
-    except UnicodeDecodeError:
-        raise Malformed("has a key that is not UTF-8") from None
 
 
 def _integer_keys(keys: Iterable[int], key_type: str) -> list[int]:
@@ -192,60 +168,40 @@ def _integer_keys(keys: Iterable[int], key_type: str) -> list[int]:
     return converted
 
 
-def _readable_as(data: bytes, classes: list[type[Message]]) -> list[str]:
-    """Describe the first value that the data is in one of the classes."""
-    for candidate in classes:
-        try:
-            message = parse_strictly(candidate, data)
-            return [f"{describe(_value(message))}, as {candidate.DESCRIPTOR.name}"]
-        except Malformed:
-            continue
-    return []
-
-
 def _message(name: str, value: Value, declared: TypeProto) -> Message:
-    kind = declared.WhichOneof("value")
-    if isinstance(value, np.ndarray) and kind == "tensor_type":
+    if isinstance(value, np.ndarray) and declared.HasField("tensor_type"):
         return tensor_of(value, name)
-    if isinstance(value, list) and kind == "sequence_type":
+    if isinstance(value, list) and declared.HasField("sequence_type"):
         return _sequence_message(name, value, declared.sequence_type.elem_type)
-    if isinstance(value, dict) and kind == "map_type":
-        return _map_message(name, value, declared.map_type)
-    return _optional_message(name, value, declared.optional_type.elem_type)
-
-
-def _sequence_message(name: str, values: list[Value], element: TypeProto) -> SequenceProto:
-    number = _element_type(element)
-    message = SequenceProto(name=name, elem_type=number)
-    field = getattr(message, _SEQUENCE_FIELDS[number - 1])
-    field.extend(_message("", value, element) for value in values)
-    return message
-
-
-def _optional_message(name: str, value: Value, element: TypeProto) -> OptionalProto:
+    if isinstance(value, dict) and declared.HasField("map_type"):
+        kind = declared.map_type
+        mapping = MapProto(name=name, key_type=kind.key_type)
+        if type_name(kind.key_type) == STRING:
+            mapping.string_keys.extend(key.encode() for key in value)
+        else:
+            mapping.keys.extend(key if key < 2**63 else key - 2**64 for key in value)
+        values: list[Value] = list(value.values())
+        mapping.values.CopyFrom(_sequence_message("", values, kind.value_type))
+        return mapping
     if value is None:
         # onnx's own reader finds a value missing where the type of an empty optional is told.
         return OptionalProto(name=name, elem_type=OptionalProto.UNDEFINED)
-    number = _element_type(element)
-    message = OptionalProto(name=name, elem_type=number)
-    getattr(message, _OPTIONAL_FIELDS[number - 1]).CopyFrom(_message("", value, element))
+    element = declared.optional_type.elem_type
+    optional = OptionalProto(name=name, elem_type=_number(element))
+    getattr(optional, f"{_kind(element)}_value").CopyFrom(_message("", value, element))
+    return optional
+
+
+def _sequence_message(name: str, values: list[Value], element: TypeProto) -> SequenceProto:
+    message = SequenceProto(name=name, elem_type=_number(element))
+    held = getattr(message, f"{_kind(element)}_values")
+    held.extend(_message("", value, element) for value in values)
     return message
 
 
-def _map_message(name: str, mapping: dict[Any, Value], declared: TypeProto.Map) -> MapProto:
-    message = MapProto(name=name, key_type=declared.key_type)
-    if type_name(declared.key_type) == STRING:
-        message.string_keys.extend(key.encode() for key in mapping)
-    else:
-        message.keys.extend(key if key < 2**63 else key - 2**64 for key in mapping)
-    values: list[Value] = list(mapping.values())
-    message.values.CopyFrom(_sequence_message("", values, declared.value_type))
-    return message
-
-
-def _element_type(element: TypeProto) -> int:
+def _number(element: TypeProto) -> int:
     message_class(element)
-    return _ELEMENT_TYPES[str(element.WhichOneof("value"))]
+    return list(_KINDS).index(_kind(element)) + 1
 
 
 def check_type(value: Value, declared: TypeProto, place: str = "") -> None:
@@ -259,22 +215,20 @@ def check_type(value: Value, declared: TypeProto, place: str = "") -> None:
     Raises:
         Malformed: if it has not.
     """
-    kind = declared.WhichOneof("value")
-    if kind == "tensor_type" and isinstance(value, np.ndarray):
+    kind = _kind(declared)
+    fits = True
+    if kind == "tensor" and isinstance(value, np.ndarray):
         fits = _tensor_fits(value, declared.tensor_type)
-    elif kind == "sequence_type" and isinstance(value, list):
+    elif kind == "sequence" and isinstance(value, list):
         for index, element in enumerate(value):
             check_type(element, declared.sequence_type.elem_type, f"{place}[{index}]")
-        fits = True
-    elif kind == "map_type" and isinstance(value, dict):
+    elif kind == "map" and isinstance(value, dict):
         for key, element in value.items():
             _check_key(key, declared.map_type.key_type, place)
             check_type(element, declared.map_type.value_type, f"{place}[{shortened(key)}]")
-        fits = True
-    elif kind == "optional_type":
+    elif kind == "optional":
         if value is not None:
             check_type(value, declared.optional_type.elem_type, place)
-        fits = True
     else:
         fits = False
     if not fits:
@@ -284,17 +238,23 @@ def check_type(value: Value, declared: TypeProto, place: str = "") -> None:
 
 def describe_type(declared: TypeProto) -> str:
     """Show a declared type as values are shown: ``float32[2,N]``, ``sequence of float32[...]``."""
-    kind = declared.WhichOneof("value")
-    if kind == "tensor_type":
-        return f"{_element_name(declared.tensor_type)}[{_shape_text(declared.tensor_type)}]"
-    if kind == "sequence_type":
+    kind = _kind(declared)
+    if kind == "tensor":
+        tensor = declared.tensor_type
+        sizes = (
+            str(it.dim_value if it.HasField("dim_value") else it.dim_param or "?")
+            for it in tensor.shape.dim
+        )
+        shape = ",".join(sizes) if tensor.HasField("shape") else "..."
+        return f"{type_name(tensor.elem_type) if tensor.elem_type else 'any'}[{shape}]"
+    if kind == "sequence":
         return f"sequence of {describe_type(declared.sequence_type.elem_type)}"
-    if kind == "optional_type":
+    if kind == "optional":
         return f"optional {describe_type(declared.optional_type.elem_type)}"
-    if kind == "map_type":
+    if kind == "map":
         keys, values = declared.map_type.key_type, declared.map_type.value_type
         return f"map of {type_name(keys)} to {describe_type(values)}"
-    return "nothing" if kind is None else kind.removesuffix("_type").replace("_", " ")
+    return kind.replace("_", " ") or "nothing"
 
 
 def _tensor_fits(array: Array, declared: TypeProto.Tensor) -> bool:
@@ -322,19 +282,6 @@ def _check_key(key: object, key_type: int, place: str) -> None:
     if not fits:
         where = f" at {place}" if place else ""
         raise Malformed(f"has the key {shortened(key)}{where}, but declares {name} keys")
-
-
-def _element_name(declared: TypeProto.Tensor) -> str:
-    return type_name(declared.elem_type) if declared.elem_type else "any"
-
-
-def _shape_text(declared: TypeProto.Tensor) -> str:
-    if not declared.HasField("shape"):
-        return "..."
-    return ",".join(
-        str(dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or "?")
-        for dimension in declared.shape.dim
-    )
 
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxopt_cli.cases.values.regular_file import Malformed
-from onnxopt_cli.core.values import STRING, Array, dtype_name, dtype_named
+from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name, dtype_named
 
 _TYPED_FIELDS = (
     "float_data",
@@ -22,36 +21,16 @@ _TYPED_FIELDS = (
     "double_data",
     "uint64_data",
 )
-_FIELD_OF = {
-    "FLOAT": "float_data",
-    "COMPLEX64": "float_data",
-    "DOUBLE": "double_data",
-    "COMPLEX128": "double_data",
-    "INT64": "int64_data",
-    "UINT32": "uint64_data",
-    "UINT64": "uint64_data",
-    "STRING": "string_data",
-}
-_BITS_OF = {
-    "INT2": 2,
-    "UINT2": 2,
-    "INT4": 4,
-    "UINT4": 4,
-    "FLOAT4E2M1": 4,
-    "FLOAT6E2M3": 6,
-    "FLOAT6E3M2": 6,
-}
+_BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4": 4, "float6": 6}
 _BYTE = 8
 _MAXIMUM_RANK = 64
 _MAXIMUM_ELEMENTS = 2**58
 
 
-@dataclass(frozen=True, slots=True)
-class _Storage:
+class _Storage(NamedTuple):
     """How an element type is stored.
 
     Attributes:
-        number: of TensorProto.DataType.
         name: ours, ``float32``.
         dtype: of the array.
         field: the typed field that may hold it instead of raw_data.
@@ -60,7 +39,6 @@ class _Storage:
         components: entries that one element takes: 2 for complex numbers.
     """
 
-    number: int
     name: str
     dtype: np.dtype[Any]
     field: str
@@ -68,32 +46,24 @@ class _Storage:
     entries: int
     components: int
 
-    @property
-    def word(self) -> np.dtype[Any]:
-        """The unsigned integer of one stored number, in raw_data's byte order."""
-        return np.dtype(f"<u{self.dtype.itemsize // self.components}")
 
-
-def _storages() -> dict[int, _Storage]:
-    table = {}
-    for name, number in TensorProto.DataType.items():
-        dtype = dtype_named(name)
-        if dtype is not None:
-            bits = _BITS_OF.get(name, dtype.itemsize * _BYTE)
-            table[number] = _Storage(
-                number=number,
-                name=dtype_name(dtype),
-                dtype=dtype,
-                field=_FIELD_OF.get(name, "int32_data"),
-                bits=bits,
-                entries=_BYTE // bits if bits in (2, 4) else 1,
-                components=2 if dtype.kind == "c" else 1,
-            )
-    return table
-
-
-_STORAGES = _storages()
-_STORAGE_OF = {storage.dtype: storage for storage in _STORAGES.values()}
+@cache
+def _storage(number: int) -> _Storage:
+    known = number in TensorProto.DataType.values()
+    dtype = dtype_named(TensorProto.DataType.Name(number)) if known else None
+    if dtype is None:
+        what = f"the unknown element type {number}" if number else "no element type"
+        raise Malformed(f"has {what}")
+    name = dtype_name(dtype)
+    bits = _BITS.get(name.partition("_")[0], dtype.itemsize * _BYTE)
+    return _Storage(
+        name=name,
+        dtype=dtype,
+        field=helper.tensor_dtype_to_field(number),
+        bits=bits,
+        entries=_BYTE // bits if bits in (2, 4) else 1,
+        components=2 if dtype.kind == "c" else 1,
+    )
 
 
 def array_of(tensor: onnx.TensorProto) -> Array:
@@ -105,10 +75,22 @@ def array_of(tensor: onnx.TensorProto) -> Array:
     """
     storage, shape, field = _layout(tensor)
     if storage.name == STRING:
-        return _strings(tensor.string_data, shape)
+        # NumPy's own string types, which onnx makes, drop trailing null characters.
+        array = np.empty(len(tensor.string_data), object)
+        for index, text in enumerate(tensor.string_data):
+            try:
+                array[index] = text.decode()
+            except UnicodeDecodeError:
+                raise Malformed(f"has a string that is not UTF-8: {text[:40]!r}") from None
+        return array.reshape(shape)
     if field == "raw_data":
-        return _from_raw(tensor.raw_data, storage, shape)
-    return _from_entries(getattr(tensor, storage.field), storage, shape)
+        largest = np.frombuffer(tensor.raw_data, np.uint8).max(initial=0)
+        if storage.name == "bool" and largest > 1:
+            raise Malformed(f"has the byte {largest} for a bool; 0 or 1 was expected")
+    elif "float" not in field and "double" not in field:
+        _check_entries(tensor, storage)
+    # onnx's own arrays may share the message's memory.
+    return np.array(numpy_helper.to_array(tensor))
 
 
 def check_tensor(tensor: onnx.TensorProto) -> None:
@@ -130,7 +112,7 @@ def byte_size(tensor: onnx.TensorProto) -> int:
     storage = _storage(tensor.data_type)
     if storage.name == STRING:
         raise Malformed("has strings, which have no raw form")
-    return _bytes_needed(storage, math.prod(_shape(tensor)))
+    return -(-math.prod(_shape(tensor)) * storage.bits // _BYTE)
 
 
 def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
@@ -141,19 +123,14 @@ def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
             string array holds something else.
     """
     if array.dtype.kind in "OUT":
-        tensor = TensorProto(data_type=TensorProto.STRING, dims=array.shape, name=name)
+        array = array.astype(object)
         for text in array.ravel().tolist():
             if not isinstance(text, str):
                 what = f"a string tensor holds {type(text).__name__}"
                 raise ValueError(what)  # noqa: TRY004 - a wrong value, in an array of objects
-            tensor.string_data.append(text.encode())
-        return tensor
-    storage = _STORAGE_OF.get(array.dtype)
-    if storage is None:
+    elif array.dtype not in DTYPES.values():
         raise ValueError(f"ONNX has no element type {array.dtype}")
-    return TensorProto(
-        data_type=storage.number, dims=array.shape, name=name, raw_data=_to_raw(array, storage)
-    )
+    return numpy_helper.from_array(array, name)
 
 
 def type_name(number: int) -> str:
@@ -163,14 +140,6 @@ def type_name(number: int) -> str:
         Malformed: if there is no such type.
     """
     return _storage(number).name
-
-
-def _storage(number: int) -> _Storage:
-    storage = _STORAGES.get(number)
-    if storage is None:
-        what = f"the unknown element type {number}" if number else "no element type"
-        raise Malformed(f"has {what}")
-    return storage
 
 
 def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
@@ -206,7 +175,7 @@ def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str]:
         return storage, shape, storage.field
     (field,) = fields
     if field == "raw_data" and storage.name != STRING:
-        found, expected, unit = len(tensor.raw_data), _bytes_needed(storage, count), "bytes"
+        found, expected, unit = len(tensor.raw_data), byte_size(tensor), "bytes"
     elif field == storage.field:
         found = len(getattr(tensor, field))
         expected = -(-count // storage.entries) * storage.components
@@ -218,73 +187,17 @@ def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str]:
     return storage, shape, field
 
 
-def _bytes_needed(storage: _Storage, count: int) -> int:
-    return -(-count * storage.bits // _BYTE)
-
-
-def _from_raw(data: bytes, storage: _Storage, shape: tuple[int, ...]) -> Array:
-    if storage.bits < _BYTE:
-        codes = _unpack(np.frombuffer(data, np.uint8), math.prod(shape), storage.bits)
-        return codes.view(storage.dtype).reshape(shape)
-    little_endian = np.frombuffer(data, storage.word)
-    if storage.name == "bool" and little_endian.size and little_endian.max() > 1:
-        raise Malformed(f"has the byte {little_endian.max()} for a bool; 0 or 1 was expected")
-    native = little_endian.astype(storage.word.newbyteorder("="))
-    return native.view(storage.dtype).reshape(shape)
-
-
-def _to_raw(array: Array, storage: _Storage) -> bytes:
-    native = np.ascontiguousarray(array).reshape(-1)
-    if storage.bits < _BYTE:
-        return _pack(native.view(np.uint8), storage.bits)
-    return native.view(storage.word.newbyteorder("=")).astype(storage.word).tobytes()
-
-
-def _from_entries(entries: Sequence[Any], storage: _Storage, shape: tuple[int, ...]) -> Array:
-    if storage.field in ("float_data", "double_data"):
-        component = np.float32 if storage.field == "float_data" else np.float64
-        return np.array(entries, component).view(storage.dtype).reshape(shape)
-    numbers = np.array(entries, np.uint64 if storage.field == "uint64_data" else np.int64)
-    lowest, highest = _entry_range(storage)
+def _check_entries(tensor: onnx.TensorProto, storage: _Storage) -> None:
+    """Make sure that entries are values of an integer type, or bit patterns of any other."""
+    unsigned = storage.field == "uint64_data"
+    numbers = np.array(getattr(tensor, storage.field), np.uint64 if unsigned else np.int64)
+    bits = 1 if storage.name == "bool" else storage.bits * storage.entries
+    lowest, highest = 0, 2**bits - 1
+    if storage.dtype.kind == "i":
+        lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     wrong = numbers[(numbers < lowest) | (numbers > highest)]
     if wrong.size:
         raise Malformed(
             f"has the entry {wrong[0]} in {storage.field}; {storage.name} was expected to have "
             f"{lowest} to {highest}"
         )
-    words = numbers.astype(storage.word.newbyteorder("="))
-    if storage.entries > 1:
-        words = _unpack(words, math.prod(shape), storage.bits)
-    return words.view(storage.dtype).reshape(shape)
-
-
-def _entry_range(storage: _Storage) -> tuple[int, int]:
-    """Return the numbers that an entry may be: values of integers, bit patterns of all others."""
-    if storage.name == "bool":
-        return 0, 1
-    bits = storage.bits * storage.entries
-    if storage.dtype.kind == "i":
-        return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    return 0, 2**bits - 1
-
-
-def _strings(data: Sequence[bytes], shape: tuple[int, ...]) -> Array:
-    # NumPy's own string types drop trailing null characters.
-    array = np.empty(len(data), object)
-    for index, text in enumerate(data):
-        try:
-            array[index] = text.decode()
-        except UnicodeDecodeError:
-            raise Malformed(f"has a string that is not UTF-8: {text[:40]!r}") from None
-    return array.reshape(shape)
-
-
-def _unpack(data: Array, count: int, bits: int) -> Array:
-    """Spread a stream of ``bits`` a code, lowest bit first, to a byte a code."""
-    stream = np.unpackbits(data, count=count * bits, bitorder="little").reshape(count, bits)
-    return np.packbits(stream, axis=1, bitorder="little").reshape(count)
-
-
-def _pack(codes: Array, bits: int) -> bytes:
-    stream = np.unpackbits(codes[:, np.newaxis], axis=1, count=bits, bitorder="little")
-    return np.packbits(stream, bitorder="little").tobytes()

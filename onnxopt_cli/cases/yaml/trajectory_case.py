@@ -300,6 +300,8 @@ def _derived(
     def make() -> Derived:
         values = {key: np.array(value, base.dtype) for key, value in gradient.defaults.items()}
         values |= {key: parameter.make() for key, parameter in parameters.items()}
+        if name == "rosenbrock":
+            values["elements"] = np.eye(base.shape[0])
         wide = {key: value.astype(np.longdouble) for key, value in values.items()}
         return Derived(of, lambda X: gradient.formula(X, **wide), base.dtype)
 
@@ -323,13 +325,12 @@ def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:
     return curvature * (X - center)
 
 
-def rosenbrock(X: Any, *, valley: Any) -> Any:
+def rosenbrock(X: Any, *, valley: Any, elements: Any) -> Any:
     """Gradient of ``sum(valley * (x[i + 1] - x[i]**2)**2 + (1 - x[i])**2)`` over a vector X.
 
-    ``valley`` is 100 in the original (Rosenbrock 1960), which has two elements.
+    ``valley`` is 100 in the original (Rosenbrock 1960), which has two elements; ``elements`` is the
+    unit matrix, whose rows take all elements but the last, and all but the first.
     """
-    # Rows of the unit matrix take all elements but the last, and all but the first.
-    elements = np.eye(X.shape[0], dtype=np.longdouble)
     these, following = elements[:-1] @ X, elements[1:] @ X
     bend = following - these * these
     down = 4 * valley * these * bend + 2 * (1 - these)
