@@ -171,23 +171,12 @@ def _write(folder: Path) -> None:
         if os.path.lexists(folder) and _cached(folder) is None:
             # Out of the way first, so that no run ever finds half of each.
             folder.rename(temporary / "damaged")
-        with contextlib.suppress(FileExistsError):
+        try:
+            new.rename(folder)
+        except OSError:
             # Another run may have just put its own there, which is as good.
-            _rename(new, folder)
-
-
-def _rename(new: Path, folder: Path) -> None:
-    """Rename a folder.
-
-    Raises:
-        FileExistsError: if there is something in its place.
-    """
-    try:
-        new.rename(folder)
-    except OSError as error:
-        if os.path.lexists(folder):
-            raise FileExistsError from error
-        raise
+            if not os.path.lexists(folder):
+                raise
 
 
 def _make_private(folder: Path) -> None:

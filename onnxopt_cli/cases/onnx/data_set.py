@@ -7,9 +7,8 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -35,6 +34,10 @@ LIGHT_PREFIX = "light_"
 #: The file with a directory's tolerance, and where its model is if it is missing.
 DATA_FILE = "data.json"
 
+_MAXIMUM_ELEMENTS = 2**28
+# Bytes of data.json.
+_LIMIT = 1_000_000
+
 
 def read_data_set(directory: Path, number: int) -> Content:
     """Read ``test_data_set_<number>`` of a test directory.
@@ -43,7 +46,7 @@ def read_data_set(directory: Path, number: int) -> Content:
         InvalidCase: with everything that is wrong with the data set, its model and ``data.json``.
     """
     problems: list[Problem] = []
-    tolerance = _own_tolerance(directory / DATA_FILE, problems)
+    data = _directory_data(directory / DATA_FILE, problems)
     folder = directory / f"test_data_set_{number}"
     files: dict[str, list[Path]] = {"input": [], "output": []}
     try:
@@ -51,29 +54,76 @@ def read_data_set(directory: Path, number: int) -> Content:
     except OSError as error:
         problems.append(Problem(str(folder), f"cannot be read: {error.strerror}"))
     else:
-        files = {kind: numbered_files(folder, names, kind, problems) for kind in files}
-    try:
-        model = read_model(directory / "model.onnx")
-    except InvalidCase as error:
-        raise InvalidCase([*problems, *error.problems]) from None
-    inputs = read_values(folder, files["input"], fed_inputs(model.graph), "input", problems)
-    expected = read_values(folder, files["output"], model.graph.output, "output", problems)
+        files = {kind: _numbered_files(folder, names, kind, problems) for kind in files}
+    model = _model(directory / "model.onnx", problems)
+    inputs = _read_values(folder, files["input"], fed_inputs(model.graph), "input", problems)
+    expected = _read_values(folder, files["output"], model.graph.output, "output", problems)
     if problems:
         raise InvalidCase(problems)
-    return Content(model, inputs, expected, tolerance)
+    return Content(model, inputs, expected, data.tolerance)
+
+
+def read_light(path: Path) -> Content:
+    """Read a model of onnx's light corpus, its expected outputs beside it, and make its inputs.
+
+    The tolerance is that of the directory ``../real/test_<x>``, whose ``data.json`` names the model
+    as its own. There are no stored inputs: onnx's runner feeds numbers that it makes from the
+    declared shapes.
+
+    Raises:
+        InvalidCase: with everything that is wrong.
+    """
+    problems: list[Problem] = []
+    data = _directory_data(_light_data(path), problems)
+    model = _model(path, problems)
+    inputs = {}
+    for declared in fed_inputs(model.graph):
+        try:
+            inputs[declared.name] = _ramp(declared)
+        except Malformed as error:
+            problems.append(Problem(str(path), f"the input {declared.name!r} {error}"))
+    folder = path.parent
+    names = [neighbour.name for neighbour in folder.iterdir()]
+    files = _numbered_files(folder, names, f"{path.stem}_output", problems)
+    expected = _read_values(folder, files, model.graph.output, "output", problems)
+    if problems:
+        raise InvalidCase(problems)
+    own = data.url.endswith(f"/light/{path.name}")
+    return Content(model, inputs, expected, data.tolerance if own else None)
 
 
 def data_set_files(directory: Path, number: int) -> list[Path]:
     """Return the files that :func:`read_data_set` may read, as far as they are there."""
-    model, data = directory / "model.onnx", directory / DATA_FILE
     folder = directory / f"test_data_set_{number}"
     try:
         inside = sorted(path for path in folder.iterdir() if path.suffix == ".pb")
     except OSError:
         # Reading the case says so.
         inside = []
-    shared = [data] if os.path.lexists(data) else []
-    return [model, *shared, *inside, *external_files(model)]
+    return _existing(directory / "model.onnx", directory / DATA_FILE, inside)
+
+
+def light_files(path: Path) -> list[Path]:
+    """Return the files that :func:`read_light` may read, as far as they are there."""
+    prefix = f"{path.stem}_output_"
+    outputs = sorted(it for it in path.parent.iterdir() if it.name.startswith(prefix))
+    return _existing(path, _light_data(path), outputs)
+
+
+def _existing(model: Path, data: Path, values: list[Path]) -> list[Path]:
+    return [model, *([data] if os.path.lexists(data) else []), *values, *external_files(model)]
+
+
+def _light_data(path: Path) -> Path:
+    name = f"test_{path.stem.removeprefix(LIGHT_PREFIX)}"
+    return path.parent.parent / "real" / name / DATA_FILE
+
+
+def _model(path: Path, problems: list[Problem]) -> onnx.ModelProto:
+    try:
+        return read_model(path)
+    except InvalidCase as error:
+        raise InvalidCase([*problems, *error.problems]) from None
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
@@ -83,29 +133,37 @@ def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
     return [value for value in graph.input if value.name not in constants]
 
 
-def numbered_files(
+def _numbered_files(
     folder: Path, names: Iterable[str], prefix: str, problems: list[Problem]
 ) -> list[Path]:
-    """Return the files ``<prefix>_<i>.pb`` among the names, by number; a gap is a problem."""
-    pattern = re.compile(rf"{re.escape(prefix)}_(.*)\.pb", re.DOTALL)
-    numbers = []
-    for name in names:
-        match = pattern.fullmatch(name)
-        if match:
-            if is_number(match[1]):
-                numbers.append(int(match[1]))
-            else:
-                what = f"has a file {name!a}; {prefix}_<number>.pb was expected"
-                problems.append(Problem(str(folder), what))
-    numbers.sort()
-    gap = first_gap(numbers)
-    if gap is not None:
-        what = f"has {prefix}_{numbers[-1]}.pb, but no {prefix}_{gap}.pb"
-        problems.append(Problem(str(folder), what))
+    """Return the files ``<prefix>_<i>.pb`` among the names, by number."""
+    numbers = find_numbers(folder, names, f"{prefix}_", ".pb", problems)
     return [folder / f"{prefix}_{number}.pb" for number in numbers]
 
 
-def read_values(
+def find_numbers(
+    folder: Path, names: Iterable[str], prefix: str, suffix: str, problems: list[Problem]
+) -> list[int]:
+    """Return the numbers in the names that begin and end in one way; a gap is a problem."""
+    numbers = []
+    for name in names:
+        inner = name[len(prefix) : len(name) - len(suffix)]
+        if name != f"{prefix}{inner}{suffix}":
+            continue
+        if is_number(inner):
+            numbers.append(int(inner))
+        else:
+            what = f"has {'a file ' * bool(suffix)}{name!a}; {prefix}<number>{suffix} was expected"
+            problems.append(Problem(str(folder), what))
+    numbers.sort()
+    gap = next((i for i, number in enumerate(numbers) if i != number), None)
+    if gap is not None:
+        what = f"has {prefix}{numbers[-1]}{suffix}, but no {prefix}{gap}{suffix}"
+        problems.append(Problem(str(folder), what))
+    return numbers
+
+
+def _read_values(
     folder: Path,
     files: Sequence[Path],
     declared: Sequence[ValueInfoProto],
@@ -179,58 +237,6 @@ def _named_message(
     raise Malformed(f"names itself {name!r}; the graph's {kind}s are {names}")
 
 
-def _own_tolerance(path: Path, problems: list[Problem]) -> Relative | None:
-    if not path.exists():
-        return None
-    try:
-        return read_directory_data(path).tolerance
-    except Malformed as error:
-        problems.append(Problem(str(path), str(error)))
-        return None
-
-
-_MAXIMUM_ELEMENTS = 2**28
-
-
-def read_light(path: Path) -> Content:
-    """Read a light model, its expected outputs beside it, and make its inputs.
-
-    The tolerance is that of the directory ``../real/test_<x>``, whose ``data.json`` names the light
-    model as its own.
-
-    Raises:
-        InvalidCase: with everything that is wrong.
-    """
-    problems: list[Problem] = []
-    tolerance = _light_tolerance(path, problems)
-    try:
-        model = read_model(path)
-    except InvalidCase as error:
-        raise InvalidCase([*problems, *error.problems]) from None
-    inputs = {}
-    for declared in fed_inputs(model.graph):
-        try:
-            inputs[declared.name] = _ramp(declared)
-        except Malformed as error:
-            problems.append(Problem(str(path), f"the input {declared.name!r} {error}"))
-    folder = path.parent
-    names = [neighbour.name for neighbour in folder.iterdir()]
-    files = numbered_files(folder, names, f"{path.stem}_output", problems)
-    expected = read_values(folder, files, model.graph.output, "output", problems)
-    if problems:
-        raise InvalidCase(problems)
-    return Content(model, inputs, expected, tolerance)
-
-
-def light_files(path: Path) -> list[Path]:
-    """Return the files that :func:`read_light` may read, as far as they are there."""
-    names = sorted(neighbour.name for neighbour in path.parent.iterdir())
-    outputs = [name for name in names if name.startswith(f"{path.stem}_output_")]
-    data = _data_path(path)
-    shared = [data] if os.path.lexists(data) else []
-    return [path, *shared, *(path.parent / name for name in outputs), *external_files(path)]
-
-
 def _ramp(declared: ValueInfoProto) -> Array:
     """Return 0, 1/n, ..., (n-1)/n in the declared shape, unknown dimensions being 1.
 
@@ -246,29 +252,8 @@ def _ramp(declared: ValueInfoProto) -> Array:
     return (np.arange(count) / max(count, 1)).astype(np.float32).reshape(shape)
 
 
-def _light_tolerance(path: Path, problems: list[Problem]) -> Relative | None:
-    data_path = _data_path(path)
-    if not data_path.exists():
-        return None
-    try:
-        data = read_directory_data(data_path)
-    except Malformed as error:
-        problems.append(Problem(str(data_path), str(error)))
-        return None
-    return data.tolerance if data.url.endswith(f"/light/{path.name}") else None
-
-
-def _data_path(path: Path) -> Path:
-    name = f"test_{path.stem.removeprefix(LIGHT_PREFIX)}"
-    return path.parent.parent / "real" / name / DATA_FILE
-
-
-_LIMIT = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryData:
-    """What ``data.json`` says.
+class DirectoryData(NamedTuple):
+    """What ``data.json`` of a test directory says.
 
     Attributes:
         tolerance: its rtol and atol, the missing one of the two being ONNX's default; None if it
@@ -294,24 +279,21 @@ def read_directory_data(path: Path) -> DirectoryData:
         raise Malformed(f"is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise Malformed("is not a JSON object")
+    tolerance = None
+    if "rtol" in content or "atol" in content:
+        rtol = _limit(content, "rtol", ONNX_DEFAULT.rtol)
+        atol = _limit(content, "atol", ONNX_DEFAULT.atol)
+        tolerance = Relative(rtol, atol, Provenance.DIRECTORY)
     url = content.get("url", "")
-    return DirectoryData(_tolerance(content), url if isinstance(url, str) else "")
+    return DirectoryData(tolerance, url if isinstance(url, str) else "")
 
 
-def tolerance_bytes(tolerance: Relative) -> bytes:
-    """Return the content of a ``data.json`` with this tolerance."""
-    content = {"atol": tolerance.atol, "rtol": tolerance.rtol}
-    return (json.dumps(content, indent=2) + "\n").encode()
-
-
-def _tolerance(content: dict[str, Any]) -> Relative | None:
-    if "rtol" not in content and "atol" not in content:
-        return None
-    return Relative(
-        rtol=_limit(content, "rtol", ONNX_DEFAULT.rtol),
-        atol=_limit(content, "atol", ONNX_DEFAULT.atol),
-        provenance=Provenance.DIRECTORY,
-    )
+def _directory_data(path: Path, problems: list[Problem]) -> DirectoryData:
+    try:
+        return read_directory_data(path) if path.exists() else DirectoryData()
+    except Malformed as error:
+        problems.append(Problem(str(path), str(error)))
+        return DirectoryData()
 
 
 def _limit(content: dict[str, Any], key: str, default: float) -> float:
@@ -372,7 +354,8 @@ def directory_files(content: Content) -> dict[str, bytes]:
         raise UsageError("an ONNX test directory has one rtol and atol for all outputs")
     files = model_and_inputs(content)
     if content.tolerance is not None:
-        files[DATA_FILE] = tolerance_bytes(content.tolerance)
+        limits = {"atol": content.tolerance.atol, "rtol": content.tolerance.rtol}
+        files[DATA_FILE] = (json.dumps(limits, indent=2) + "\n").encode()
     files |= _value_files("output", content.model.graph.output, content.expected)
     return files
 
@@ -409,11 +392,6 @@ def _value_files(
 def is_number(text: str) -> bool:
     """Tell whether a text is a number as it stands in names: no sign, no leading zeros."""
     return re.fullmatch(r"0|[1-9][0-9]{0,8}", text) is not None
-
-
-def first_gap(numbers: Sequence[int]) -> int | None:
-    """Return the first number from 0 on that ascending numbers leave out, or None."""
-    return next((i for i, number in enumerate(numbers) if i != number), None)
 
 
 def is_light_model(name: str) -> bool:

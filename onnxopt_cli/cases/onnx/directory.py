@@ -17,7 +17,7 @@ from pathlib import Path
 from onnxopt_cli.cases.onnx.data_set import (
     DATA_FILE,
     data_set_files,
-    first_gap,
+    find_numbers,
     is_light_model,
     is_number,
     light_files,
@@ -124,26 +124,11 @@ class _Search:
     def _test_directory(self, path: Path, real: str, data_sets: list[str], has_model: bool) -> None:
         if not has_model:
             self._problem(path, f"has data sets, but no {_MODEL}")
-            return
-        if not data_sets:
+        elif not data_sets:
             self._problem(path, f"has no data sets: no folder {_DATA_SET}0")
-            return
-        for number in self._numbers(path, data_sets):
-            self.data_set(path, real, number)
-
-    def _numbers(self, path: Path, data_sets: Iterable[str]) -> list[int]:
-        numbers = []
-        for name in data_sets:
-            number = name.removeprefix(_DATA_SET)
-            if is_number(number):
-                numbers.append(int(number))
-            else:
-                self._problem(path, f"has {name!a}; {_DATA_SET}<number> was expected")
-        numbers.sort()
-        gap = first_gap(numbers)
-        if gap is not None:
-            self._problem(path, f"has {_DATA_SET}{numbers[-1]}, but no {_DATA_SET}{gap}")
-        return numbers
+        else:
+            for number in find_numbers(path, data_sets, _DATA_SET, "", self.problems):
+                self.data_set(path, real, number)
 
     def _light_models(self, path: Path, real: str, names: Iterable[str]) -> None:
         for name in sorted(filter(is_light_model, names)):

@@ -308,7 +308,7 @@ class _Questions(Author):
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
             yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)
 
-    def norms(self) -> Iterator[Question]:
+    def norms(self) -> Iterator[WrittenCase]:
         """Ask for steps whose length depends on all elements, as by a norm."""
         carried = any(map(self.operator.carries, self.operator.outputs))
         if self.elementwise or carried or not self.rate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -14,7 +14,7 @@ from onnxopt_cli.cases.yaml.formula_case import group_count
 from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Attributes, attribute_value, bind, complete_attributes
-from onnxopt_cli.formula.operator import AttributeValue, Operator, Scalar
+from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.evaluate import evaluate
 
 _SHAPE = (3,)
@@ -55,9 +55,31 @@ def plain_pair(
         node: of the operator, right or wrong.
         inputs: what it is fed, right or wrong, as far as that is known.
     """
-    for built in _attempts(_Given(operator, node, inputs)):
+    author, names = Author(operator), list(node.input)
+    groups = group_count(operator, names)
+    if not set(names) & set(operator.input_names(groups)):
+        groups = max(1, (len(names) - len(operator.scalars)) // len(operator.tensors))
+        names = operator.input_names(groups)
+    given = {
+        name: value
+        for name, own in zip(names, node.input, strict=False)
+        if isinstance(value := inputs.get(own), np.ndarray)
+    }
+    first = {name: choices[0] for name, choices in author.choices.items()}
+    ordinary: Attributes = {**author.ordinary, **first}
+    kept = {it.name: ordinary[it.name] for it in operator.attributes if it.required}
+    kept.update(_allowed(operator, node, groups))
+    for attributes, keep in ((kept, True), (kept, False), (ordinary, False)):
         try:
-            pair = _plain(operator, *built), _plain(operator, *_changed(*built))
+            operands = _operands(author, given, groups, keep=keep)
+            with np.errstate(all="ignore"):
+                others = {
+                    name: value
+                    if name in operator.input_names(1)[: len(operator.scalars)]
+                    else np.asarray(value * _FACTOR, value.dtype)
+                    for name, value in operands.items()
+                }
+            pair = _plain(operator, attributes, operands), _plain(operator, attributes, others)
         except NodeError:
             continue
         if computes(pair, [node.expected for node in pair]):
@@ -131,45 +153,6 @@ def _same(one: Array, other: Array) -> bool:
     return same(first[:_FIRST], second[:_FIRST]) and same(first, second)
 
 
-_Built = tuple[Mapping[str, AttributeValue], list[Array], list[list[Array]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A node, taken apart as far as it can be.
-
-    Attributes:
-        attributes: those that the signature allows.
-        operands: the inputs by the operator's names.
-        groups: the number of tensors that are optimized.
-    """
-
-    operator: Operator
-    node: onnx.NodeProto
-    inputs: Mapping[str, Value]
-    attributes: dict[str, AttributeValue] = field(init=False)
-    operands: dict[str, Value] = field(init=False)
-    groups: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        operator, node = self.operator, self.node
-        names = list(node.input)
-        groups = group_count(operator, names)
-        if not set(names) & set(operator.input_names(groups)):
-            groups = max(1, (len(names) - len(operator.scalars)) // len(operator.tensors))
-            names = operator.input_names(groups)
-        values = [self.inputs.get(name) for name in node.input]
-        object.__setattr__(self, "groups", groups)
-        object.__setattr__(self, "operands", dict(zip(names, values, strict=False)))
-        object.__setattr__(self, "attributes", dict(_allowed(operator, node, groups)))
-
-    def dtype(self, name: str, allowed: Sequence[str]) -> np.dtype[np.generic]:
-        """Return the element type of an input, if that is allowed."""
-        value = self.operands.get(name)
-        own = dtype_name(value.dtype) if isinstance(value, np.ndarray) else ""
-        return DTYPES[own if own in allowed else allowed[0]]
-
-
 def _allowed(
     operator: Operator, node: onnx.NodeProto, groups: int
 ) -> Iterator[tuple[str, AttributeValue]]:
@@ -186,56 +169,35 @@ def _allowed(
                 yield attribute.name, right
 
 
-def _attempts(given: _Given) -> Iterator[_Built]:
-    operator, author = given.operator, Author(given.operator)
-    ordinary: Attributes = author.ordinary | {
-        name: choices[0] for name, choices in author.choices.items()
-    }
-    kept = dict(given.attributes)
-    missing = {it.name: ordinary[it.name] for it in operator.attributes if it.required}
-    yield missing | kept, _scalars(given, keep=True), _tensors(given, author, keep=True)
-    yield missing | kept, _scalars(given, keep=False), _tensors(given, author, keep=False)
-    yield ordinary, _scalars(given, keep=False), _tensors(given, author, keep=False)
+def _operands(
+    author: Author, given: Mapping[str, Array], groups: int, *, keep: bool
+) -> dict[str, Array]:
+    """Return inputs by the operator's names, those that are given if they fit and are kept."""
+    operator = author.operator
+    names = operator.input_names(groups)
+    ordinary = author.ask("", "").inputs
+    operands: dict[str, Array] = {}
+    for scalar in operator.scalars:
+        value, dtype = given.get(scalar.name), _dtype(given.get(scalar.name), scalar.dtypes)
+        fits = keep and value is not None and value.dtype == dtype and value.size == 1
+        own = value if fits else ordinary[scalar.name]
+        operands[scalar.name] = np.asarray(own, dtype)
+    for place, name in enumerate(names[len(operator.scalars) :]):
+        group, tensor = place % groups, operator.tensors[place // groups]
+        value, dtype = given.get(name), _dtype(given.get(name), operator.dtypes)
+        # That of the group's first tensor.
+        shape = operands[names[len(operator.scalars) + group]].shape if place >= groups else None
+        fits = keep and value is not None and value.dtype == dtype
+        if value is None or not fits or (shape is not None and not _broadcasts(value.shape, shape)):
+            value = author.tensor(tensor, group, _SHAPE if shape is None else shape)
+        # Computing with an array without dimensions gives a number.
+        operands[name] = np.asarray(value, dtype)
+    return operands
 
 
-def _scalars(given: _Given, *, keep: bool) -> list[Array]:
-    found = []
-    for scalar in given.operator.scalars:
-        value = given.operands.get(scalar.name)
-        dtype = given.dtype(scalar.name, scalar.dtypes)
-        fits = isinstance(value, np.ndarray) and value.dtype == dtype and value.size == 1
-        found.append(value if keep and fits else _ordinary_scalar(given.operator, scalar, dtype))
-    return [it for it in found if isinstance(it, np.ndarray)]
-
-
-def _ordinary_scalar(operator: Operator, scalar: Scalar, dtype: np.dtype[np.generic]) -> Array:
-    question = Author(operator).ask("", "")
-    value = question.inputs[scalar.name]
-    assert isinstance(value, np.ndarray)  # noqa: S101 - nothing was asked to be drawn
-    return value.astype(dtype)
-
-
-def _tensors(given: _Given, author: Author, *, keep: bool) -> list[list[Array]]:
-    """Return the tensors of each group."""
-    operator, groups = given.operator, given.groups
-    numbered = operator.input_names(groups)[len(operator.scalars) :]
-    rows: list[list[Array]] = []
-    for group in range(groups):
-        row: list[Array] = []
-        for place, name in enumerate(operator.tensors):
-            own = numbered[place * groups + group]
-            value, dtype = given.operands.get(own), given.dtype(own, operator.dtypes)
-            shape = row[0].shape if row else _SHAPE
-            fits = (
-                keep
-                and isinstance(value, np.ndarray)
-                and value.dtype == dtype
-                and (not row or _broadcasts(value.shape, shape))
-            )
-            # Computing with an array without dimensions gives a number.
-            row.append(np.asarray(value if fits else author.tensor(name, group, shape), dtype))
-        rows.append(row)
-    return rows
+def _dtype(value: Array | None, allowed: Sequence[str]) -> np.dtype[np.generic]:
+    own = dtype_name(value.dtype) if value is not None else ""
+    return DTYPES[own if own in allowed else allowed[0]]
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
@@ -245,27 +207,8 @@ def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
         return False
 
 
-def _changed(
-    attributes: Mapping[str, AttributeValue],
-    scalars: list[Array],
-    rows: list[list[Array]],
-) -> _Built:
-    with np.errstate(all="ignore"):
-        return (
-            attributes,
-            scalars,
-            [[np.asarray(it * _FACTOR, it.dtype) for it in row] for row in rows],
-        )
-
-
-def _plain(
-    operator: Operator,
-    attributes: Mapping[str, AttributeValue],
-    scalars: list[Array],
-    rows: list[list[Array]],
-) -> PlainNode:
-    operands = [*scalars, *(row[place] for place in range(len(operator.tensors)) for row in rows)]
-    call = bind(operator, operands, complete_attributes(operator, attributes))
-    model = formula_model(operator, attributes, operands, graph_name="plain")
-    names = operator.input_names(len(rows))
-    return PlainNode(model, dict(zip(names, operands, strict=True)), evaluate(call))
+def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Array]) -> PlainNode:
+    inputs = list(operands.values())
+    call = bind(operator, inputs, complete_attributes(operator, attributes))
+    model = formula_model(operator, attributes, inputs, graph_name="plain")
+    return PlainNode(model, operands, evaluate(call))
