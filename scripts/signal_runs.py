@@ -38,18 +38,18 @@ BACKENDS = (
     [f"python:{SURVIVORS}:multiplies"],
 )
 FUZZED = ("onnxruntime", "onnx-reference", f"python:{HOSTILE}:segfaults")
-# The first three by themselves; then twice Ctrl-C, and what nobody handles.
+# Also twice Ctrl-C, and two that nobody handles.
 SIGNALS = (
     (signal.SIGINT,),
+    (signal.SIGKILL,),
     (signal.SIGTERM,),
     (signal.SIGHUP,),
     (signal.SIGINT, signal.SIGINT),
-    (signal.SIGKILL,),
     (signal.SIGQUIT,),
 )
 # With both gone that would clean up after them, nobody does: a backend that kills its keeper meets
 # only signals that the runner lives to see.
-HANDLED = SIGNALS[:4]
+HANDLED = tuple(it for it in SIGNALS if it[0] not in {signal.SIGKILL, signal.SIGQUIT})
 # What is said of a run that no signal reached in time, and of those that one did.
 CODES = {0, 1, 4, 129, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
 # What fuzz remembers of failures, and what ONNX Runtime writes wherever it is imported.

@@ -37,10 +37,11 @@ def demo(workplace):
 
 @pytest.fixture
 def run(onnxopt, demo):
-    """Run the case and return its result, with the exit code."""
+    """Run the case, in this process if nothing is said; return its result with the exit code."""
 
-    def call(backend, *options):
-        answer = onnxopt("run", "demo.yaml", "-b", backend, "--report", "json=r.json", *options)
+    def call(backend, *options, isolation="none"):
+        options = (*options, "--isolation", isolation, "--report", "json=r.json")
+        answer = onnxopt("run", "demo.yaml", "-b", backend, *options)
         assert Path("r.json").exists(), answer.text
         results = json.loads(Path("r.json").read_text())["results"]
         found = {result["case"].rpartition("/")[2]: result for result in results}
@@ -49,26 +50,30 @@ def run(onnxopt, demo):
     return call
 
 
-@pytest.mark.parametrize("isolation", ["process", "none"])
 @pytest.mark.parametrize(
-    "backend",
+    ("backend", "isolation"),
     [
-        plugin("NoTraining", "no kernel"),
-        plugin("NoTraining", r"^RuntimeFault: .*\n?.*kernel for [A-Z]\w{1,9}, it's not 'known'$"),
-        plugin("NoTraining", "something else|no kernel"),
-        plugin("Panics", "^Panic"),
-        plugin("States"),
-        plugin("StatesCompiled"),
-        plugin("States", "something else"),
+        (plugin("NoTraining", "no kernel"), "none"),
+        (
+            plugin(
+                "NoTraining", r"^RuntimeFault: .*\n?.*kernel for [A-Z]\w{1,9}, it's not 'known'$"
+            ),
+            "none",
+        ),
+        (plugin("NoTraining", "something else|no kernel"), "process"),
+        (plugin("Panics", "^Panic"), "none"),
+        (plugin("States"), "process"),
+        (plugin("StatesCompiled"), "none"),
+        (plugin("States", "something else"), "none"),
     ],
 )
 def test_an_error_that_is_recognised_is_unsupported_and_the_model_is_lowered(
     run, backend, isolation
 ):
-    result = run(backend, "--isolation", isolation, "--lower", "never")
+    result = run(backend, "--lower", "never", isolation=isolation)
     assert result["outcome"] == "unsupported"
     assert "no kernel for Momentum" in result["message"]
-    result = run(backend, "--isolation", isolation)
+    result = run(backend, isolation=isolation)
     assert (result["outcome"], result["lowered"], result["code"]) == ("pass", True, 0)
 
 
@@ -99,12 +104,12 @@ def test_an_error_that_is_not_recognised_stays_an_error(run, name):
     ],
 )
 def test_what_is_no_answer_cannot_be_turned_into_unsupported(run, backend, outcome):
-    assert run(backend, "--timeout", "3")["outcome"] == outcome
+    assert run(backend, "--timeout", "3", isolation="process")["outcome"] == outcome
 
 
 @pytest.mark.parametrize("isolation", ["process", "none"])
 def test_a_pattern_that_takes_forever_is_given_up_and_said(run, isolation):
-    result = run(plugin("Floods", "(a+)+b"), "--isolation", isolation, "--timeout", "30")
+    result = run(plugin("Floods", "(a+)+b"), "--timeout", "30", isolation=isolation)
     assert result["outcome"] == "error"
     assert "REGEX took more than 1 s, and was given up" in result["message"]
 
@@ -183,7 +188,7 @@ def test_a_plugin_that_states_what_is_no_pattern_does_not_start(onnxopt, demo, n
 @pytest.mark.parametrize("stated", ["(", 7, ["a"], ""])
 def test_a_command_that_states_what_is_no_pattern_does_not_start(onnxopt, demo, stated):
     words = json.dumps({"unsupported": stated})
-    answer = onnxopt("run", "demo.yaml", "-b", spec(f"hello={words}"))
+    answer = onnxopt("run", "demo.yaml", "-b", spec(f"hello={words}"), "--isolation", "none")
     assert answer.code == 4
     assert '"unsupported"' in answer.text
 
@@ -216,14 +221,17 @@ MISSING = {
 
 
 @pytest.mark.parametrize("what", MISSING)
-@pytest.mark.parametrize("command", ["run", "fuzz", "check"])
-def test_a_backend_that_is_not_there_has_one_exit_code(onnxopt, demo, what, command):
-    arguments = {
-        "run": ["run", "demo.yaml", "-b"],
-        "fuzz": ["fuzz", "--examples", "5", "-b"],
-        "check": ["backends", "check"],
-    }[command]
-    assert onnxopt(*arguments, MISSING[what]).code == 4
+def test_a_backend_that_is_not_there_has_one_exit_code(onnxopt, demo, what):
+    assert onnxopt("run", "demo.yaml", "--isolation", "none", "-b", MISSING[what]).code == 4
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["run", "demo.yaml", "-b"], ["fuzz", "--examples", "5", "-b"], ["backends", "check"]],
+)
+@pytest.mark.parametrize("what", ["a file", "an attribute", "a program"])
+def test_it_has_that_exit_code_whatever_asks_for_it_in_a_worker(onnxopt, demo, what, command):
+    assert onnxopt(*command, MISSING[what]).code == 4
 
 
 @pytest.mark.parametrize(
@@ -240,7 +248,8 @@ def test_a_backend_sees_the_default_domain_imported_and_the_file_stays_as_it_is(
     model = next(Path("spec").rglob("model.onnx"))
     assert [it.domain for it in onnx.load(model).opset_import] == ["ai.onnx.preview.training"]
     before = model.read_bytes()
-    assert onnxopt("run", model.parent, "-b", plugin("NeedsDefaultDomain")).code == 0
+    backend = plugin("NeedsDefaultDomain")
+    assert onnxopt("run", model.parent, "-b", backend, "--isolation", "none").code == 0
     assert model.read_bytes() == before
 
 

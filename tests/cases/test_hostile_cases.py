@@ -19,7 +19,10 @@ from places import REPOSITORY
 from onnxopt_cli.cases.values.declared import MAX_ELEMENTS
 
 PRLIMIT = shutil.which("prlimit") or ""
-pytestmark = pytest.mark.skipif(not PRLIMIT, reason="needs limits on memory")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PRLIMIT, reason="needs limits on memory"),
+]
 
 ADAM = """\
 onnxopt: 1

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 # As bash does when the user presses the tabulator key; compopt works only then.
 SCRIPT = """\
 compopt() { shift; echo "<$1>"; }
-eval "$(_ONNXOPT_COMPLETE=bash_source onnxopt)"
+eval "$SOURCE"
 COMP_WORDS=("$@")
 COMP_CWORD=$(($# - 1))
 _onnxopt_completion onnxopt
@@ -24,8 +24,18 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
+@pytest.fixture(scope="module")
+def source():
+    """What a user's .bashrc evaluates."""
+    command = [sys.executable, "-m", "onnxopt_cli"]
+    environment = {**os.environ, "_ONNXOPT_COMPLETE": "bash_source", "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
 @pytest.fixture
-def offered(tmp_path):
+def offered(tmp_path, source):
     """Call the completion of bash with words, the last of which is being typed."""
     program = tmp_path / "bin" / "onnxopt"
     program.parent.mkdir()
@@ -36,7 +46,8 @@ def offered(tmp_path):
     def offered(*words):
         done = subprocess.run(
             ["bash", "-c", SCRIPT, "bash", "onnxopt", *words],  # noqa: S607
-            cwd=tmp_path, env={**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)},
+            cwd=tmp_path,
+            env={**os.environ, "SOURCE": source, "PATH": path, "PYTHONPATH": str(REPOSITORY)},
             capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
         assert done.stderr == ""

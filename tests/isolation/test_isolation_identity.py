@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from xml.etree import ElementTree as ET
 
@@ -27,9 +26,9 @@ AFTER = "\nBackend = Well\n"
 
 
 @pytest.fixture
-def demo(tmp_path):
-    write_cases(tmp_path, RATES)
-    return tmp_path
+def demo(workplace):
+    write_cases(workplace, RATES)
+    return workplace
 
 
 def forger(demo, source):
@@ -40,8 +39,11 @@ def forger(demo, source):
 
 def reports(demo):
     files = {
-        "junit": demo / "run.xml", "markdown": demo / "run.md", "badge": demo / "badge.json",
-    }  # fmt: skip
+        "json": demo / "run.json",
+        "junit": demo / "run.xml",
+        "markdown": demo / "run.md",
+        "badge": demo / "badge.json",
+    }
     options = [f"--report={name}={path}" for name, path in files.items()]
     return files, [*options, "--log", str(demo / "run.jsonl")]
 
@@ -64,11 +66,12 @@ ANSWERS = "[speak(frame(answer(number))) for number in range(1, 20)]"
         'speak(frame({"ready": ["numpy"]})); os._exit(0)',
     ],
 )
-def test_a_backend_that_gives_itself_a_name_does_not_start(demo, source):
-    run = start(demo, forger(demo, source), "-b", "numpy", "-j", "1").wait()
-    assert run.code == 4
-    assert "backend python:evil.py:Backend does not start" in run.err
-    assert not run.outcomes
+def test_a_backend_that_gives_itself_a_name_does_not_start(demo, onnxopt, source):
+    report = ["--report", "json=run.json"]
+    answer = onnxopt("run", "demo.yaml", "-b", forger(demo, source), "-b", "numpy", *report)
+    assert answer.code == 4
+    assert "backend python:evil.py:Backend does not start" in answer.err
+    assert not (demo / "run.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -81,12 +84,11 @@ def test_a_backend_that_gives_itself_a_name_does_not_start(demo, source):
         f"{READY}; {ANSWERS}; time.sleep(0.3)",
     ],
 )
-def test_a_backend_that_says_it_is_ready_before_it_is_passes_nothing(demo, source):
+def test_a_backend_that_says_it_is_ready_before_it_is_passes_nothing(demo, onnxopt, source):
     evil = forger(demo, source)
     files, options = reports(demo)
-    run = start(demo, evil, "-b", "numpy", "-j", "1", *options).wait()
-    assert run.code == 1
-    rows = json.loads(run.report.read_text())["results"]
+    assert onnxopt("run", "demo.yaml", "-b", evil, "-b", "numpy", *options).code == 1
+    rows = json.loads((demo / "run.json").read_text())["results"]
     assert "pass" not in of(rows, evil)
     assert of(rows, "numpy") == ["pass"] * 3
     suite = ET.fromstring(files["junit"].read_text()).find(f"testsuite[@name='{evil}']")  # noqa: S314 - ours
@@ -98,29 +100,28 @@ def test_a_backend_that_says_it_is_ready_before_it_is_passes_nothing(demo, sourc
     assert [it.outcome for it in logged.results if it.backend == evil].count("pass") == 0
 
 
-def test_a_name_that_a_plugin_has_changes_nothing(demo):
+def test_a_name_that_a_plugin_has_changes_nothing(demo, onnxopt):
     evil = forger(demo, "Well.name = 'numpy'; Well.version = 'numpy 2'; exits = None")
-    run = start(demo, evil, "-b", "numpy").wait()
-    rows = json.loads(run.report.read_text())
+    report = ["--report", "json=run.json"]
+    assert onnxopt("run", "demo.yaml", "-b", evil, "-b", "numpy", *report).code == 0
+    rows = json.loads((demo / "run.json").read_text())
     assert [it["name"] for it in rows["backends"]] == [evil, "numpy"]
     assert rows["backends"][0]["version"] == ""
-    assert run.code == 0
 
 
-def test_a_version_is_one_short_printable_line(demo):
+def test_a_version_is_one_short_printable_line(demo, onnxopt):
     evil = forger(demo, "__version__ = 'a\\n\\x1b[31m' + 'b' * 100000")
-    run = start(demo, evil).wait()
-    (backend,) = json.loads(run.report.read_text())["backends"]
+    assert onnxopt("run", "demo.yaml", "-b", evil, "--report", "json=run.json").code == 0
+    (backend,) = json.loads((demo / "run.json").read_text())["backends"]
     assert backend["version"].startswith(r"evil a\n\x1b[31mb")
     assert len(backend["version"]) < 500
-    assert run.code == 0
 
 
 def test_a_backend_that_is_another_version_when_it_starts_again_does_not_conform(demo):
     source = (
         "__version__ = str(os.getpid())\nWell = type(exits)\nWell.misbehave = lambda _: segfault()"
     )
-    run = start(demo, forger(demo, source), "-j", "1").wait()
+    run = start(demo, forger(demo, source)).wait()
     between = run.results["worker/between-cases"]
     assert between["outcome"] == "protocol"
     assert "when it started first it was" in between["message"]
@@ -134,8 +135,7 @@ def test_a_backend_that_is_another_version_when_it_starts_again_does_not_conform
     "again",
     ["numpy", " numpy ", "onnx-reference", "python:p.py:B,b=1,a=2", "exec:x   'y',timeout=3"],
 )
-def test_a_backend_that_is_asked_for_twice_is_wrong_usage(demo, onnxopt, monkeypatch, again):
-    monkeypatch.chdir(demo)
+def test_a_backend_that_is_asked_for_twice_is_wrong_usage(demo, onnxopt, again):
     asked = ["numpy", "onnx-reference", "python:p.py:B,a=2,b=1", "exec:x y,timeout=3"]
     given = [part for text in [*asked, again] for part in ("-b", text)]
     answer = onnxopt("run", "demo.yaml", *given)
@@ -150,7 +150,7 @@ BETWEEN = "worker/between-cases"
 def test_a_byte_that_nobody_asked_for_costs_no_later_case_and_is_reported(demo, backend):
     slow = f"python:{PLUGINS / 'hostile.py'}:Waits"
     evil = f"python:{FORGERS}:{backend}"
-    run = start(demo, evil, "-b", slow, "-j", "1").wait()
+    run = start(demo, evil, "-b", slow).wait()
     rows = json.loads(run.report.read_text())["results"]
     assert of(rows, evil) == ["pass", "pass", "pass", "protocol"]
     assert of(rows, slow) == ["pass"] * 3
@@ -213,24 +213,19 @@ def test_a_backend_that_starts_once_and_never_again_ends_the_run(tmp_path):
         "if os.path.exists('started'): os._exit(3)\nopen('started', 'w').close()\n"
         "Well = Misbehaves; Well.misbehave = lambda _: segfault()"
     )
-    run = start(tmp_path, forger(tmp_path, source), "-j", "1").wait()
+    run = start(tmp_path, forger(tmp_path, source)).wait()
     assert list(run.outcomes.values()) == ["crash", *["not-run"] * 8]
     assert "could not be started again" in run.results["case8"]["message"]
     assert run.code == 1
 
 
-def test_what_a_backend_does_outside_of_the_examples_fails_a_search(demo):
-    command = [sys.executable, "-m", "onnxopt_cli", "fuzz", "--examples", "3", "-b"]
-    backend = f"python:{FORGERS}:SpeaksAtTheEnd"
-    done = subprocess.run(
-        [*command, backend], check=False, cwd=demo, capture_output=True, text=True
-    )
-    assert done.returncode == 1, done.stderr
-    assert "protocol worker/teardown" in done.stdout
+def test_what_a_backend_does_outside_of_the_examples_fails_a_search(demo, onnxopt):
+    answer = onnxopt("fuzz", "--examples", "3", "-b", f"python:{FORGERS}:SpeaksAtTheEnd")
+    assert answer.code == 1, answer.err
+    assert "protocol worker/teardown" in answer.out
 
 
-def test_no_suite_has_the_name_that_stands_for_what_is_outside_of_cases(demo, onnxopt, monkeypatch):
-    monkeypatch.chdir(demo)
+def test_no_suite_has_the_name_that_stands_for_what_is_outside_of_cases(demo, onnxopt):
     text = (demo / "demo.yaml").read_text()
     (demo / "demo.yaml").write_text(text.replace("suite: demo", "suite: worker"))
     answer = onnxopt("run", "demo.yaml")
@@ -239,9 +234,8 @@ def test_no_suite_has_the_name_that_stands_for_what_is_outside_of_cases(demo, on
 
 
 @pytest.fixture
-def failed(demo, onnxopt, monkeypatch):
+def failed(demo, onnxopt):
     """Record a run of which the case ``bad`` fails, and return its records and its report."""
-    monkeypatch.chdir(demo)
     (demo / "off.py").write_text(OFF)
     arguments = ["-b", "python:off.py:Backend", "--isolation", "none", "--no-explain"]
     files = ["--log", "run.jsonl", "--report", "json=run.json"]
@@ -301,10 +295,7 @@ def test_a_log_whose_header_names_a_backend_twice_is_refused(demo, onnxopt, fail
     assert "run.jsonl:1: found" in answer.err
 
 
-def test_what_a_worker_did_outside_of_cases_before_a_kill_still_counts_when_resumed(
-    demo, onnxopt, monkeypatch
-):
-    monkeypatch.chdir(demo)
+def test_what_a_worker_did_outside_of_cases_before_a_kill_still_counts_when_resumed(demo, onnxopt):
     arguments = ["run", "demo.yaml", "-b", f"python:{FORGERS}:SpeaksAtTheEnd", "-j", "1"]
     assert onnxopt(*arguments, "--log", "run.jsonl").code == 1
     lines = (demo / "run.jsonl").read_text().splitlines(keepends=True)
@@ -316,7 +307,6 @@ def test_what_a_worker_did_outside_of_cases_before_a_kill_still_counts_when_resu
 
 
 def test_two_results_of_one_case_in_a_run_are_a_defect_and_no_pass(demo, capsys, monkeypatch):
-    monkeypatch.chdir(demo)
     monkeypatch.setattr(session, "run", lambda plan: [row for row in run(plan) for _ in range(2)])
     with pytest.raises(SystemExit) as ended:
         main(["run", "demo.yaml", "--report", "json=run.json"])

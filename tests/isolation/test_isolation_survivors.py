@@ -189,7 +189,7 @@ def end(processes):
         os.kill(process.number, signal.SIGKILL)
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit
