@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from onnxopt_cli.cli import main
+
+# What breaks a law breaks it for most inputs of a class, and each class is drawn often; CI looks
+# for rarer ones.
+_PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("default", _PATIENT, max_examples=25)
+settings.register_profile("ci", _PATIENT, max_examples=100)
+settings.load_profile("ci" if "CI" in os.environ else "default")
 
 # What starts the tests may have them ignore signals, as & and nohup do, and so would the commands
 # that they start; those do not inherit a handler.
@@ -30,6 +38,17 @@ def pytest_configure(config):
         sys.dont_write_bytecode = False
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+# Rooms whose tests start processes only where they are marked slow.
+_QUICK = frozenset({"cases", "core", "expectations", "log", "operators", "readings", "report"})
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what is worth running at every save: a minute of laws and messages, no processes."""
+    for item in items:
+        if item.path.parent.name in _QUICK and not item.get_closest_marker("slow"):
+            item.add_marker("quick")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from onnx import TensorProto, helper, load
 from onnx_directories import (
     FLOAT,
@@ -61,7 +61,6 @@ def test_a_tolerance_goes_to_data_json_and_comes_back(tmp_path):
     assert read(tmp_path / "a").tolerance == Relative(0.125, 1e-7, Provenance.DIRECTORY)
 
 
-@settings(deadline=None)
 @given(arrays())
 def test_what_is_written_comes_back_to_the_last_bit(tmp_path_factory, array):
     folder = tmp_path_factory.mktemp("case")

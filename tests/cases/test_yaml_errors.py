@@ -9,7 +9,7 @@ import re
 
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from yaml_files import ADAM, ADAM_INPUTS, problems_of, read_text, save_model
 
@@ -453,7 +453,6 @@ def test_hostile_text_is_shown_escaped_and_short(tmp_path):
     assert not any(re.search("[\x1b\u202e]", problem) for problem in found)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_damage_to_a_file_raises(tmp_path_factory, data):
     start = data.draw(st.integers(0, len(ADAM)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from yaml_files import read_text
@@ -74,7 +74,6 @@ def read_back(tokens, default):
     return declare_value(root, Path(), lambda _kinds: default).make()
 
 
-@settings(max_examples=400, deadline=None)
 @given(arrays(), st.sampled_from([F32, np.dtype(np.float64)]))
 def test_arrays_of_every_dtype_come_back_to_the_last_bit(expected, default):
     found = read_back(tensor_tokens(expected, default), default)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxopt_cli.core.outcome import Outcome
@@ -120,7 +120,6 @@ def test_an_answer_that_is_none_is_refused(change):
         read_answer({**message, **change}, payload, ORDER)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damaged_frames_are_read_or_refused_but_never_anything_else(data):
     whole = bytearray(b"".join(pack_answer(7, Response(VALUES))))

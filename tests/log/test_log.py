@@ -12,7 +12,7 @@ import jsonschema_rs
 import numpy as np
 import pytest
 from demo import NAMES, backend, records, run_arguments, write_demo
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxopt_cli.core.case import Location
@@ -231,7 +231,6 @@ RESULTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(results=st.lists(RESULTS, max_size=3, unique_by=lambda result: result.case))
 def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
     path = tmp_path_factory.mktemp("log") / "run.jsonl"
@@ -254,9 +253,6 @@ def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
     assert list(map(result_to_json, log.record.results)) == list(map(result_to_json, results))
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 @given(data=st.data())
 def test_a_log_cut_off_at_any_byte_resumes_to_the_same_verdict(demo, onnxopt, data):
     whole = demo / "whole.jsonl"

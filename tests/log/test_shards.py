@@ -6,7 +6,7 @@ import json
 
 import pytest
 from demo import NAMES, records, run_arguments, write_demo
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxopt_cli.core.record_json import result_to_json
@@ -78,9 +78,7 @@ def comparable(record):
     )
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8)
 @given(
     count=st.integers(1, 5),
     name=st.sampled_from(["numpy", "RaisesAtB", "Off"]),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from admm_calls import PRUNING, call_of, calls, deviating
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxopt_cli.errors import NodeError
@@ -17,7 +17,6 @@ from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.mistakes.deviate import deviations
 
 UPDATE, PRUNE = operator_named("AdmmUpdate"), operator_named("MagnitudePrune")
-unhurried = settings(deadline=None)
 
 
 def pruned(W, percent):
@@ -55,7 +54,6 @@ def test_the_penalties_of_all_layers_are_added_to_one_loss():
     assert loss.shape == (1, 1)
 
 
-@unhurried
 @given(st.integers(1, 200), st.floats(0, 100, width=32), st.integers(0, 2**32))
 def test_without_ties_as_many_become_zero_as_the_rank_says(size, percent, seed):
     W = np.random.default_rng(seed).permutation(size) - size / 2 + 0.25
@@ -67,7 +65,6 @@ def test_without_ties_as_many_become_zero_as_the_rank_says(size, percent, seed):
     assert np.array_equal(W_new, W * mask)
 
 
-@unhurried
 @given(st.data())
 def test_pruning_is_what_numpy_s_percentile_says(data):
     call = data.draw(calls(PRUNE, dtypes=("float64",)))
@@ -81,7 +78,6 @@ def test_pruning_is_what_numpy_s_percentile_says(data):
         assert np.all(np.abs(np.abs(W[differs]) - threshold) <= 1e-13 * threshold)
 
 
-@unhurried
 @given(st.data())
 def test_an_update_is_what_the_published_code_computes(data):
     call = data.draw(calls(UPDATE, dtypes=("float64",)))
@@ -100,7 +96,6 @@ def test_an_update_is_what_the_published_code_computes(data):
         assert np.allclose(U_new[~near], (U + W - z)[~near], rtol=0, atol=1e-14 * scale)
 
 
-@unhurried
 @given(st.data())
 def test_projection_is_idempotent_and_percent_0_zeroes_nothing(data):
     call = data.draw(calls(UPDATE, dtypes=("float64",)))

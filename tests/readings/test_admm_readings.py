@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from admm_calls import PRUNING, call_of, calls, deviating
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
@@ -17,7 +17,6 @@ from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.mistakes.generated import regrouped
 from onnxopt_cli.readings.variants import variants
 
-unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator: operator.name)
 
 
@@ -35,7 +34,6 @@ def accepted(call, outputs, factor=1.0):
 
 
 @each_operator
-@unhurried
 @given(data=st.data())
 def test_every_right_implementation_is_within_the_bound(operator, data):
     call = data.draw(calls(operator, special=data.draw(st.booleans())))
@@ -46,7 +44,6 @@ def test_every_right_implementation_is_within_the_bound(operator, data):
 
 
 @each_operator
-@unhurried
 @given(data=st.data())
 def test_onnxruntime_computes_the_lowered_node(operator, data):
     pytest.importorskip("onnxruntime")
@@ -55,7 +52,6 @@ def test_onnxruntime_computes_the_lowered_node(operator, data):
 
 
 @each_operator
-@unhurried
 @given(data=st.data())
 def test_nothing_is_in_doubt_where_percent_and_tensors_are_exact(operator, data):
     call = data.draw(calls(operator, dtypes=("float32",)))

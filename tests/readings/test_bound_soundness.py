@@ -8,15 +8,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from training_calls import calls, each_training_operator, shares
 
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import WIDE, evaluate
 from onnxopt_cli.readings.variants import variants
-
-unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def largest_shares(call):
@@ -32,7 +30,6 @@ def largest_shares(call):
 
 
 @each_training_operator
-@settings(unhurried, max_examples=30)
 @given(data=st.data())
 def test_no_variant_exceeds_the_bound(operator, data):
     call = data.draw(calls(operator))
@@ -42,7 +39,6 @@ def test_no_variant_exceeds_the_bound(operator, data):
 
 @pytest.mark.slow
 @each_training_operator
-@settings(unhurried, max_examples=300)
 @given(data=st.data())
 def test_no_variant_exceeds_the_bound_in_hundreds_of_nodes(operator, data):
     call = data.draw(calls(operator))
@@ -51,7 +47,6 @@ def test_no_variant_exceeds_the_bound_in_hundreds_of_nodes(operator, data):
 
 
 @each_training_operator
-@settings(unhurried, max_examples=60)
 @given(data=st.data())
 def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(operator, data):
     call = data.draw(calls(operator))
@@ -62,7 +57,6 @@ def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(opera
 
 @pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="nothing is wider here")
 @each_training_operator
-@settings(unhurried, max_examples=60)
 @given(data=st.data())
 def test_the_wide_evaluation_is_within_its_own_bound_of_the_exact_value(operator, data):
     # In double, so that the same bound counted in the wide type's roundoff holds for it; of sizes

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from places import PLUGINS
 from training_calls import calls, each_training_operator
@@ -19,7 +19,6 @@ from onnxopt_cli.readings.bound.bound import also_right, bound
 from onnxopt_cli.readings.variants import variants
 
 HONEST = f"python:{PLUGINS / 'honest.py'}"
-unhurried = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
@@ -45,7 +44,6 @@ def accepted(judgement, output):
 
 
 @each_training_operator
-@settings(unhurried, max_examples=25)
 @given(data=st.data())
 def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator, data):
     call = data.draw(infinite_calls(operator))
@@ -65,7 +63,6 @@ def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator,
 
 
 @each_training_operator
-@settings(unhurried, max_examples=25)
 @given(data=st.data())
 def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(operator, data):
     call = data.draw(infinite_calls(operator))

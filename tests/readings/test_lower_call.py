@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 from rounding_interval import WIDE, Interval
@@ -135,7 +135,6 @@ def assert_holds(model, inputs, results):
 
 @runtimes
 @given(node=nodes(), opset=st.integers(13, NEWEST), known=st.booleans())
-@settings(max_examples=100, deadline=None)
 def test_a_lowered_node_is_off_by_no_more_than_its_roundings(runtime, node, opset, known):
     operator, inputs, attributes = node
     opset = min(opset, newest_opset(runtime))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trajectory_files import GRADIENTS, START, contents, trajectory_text
 
@@ -56,7 +56,6 @@ def test_no_variant_leaves_the_carried_error(tmp_path, operator, gradient):
             assert largest_share(steps.trajectory, walk) <= 1, variant.name
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     operator=st.sampled_from(sorted(START)),
     gradient=st.sampled_from(sorted(GRADIENTS)),
@@ -98,7 +97,6 @@ def test_an_error_that_nothing_multiplies_grows_by_a_rounding_a_step(tmp_path):
     assert np.all(judgement.error <= 6 * steps_taken * 2.0**-24 * judgement.value + 1e-37)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rows=st.integers(1, 6),

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from made_operators import lowered, operator_of
 from places import REPOSITORY
@@ -110,7 +110,6 @@ def within(judgement, output):
 
 
 @each_function
-@settings(deadline=None, max_examples=100)
 @example([(10 / 3, 1.0), (1.0, 0.3)])
 @example([(0.0, 0.0), (0.0, 0.0)])
 @given(pairs)
