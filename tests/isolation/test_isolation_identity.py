@@ -172,7 +172,7 @@ TOO_MUCH = {
     "returns_long_text": ("fail", "is string[1] too many"),
     "claims_changes": ("fail", "inputs changed: X"),
     "claims_other_changes": ("protocol", "inputs that it did not get"),
-    "claims_dims": ("protocol", "whose shape is none"),
+    "claims_dims": ("protocol", "whose shape is not valid"),
     "claims_values": ("protocol", "more than 250000 values"),
     "claims_nesting": ("protocol", "more than 250000 values"),
     "sends_many_parts": ("protocol", "parts; at most"),
