@@ -126,10 +126,10 @@ def test_a_model_is_prepared_once_for_all_its_steps(workplace):
     (workplace / "walk.yaml").write_text(trajectory_text("Adam", GRADIENTS["list"], 12))
     from onnxopt_cli.cases.collect import collect
 
-    executor = InProcess("onnxruntime", LoweringMode.AUTO, Interruption())
+    executor = InProcess("onnxruntime", LoweringMode.AUTO, Interruption(), None)
     prepared = []
-    own = executor._backend.prepare
-    executor._backend.prepare = lambda model: prepared.append(model) or own(model)
+    own = executor._host._backend.prepare
+    executor._host._backend.prepare = lambda model: prepared.append(model) or own(model)
     cases = [case for case in collect(["walk.yaml"]).cases if case.id.endswith("/steps")]
     ((result,),) = run(Plan(cases, [executor]))
     assert result.outcome.value == "pass"
