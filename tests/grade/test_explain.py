@@ -18,12 +18,16 @@ from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.log.reader import read_log
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import both
-from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.readings.mistakes.deviate import all_deviations, deviations
 from onnxopt_cli.readings.mistakes.equivalence import equivalent
 from onnxopt_cli.run.expectation import Judging
 
 CASES = {case.id: case for suite in ("conformance", "pruning") for case in suite_cases(suite)}
-TRIALS, _ = find_trials(list(CASES.values()), Judging())
+# What is small, which is nearly all: of large cases explaining asks nothing else.
+TRIALS = {
+    operator: [trial for trial in trials if trial.elements < 1000]
+    for operator, trials in find_trials(list(CASES.values()), Judging())[0].items()
+}
 
 PYTORCH = """\
 import numpy as np
@@ -70,11 +74,12 @@ def results_of(implementation, operator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
-def test_a_deviation_as_backend_is_explained_by_its_own_name(operator):
+@pytest.mark.parametrize("name", ["Adagrad", "AdmmPenalty", "MagnitudePrune"])
+def test_a_deviation_as_backend_is_explained_by_its_own_name(name):
     # Some: all of them take minutes, and scripts/explain_every_deviation.py does that.
+    operator = next(operator for operator in OPERATORS if operator.name == name)
     known = deviations(operator)
-    sample = known[:: len(known) // 12]
+    sample = known[:: len(known) // 6]
     own = 0
     for deviation in sample:
         results = list(results_of(deviation, operator))
@@ -146,8 +151,8 @@ def counted(text):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("conformance/adam", "--lower", "never"),
-        ("conformance/momentum", "--lower", "always"),
+        ("conformance/adam", "-k", "T_", "--lower", "never"),
+        ("conformance/momentum", "-k", "T_", "--lower", "always"),
         ("pruning/magnitudeprune",),
     ],
     ids=lambda arguments: arguments[0],
@@ -167,7 +172,7 @@ def test_a_backend_that_raises_an_error_at_everything_is_not_explained(
 
 
 def test_fuzzing_a_backend_that_raises_an_error_at_everything_explains_nothing(workplace, onnxopt):
-    run = ("fuzz", "-b", mistaken("Refusing"), "--isolation", "none", "--examples", "60")
+    run = ("fuzz", "-b", mistaken("Refusing"), "--isolation", "none", "--examples", "20")
     answer = onnxopt(*run, "--operator", "Adam")
     assert "error Adam" in answer.out
     assert "consistent" not in answer.out
@@ -331,7 +336,7 @@ def test_an_operator_that_was_cut_off_is_said_to_be(workplace, onnxopt, monkeypa
 
 def test_two_mistakes_at_once_are_both_named():
     adam = next(operator for operator in OPERATORS if operator.name == "Adam")
-    named = {it.name: it for it in deviations(adam)}
+    named = {it.name: it for it in all_deviations(adam)}
     first, second = named["epsilon inside the square root"], named["no bias correction"]
     pair = both(first, second)
     assert not equivalent(adam, pair)
