@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import TensorProto
+from onnx import AttributeProto, GraphProto, TensorProto
 
 from onnxopt_cli.cases.values.regular_file import (
     PROTOBUF_LIMIT,
     Malformed,
+    inner_parts,
     open_regular_file,
     read_exactly,
     read_regular_file,
 )
 from onnxopt_cli.cases.values.tensor_data import byte_size, check_tensor
 from onnxopt_cli.errors import InvalidCase, Problem
+
+_MAXIMUM_DIGITS = 19
+_PLACES = {
+    "initializer": "the",
+    "values": "the values of the",
+    "indices": "the indices of the",
+    "t": "the tensor of the",
+    "tensors": "a tensor of the",
+}
 
 
 def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
@@ -84,52 +95,23 @@ def _parse(data: bytes) -> onnx.ModelProto:
     return model
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
-        yield from _attribute_tensors(function.attribute_proto)
-    for training in model.training_info:
-        yield from _graph_tensors(training.initialization)
-        yield from _graph_tensors(training.algorithm)
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    for tensor in graph.initializer:
-        yield "the initializer", tensor
-    for sparse in graph.sparse_initializer:
-        yield "the values of the sparse initializer", sparse.values
-        yield "the indices of the sparse initializer", sparse.indices
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
-    for node in nodes:
-        yield from _attribute_tensors(node.attribute)
-
-
-def _attribute_tensors(
-    attributes: Iterable[onnx.AttributeProto],
-) -> Iterator[tuple[str, onnx.TensorProto]]:
-    # An attribute's own type tag may lie: whatever is there counts.
-    for attribute in attributes:
-        for field, content in attribute.ListFields():
-            if field.name == "t":
-                yield f"the tensor of the attribute {attribute.name!r},", content
-            elif field.name == "tensors":
-                yield from ((f"a tensor of the attribute {attribute.name!r},", t) for t in content)
-            elif field.name in ("sparse_tensor", "sparse_tensors"):
-                for sparse in content if field.name == "sparse_tensors" else [content]:
-                    yield f"the values of the attribute {attribute.name!r},", sparse.values
-                    yield f"the indices of the attribute {attribute.name!r},", sparse.indices
-            elif field.name == "g":
-                yield from _graph_tensors(content)
-            elif field.name == "graphs":
-                for graph in content:
-                    yield from _graph_tensors(graph)
-
-
-_MAXIMUM_DIGITS = 19
+def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
+    """Yield every tensor in a message, wherever it is, each with words for its place."""
+    # A graph's initializers come before its nodes.
+    fields = sorted(message.ListFields(), key=lambda it: "initializer" not in it[0].name)
+    for field, content in fields:
+        if field.message_type is None:
+            continue
+        if isinstance(message, AttributeProto):
+            # Its own type tag may lie: whatever is there counts.
+            owner = f"attribute {message.name!r},"
+        elif isinstance(message, GraphProto):
+            owner = field.name.replace("_", " ")
+        for item in content if hasattr(content, "extend") else [content]:
+            if isinstance(item, TensorProto):
+                yield f"{_PLACES[field.name]} {owner}", item
+            else:
+                yield from _tensors(item, owner)
 
 
 class ExternalData:
@@ -178,7 +160,10 @@ class ExternalData:
 
     def _read(self, location: str, offset: int, length: int) -> bytes:
         path = self._folder
-        for part in _inner_parts(location):
+        parts = inner_parts(location)
+        if parts is None:
+            raise Malformed("is not a path inside the model's folder")
+        for part in parts:
             path = path / part
             if path.is_symlink():
                 raise Malformed("leads through a symbolic link")
@@ -199,22 +184,8 @@ def external_path(folder: Path, tensor: TensorProto) -> Path | None:
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     location = next((it.value for it in tensor.external_data if it.key == "location"), "")
-    if not location or not isinstance(location, str):
-        return None
-    try:
-        return folder.joinpath(*_inner_parts(location))
-    except Malformed:
-        return None
-
-
-def _inner_parts(location: str) -> tuple[str, ...]:
-    """Return the parts of a path that cannot lead out of where it starts, on any system."""
-    path = PurePosixPath(location)
-    parts = path.parts
-    absolute = path.is_absolute() or PureWindowsPath(location).anchor
-    if absolute or not parts or ".." in parts or "\\" in location or "\0" in location:
-        raise Malformed("is not a path inside the model's folder")
-    return parts
+    parts = inner_parts(location) if isinstance(location, str) else None
+    return folder.joinpath(*parts) if parts else None
 
 
 def _number(entries: dict[str, str], key: str, default: int) -> int:

@@ -134,7 +134,8 @@ def formula_model(
 
 def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.ValueInfoProto:
     """Declare a tensor; None stands for an unknown dimension or an unknown shape."""
-    return helper.make_value_info(name, _tensor_type(dtype, shape))
+    number = helper.np_dtype_to_tensor_dtype(dtype)
+    return helper.make_tensor_value_info(name, number, shape)
 
 
 def value_info(name: str, value: Declared | Array) -> onnx.ValueInfoProto:

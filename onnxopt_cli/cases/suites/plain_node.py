@@ -135,22 +135,19 @@ def _shaped(given: Array, value: Array) -> Array | None:
 
 
 def _is_blank(value: Array) -> bool:
-    def blank(part: Array) -> bool:
-        return not part.any() or bool((part != part).all())  # noqa: PLR0124 - NaN of any type
-
     flat = value.reshape(-1)
-    return blank(flat[:_FIRST]) and blank(flat)
+    parts = (flat[:_FIRST], flat)
+    return all(not it.any() or bool((it != it).all()) for it in parts)  # noqa: PLR0124 - any NaN
 
 
 def _same(one: Array, other: Array) -> bool:
     """Tell whether all elements are equal; NaN, of any type, equals NaN."""
-
-    def same(first: Array, second: Array) -> bool:
+    for part in (slice(_FIRST), slice(None)):
+        first, second = one.reshape(-1)[part], other.reshape(-1)[part]
         alike = (first == second) | ((first != first) & (second != second))  # noqa: PLR0124
-        return bool(alike.all())
-
-    first, second = one.reshape(-1), other.reshape(-1)
-    return same(first[:_FIRST], second[:_FIRST]) and same(first, second)
+        if not alike.all():
+            return False
+    return True
 
 
 def _allowed(

@@ -87,8 +87,10 @@ def open_regular_file(
         if not stat.S_ISREG(status.st_mode):
             raise Malformed("is not a regular file")
         yield descriptor, status
-        if _records:
-            _record(str(path), signature(status), signature(os.fstat(descriptor)))
+        for record in _records:
+            before, after = signature(status), signature(os.fstat(descriptor))
+            same = before == after == record.setdefault(str(path), before)
+            record[str(path)] = before if same else None
     except OSError as error:
         raise Malformed(f"cannot be read: {error.strerror}") from error
     finally:
@@ -136,12 +138,6 @@ def read_exactly(descriptor: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _record(path: str, before: Signature, after: Signature) -> None:
-    for record in _records:
-        same = before == after == record.setdefault(path, before)
-        record[path] = before if same else None
-
-
 def contained_path(folder: Path, text: str) -> Path:
     """Return the file that a relative path names, with every symbolic link followed.
 
@@ -152,8 +148,8 @@ def contained_path(folder: Path, text: str) -> Path:
     Raises:
         Malformed: if it is no relative path, goes up, or a link on it leads out of the folder.
     """
-    parts = PurePosixPath(text).parts
-    if not parts or "\0" in text or "\\" in text or ".." in parts or _is_absolute(text):
+    parts = inner_parts(text)
+    if parts is None:
         raise Malformed("is no path inside the folder of the case file")
     root = folder.resolve()
     try:
@@ -165,5 +161,10 @@ def contained_path(folder: Path, text: str) -> Path:
     return path
 
 
-def _is_absolute(text: str) -> bool:
-    return PurePosixPath(text).is_absolute() or bool(PureWindowsPath(text).anchor)
+def inner_parts(text: str) -> tuple[str, ...] | None:
+    """Return the parts of a relative path that goes nowhere up, on any system; None if it may."""
+    path = PurePosixPath(text)
+    absolute = path.is_absolute() or PureWindowsPath(text).anchor
+    if absolute or not path.parts or ".." in path.parts or "\\" in text or "\0" in text:
+        return None
+    return path.parts

@@ -17,10 +17,10 @@ from onnxopt_cli.cases.values.tensor_data import tensor_of
 from onnxopt_cli.cases.yaml.schema import listed, unknown_name
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, unexpected
 from onnxopt_cli.cases.yaml.value import (
+    BARE_DTYPES,
     ChooseDtype,
     declare_value,
     element_array,
-    element_kind,
     natural_dtype,
 )
 from onnxopt_cli.core.trajectory import Trajectory
@@ -146,9 +146,9 @@ class CaseFields:
         self.errors += [
             unknown_name(place, name, list(known), one) for name in given if name not in known
         ]
-        missing = listed(name for name in required if name not in given)
+        missing = [name for name in required if name not in given]
         if missing and (place is self.node or place.fields is not None):
-            self.complain(place, f"found no {one} {missing}, expected {listed(known)}")
+            self.complain(place, f"found no {one} {listed(missing)}, expected {listed(known)}")
 
     def finish(self, inherited: Node | None = None) -> None:
         """Stop here if anything is wrong with the case, or with what it inherits.
@@ -251,7 +251,7 @@ def _natural_kind(node: Node, *, as_float: bool) -> int:
     """Return the attribute type that a value has by itself, or where its integers are floats."""
     if node.fields is not None:
         return AttributeProto.TENSOR
-    kinds = {element_kind(item.scalar) for item in node.items or [node]}
+    kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
     if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
         kinds = {"float32"}
     return _TYPES[min(kinds)][node.items is not None]

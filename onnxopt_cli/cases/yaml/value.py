@@ -41,6 +41,15 @@ from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name, dtype_nam
 #: have by themselves (``int64``, ``float32``, ``bool``, ``string``); empty if there are none.
 ChooseDtype: TypeAlias = Callable[[frozenset[str]], np.dtype[Any]]
 
+#: The name of the element type that a bare value of a file has by itself, by its Python type.
+BARE_DTYPES: dict[type, str] = {
+    bool: "bool",
+    int: "int64",
+    float: "float32",
+    str: STRING,
+    type(None): STRING,
+}
+
 # It has no type information.
 _finfo: Any = ml_dtypes.finfo
 
@@ -117,7 +126,7 @@ def untyped_kinds(node: Node) -> frozenset[str]:
     if node.items is not None:
         return frozenset().union(*map(untyped_kinds, node.items))
     if node.fields is None:
-        return frozenset() if node.scalar is None else frozenset({element_kind(node.scalar)})
+        return frozenset() if node.scalar is None else frozenset({BARE_DTYPES[type(node.scalar)]})
     random = node.field("random")
     if "dtype" in node.fields or "file" in node.fields:
         return frozenset()
@@ -125,15 +134,6 @@ def untyped_kinds(node: Node) -> frozenset[str]:
         return frozenset({"int64" if random.field("integers") else "float32"})
     inner = (node.fields.get(name) for name in ("data", "sequence", "optional"))
     return next((untyped_kinds(it) for it in inner if it is not None), frozenset())
-
-
-def element_kind(value: Scalar) -> str:
-    """Return the name of the element type that a bare value of a file has by itself."""
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        return "int64"
-    return "float32" if isinstance(value, float) else STRING
 
 
 def _sequence(
@@ -274,7 +274,9 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
     if name.startswith("complex"):
         wide = np.array([_complex_number(node) for node in nodes], np.complex128)
     else:
-        wide = np.array(_values(nodes, _is_number, f"a number ({name})"), np.float64)
+        wide = np.array(
+            _values(nodes, lambda it: type(it) in (int, float), f"a number ({name})"), np.float64
+        )
     with np.errstate(all="ignore"):
         narrow = wide.astype(dtype)
     part = narrow.real.dtype if dtype.kind == "c" else dtype
@@ -300,10 +302,6 @@ def _values(nodes: Sequence[Node], fits: Callable[[Scalar], bool], expected: str
     return [node.scalar for node in nodes]
 
 
-def _is_number(value: Scalar) -> bool:
-    return type(value) in (int, float)
-
-
 def _complex_number(node: Node) -> complex:
     value = node.scalar
     if isinstance(value, str) and _COMPLEX.fullmatch(value):
@@ -311,7 +309,7 @@ def _complex_number(node: Node) -> complex:
             return complex(value)
         except ValueError:
             pass
-    elif _is_number(value):
+    elif type(value) in (int, float):
         return complex(value)  # type: ignore[arg-type]
     raise unexpected(node, 'a complex number such as "1+2j"')
 
