@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 
@@ -167,10 +166,8 @@ def test_the_page_shows_the_budget_used_over_steps(walk, workplace):
     walk(backend("LateDrifting"), text, "--report", "html=page.html")
     page = (workplace / "page.html").read_text()
     assert re.search(r"Budget used over steps: at most [^,]+, by s/walk/walk/steps\.", page)
-    charts = [
-        base64.b64decode(it) for it in re.findall(r'data:image/svg\+xml;base64,([^"]+)', page)
-    ]
-    curve = next(chart.decode() for chart in charts if b"largest share of the budget" in chart)
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    curve = next(chart for chart in charts if "largest share of the budget" in chart)
     assert re.search(r">1</text>|>1e\+0\d</text>", curve)
     assert "$" not in curve
     walk(
