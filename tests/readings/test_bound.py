@@ -164,6 +164,14 @@ def test_products_that_overflow_only_term_by_term_cannot_be_judged():
     assert np.isinf(sums.limit).tolist() == [True, False]
 
 
+def test_a_mean_of_terms_whose_difference_overflows_cannot_be_judged():
+    # As TensorFlow and PyTorch compute it: V + (G - V) * (1 - alpha).
+    apart = momentum(0.1, 1, [1, 1], [3e38, 1], [-3e38, 2], alpha=0.9, beta=0.1)
+    _, moved = bound(apart)
+    assert moved.limit.tolist()[0] == np.inf
+    assert moved.limit.tolist()[1] < 1e-5
+
+
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [2, 3, 4, 5])
 def test_nan_and_infinity_in_an_input_must_be_met_where_they_reach(number, position):

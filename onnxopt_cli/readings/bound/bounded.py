@@ -8,7 +8,7 @@ right results (:class:`Either`), and tensors of unlike types may be combined in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -308,6 +308,8 @@ def _computed(
     reach = operands[0].magnitude + operands[1].magnitude if row.is_sum else None
     result = Bounded(value, error, False, precision, reach=reach, factors=factors)
     result = _within_range(_in_any_order(result))
+    if row.is_sum:
+        result = _as_a_share(result, operands)
     return replace(
         result,
         may_cross=row.crosses(magnitude, result.error, *operands),
@@ -373,6 +375,35 @@ def _in_any_order(result: Bounded) -> Bounded:
     lost = np.where(finite & (lows < precision.smallest_normal), result.magnitude, 0.0)
     error = np.where(finite & (highs > precision.largest), np.inf, result.error + lost)
     return replace(result, error=error)
+
+
+def _as_a_share(result: Bounded, operands: Sequence[Bounded]) -> Bounded:
+    """Allow for a mean of two terms that is computed as one, moved by a share of their difference.
+
+    TensorFlow and PyTorch do so: a V + (1 - a) G is V + (1 - a) (G - V). The difference of large
+    terms of unlike signs may leave the range.
+    """
+    terms = [[it for it in each.factors if not _is_weight(*it)] for each in operands]
+    if any(len(rest) == len(each.factors) for rest, each in zip(terms, operands, strict=True)):
+        return result
+    largest = result.precision.largest
+    # The largest that it can be: of a factor the most, of a divisor the least.
+    if sum(_product((it.span[n > 0], n) for it, n in rest) for rest in terms) <= largest:
+        return result
+    apart = sum(_product((it.magnitude, n) for it, n in rest) for rest in terms)
+    lost = np.isfinite(result.value) & ~(apart <= largest)
+    return replace(result, error=np.where(lost, np.inf, result.error))
+
+
+def _is_weight(factor: Bounded, exponent: int) -> bool:
+    return exponent > 0 and not np.ndim(factor.value) and bool(factor.magnitude <= 1)
+
+
+def _product(powers: Iterable[tuple[Any, int]]) -> Any:
+    product: Any = np.float64(1.0)
+    for size, exponent in powers:
+        product = product * size**exponent
+    return product
 
 
 def _is_usual(magnitude: Any) -> Any:
