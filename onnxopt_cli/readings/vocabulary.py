@@ -38,7 +38,8 @@ matmul      sum(abs(x) f + e abs(y) + e f), and g(n) unit roundoffs of
             sum((abs(x) + e)(abs(y) + f))
 max, min    the largest e
 percentile  what lies between the percentiles of x - e and x + e, of a rank that may be off by two
-            roundings; and four unit roundoffs of the interpolation
+            roundings; and four unit roundoffs of the interpolation, of its result or of what it
+            adds to the lower neighbour
 ==========  ====================================================================================
 
 g(n) is n, which no order exceeds (Higham 2002, section 4.2), or 6 sqrt(n) where that is less. The
@@ -384,8 +385,9 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
     rank = last * percent.value / 100
     doubt = _rank_error(rank, percent, precision) + last * percent.error / 100
     ordered = np.sort(values)
-    low = interpolated(np.sort(values - errors), max(rank - doubt, 0))
-    high = interpolated(np.sort(values + errors), min(rank + doubt, last))
+    lows, highs = np.sort(values - errors), np.sort(values + errors)
+    least, most = max(rank - doubt, 0), min(rank + doubt, last)
+    low, high = interpolated(lows, least), interpolated(highs, most)
     error = max(
         np.float64(0.0) if above == below else np.abs(np.float64(above - below))
         for above, below in ((value, low), (high, value))
@@ -393,7 +395,9 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
     whole = doubt == 0 and rank == np.floor(rank)
     alike = ordered[int(np.floor(rank))] == ordered[int(np.ceil(rank))]
     if not whole and (low != high or not alike):
-        largest = max(abs(low), abs(high), abs(high - low))
+        # What is added to the lower neighbour is rounded, too; it may be larger than the result.
+        added = low - lows[int(least)], high - highs[int(most)]
+        largest = max(map(abs, (low, high, high - low, *added)))
         error += _INTERPOLATION * precision.unit_roundoff * largest
     error = np.float64(np.inf if np.isnan(error) else error)
     return Approximate(value, error, error >= np.abs(value) and np.any(a.may_cross))

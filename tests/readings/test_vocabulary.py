@@ -111,6 +111,7 @@ def within(judgement, output):
 
 @each_function
 @example([(10 / 3, 1.0), (1.0, 0.3)])
+@example([(0.0, 8.0), (0.0, -1.0), (0.0, -1.0), (0.0, -1.0)])
 @example([(0.0, 0.0), (0.0, 0.0)])
 @given(pairs)
 def test_computing_in_float32_stays_within_the_bound(function, rows):
