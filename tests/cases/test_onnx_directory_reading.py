@@ -329,6 +329,16 @@ def test_a_tensor_where_a_sequence_is_declared_is_no_empty_sequence(tmp_path):
     )
 
 
+def test_a_sparse_initializer_without_values_is_a_problem(tmp_path):
+    model = identity({"x": FLOAT})
+    model.graph.sparse_initializer.add(indices=tensor(np.array([0])), dims=[1])
+    value = tensor(ONE_TWO)
+    make_directory(tmp_path / "test_x", model, [value], [value])
+    assert complaints(tmp_path / "test_x") == [
+        "model.onnx: the values of the sparse initializer '' has no element type"
+    ]
+
+
 def test_a_tensor_in_the_model_that_contradicts_itself_is_a_problem(tmp_path):
     bad = TensorProto(name="w", data_type=1, dims=[-1], raw_data=b"")
     short = TensorProto(data_type=1, dims=[2], float_data=[1])

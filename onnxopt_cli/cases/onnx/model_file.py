@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, TensorProto
+from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 
 from onnxopt_cli.cases.values.regular_file import (
     PROTOBUF_LIMIT,
@@ -23,13 +23,7 @@ from onnxopt_cli.cases.values.tensor_data import byte_size, check_tensor
 from onnxopt_cli.errors import InvalidCase, Problem
 
 _MAXIMUM_DIGITS = 19
-_PLACES = {
-    "initializer": "the",
-    "values": "the values of the",
-    "indices": "the indices of the",
-    "t": "the tensor of the",
-    "tensors": "a tensor of the",
-}
+_PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
 
 
 def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
@@ -97,6 +91,11 @@ def _parse(data: bytes) -> onnx.ModelProto:
 
 def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
     """Yield every tensor in a message, wherever it is, each with words for its place."""
+    if isinstance(message, SparseTensorProto):
+        # Also where one is missing: it is then a tensor without an element type.
+        yield f"the values of the {owner}", message.values
+        yield f"the indices of the {owner}", message.indices
+        return
     # A graph's initializers come before its nodes.
     fields = sorted(message.ListFields(), key=lambda it: "initializer" not in it[0].name)
     for field, content in fields:
@@ -109,7 +108,7 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
             owner = field.name.replace("_", " ")
         for item in content if hasattr(content, "extend") else [content]:
             if isinstance(item, TensorProto):
-                yield f"{_PLACES[field.name]} {owner}", item
+                yield f"{_PLACES.get(field.name, 'the')} {owner}", item
             else:
                 yield from _tensors(item, owner)
 

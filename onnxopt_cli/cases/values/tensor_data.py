@@ -130,7 +130,9 @@ def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
                 raise ValueError(what)  # noqa: TRY004 - a wrong value, in an array of objects
     elif array.dtype not in DTYPES.values():
         raise ValueError(f"ONNX has no element type {array.dtype}")
-    return numpy_helper.from_array(array, name)
+    tensor = numpy_helper.from_array(array)
+    tensor.name = name
+    return tensor
 
 
 def type_name(number: int) -> str:
