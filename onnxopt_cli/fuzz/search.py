@@ -88,7 +88,7 @@ class Search:
         self._task = task
         self._rounds = 0
         self._driver = Driver(task.executor.name, tuple(task.operators), task.seed, task.memory)
-        self._end = float("inf") if task.seconds is None else monotonic() + task.seconds
+        self._end = float("inf")
 
     @property
     def _over(self) -> bool:
@@ -102,6 +102,9 @@ class Search:
             Interrupted: if the user wants the run to end.
             BackendUnavailable: if the backend cannot be started any more.
         """
+        # The time counts from here: what a backend needs to start is not spent on examples.
+        if self._task.seconds is not None:
+            self._end = monotonic() + self._task.seconds
         yield from self._replay()
         yield from self._refusals()
         while not self._over:

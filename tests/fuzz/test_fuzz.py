@@ -174,8 +174,7 @@ def test_a_backend_that_never_returns_is_not_waited_for_at_every_refusal(fuzz):
 def test_a_model_of_several_nodes_is_kept_with_the_model_beside_it(onnxopt, workplace):
     backend = planted("WrongInCompany")
     here = ("--isolation", "none", "--no-explain")
-    only = ("--operator", "Momentum", "--operator", "Adagrad")
-    answer = onnxopt("fuzz", "-b", backend, *here, *only, "--examples", "100")
+    answer = onnxopt("fuzz", "-b", backend, *here, "--examples", "200")
     assert "fail several nodes" in answer.out
     ((stem, found),) = kept("fuzz").items()
     assert found["model"] == f"{stem}.onnx"
@@ -191,7 +190,7 @@ def test_the_same_seed_gives_the_same_files(fuzz):
     answers = [fuzz(backend, *options, "-o", folder) for folder in ("one", "two", "three")]
     # The first run loads modules whose constants hypothesis tries in the others.
     assert contents("two") == contents("three")
-    assert answers[1].out.splitlines()[:2] == answers[2].out.splitlines()[:2]
+    assert answers[1].out.splitlines()[0] == answers[2].out.splitlines()[0]
 
 
 def test_earlier_failures_are_replayed_first_and_no_file_is_overwritten(fuzz):
