@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cli.shared_options import explain_time_option
+from onnxopt_cli.cli.shared_options import explain_time_option, judging
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.expectation import Judging
@@ -74,8 +74,6 @@ def command(saved: Path, explain_time: float | None) -> int:
 
 def _judging(options: Mapping[str, Any]) -> Judging:
     """Return how a saved run judged outputs; what its file does not plainly say is the default."""
-    from onnxopt_cli.cli.run import judging
-
     options = options if isinstance(options, Mapping) else {}
     said: dict[str, Any] = {}
     for name in ("rtol", "atol", "ulp", "budget"):

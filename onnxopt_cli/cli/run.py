@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +13,17 @@ from onnxopt_cli.cli.completion import (
     complete_report,
     complete_target,
 )
-from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import (
     case_options,
     explain_options,
     jobs_option,
     lower_option,
-    name_unmatched,
     session_options,
-    setting,
     worker_options,
 )
 
 if TYPE_CHECKING:
-    from onnxopt_cli.run.expectation import Judging
+    pass
 
 
 class _Limit(click.ParamType[float]):
@@ -112,72 +108,6 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
 
     Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.cli.console import warn_of_weak_isolation
-    from onnxopt_cli.cli.run_session import Request, conclude, run_session
-    from onnxopt_cli.errors import NothingSelected
-    from onnxopt_cli.isolation.interruption import interruptible
-    from onnxopt_cli.run.evidence import Evidence
-    from onnxopt_cli.run.executors import open_executors
-    from onnxopt_cli.run.runner import Plan
-    from onnxopt_cli.run.select import Selection
+    from onnxopt_cli.cli.run_session import execute
 
-    request = Request.parse({"targets": targets, **options}, setting(options, options["jobs"]))
-    if request.writes_files:
-        go_on_without_reader()
-    with interruptible() as interruption:
-        with open_executors(options["backends"], request.setting, interruption) as backends:
-            with interruption.at_once():
-                collection = collect(targets)
-            selection = Selection(options["patterns"], options["operators"], options["tags"])
-            plan = Plan(
-                cases=selection.choose(collection.cases),
-                backends=backends,
-                problems=collection.problems,
-                judging=judging(options),
-                max_fail=options["max_fail"] or 0,
-                interruption=interruption,
-                evidence=Evidence(collection.cases),
-            )
-            if not plan.cases and not plan.problems:
-                raise NothingSelected(
-                    f"none of {len(collection.cases)} cases is selected",
-                    hint="onnxopt list shows the ids that -k matches",
-                )
-            name_unmatched(options["patterns"], collection.cases)
-            warn_of_weak_isolation(request.setting, options["backends"])
-            for backend in backends:
-                backend.ready()
-            session = request.open(plan, [case.id for case in collection.cases])
-            display = run_session(session, options)
-        return conclude(session, display, request)
-
-
-def judging(options: Mapping[str, Any]) -> Judging:
-    """Turn the options about tolerances into one rule.
-
-    Raises:
-        UsageError: if two of them contradict each other.
-    """
-    from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
-    from onnxopt_cli.readings.bound.bound import FACTOR
-    from onnxopt_cli.run.expectation import Judging, ToleranceRule
-
-    relative = options["rtol"] is not None or options["atol"] is not None
-    if sum((relative, options["ulp"] is not None, options["rule"] is not None)) > 1:
-        raise click.UsageError("--rtol and --atol, --ulp, and --tolerance exclude each other")
-    override: Tolerance | None = None
-    if relative:
-        override = Relative(
-            ONNX_DEFAULT.rtol if options["rtol"] is None else options["rtol"],
-            ONNX_DEFAULT.atol if options["atol"] is None else options["atol"],
-            Provenance.COMMAND_LINE,
-        )
-    elif options["ulp"] is not None:
-        override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
-    return Judging(
-        override=override,
-        rule=None if options["rule"] is None else ToleranceRule(options["rule"]),
-        factor=FACTOR if options["budget"] is None else options["budget"],
-        signed_zeros=options["signed_zeros"],
-    )
+    return execute({"targets": targets, **options})

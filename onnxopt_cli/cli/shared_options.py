@@ -15,6 +15,7 @@ from onnxopt_cli.cli.completion import complete_operator, complete_path
 if TYPE_CHECKING:
     from onnxopt_cli.core.case import Case
     from onnxopt_cli.run.executors import Setting
+    from onnxopt_cli.run.expectation import Judging
 
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -206,6 +207,36 @@ def setting(options: Mapping[str, Any], jobs: int) -> Setting:
             options["timeout"], options["startup_timeout"], allowed_memory(options["memory"])
         ),
         jobs=jobs,
+    )
+
+
+def judging(options: Mapping[str, Any]) -> Judging:
+    """Turn the options about tolerances into one rule.
+
+    Raises:
+        UsageError: if two of them contradict each other.
+    """
+    from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
+    from onnxopt_cli.readings.bound.bound import FACTOR
+    from onnxopt_cli.run.expectation import Judging, ToleranceRule
+
+    relative = options["rtol"] is not None or options["atol"] is not None
+    if sum((relative, options["ulp"] is not None, options["rule"] is not None)) > 1:
+        raise click.UsageError("--rtol and --atol, --ulp, and --tolerance exclude each other")
+    override: Tolerance | None = None
+    if relative:
+        override = Relative(
+            ONNX_DEFAULT.rtol if options["rtol"] is None else options["rtol"],
+            ONNX_DEFAULT.atol if options["atol"] is None else options["atol"],
+            Provenance.COMMAND_LINE,
+        )
+    elif options["ulp"] is not None:
+        override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
+    return Judging(
+        override=override,
+        rule=None if options["rule"] is None else ToleranceRule(options["rule"]),
+        factor=FACTOR if options["budget"] is None else options["budget"],
+        signed_zeros=options["signed_zeros"],
     )
 
 

@@ -8,13 +8,14 @@ from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from pathlib import Path
 
+from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import Problem
-from onnxopt_cli.expectations.file import Entry, Layer, Pattern, read_layers, version_number
+from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+from onnxopt_cli.expectations.file import Entry, Layer, Pattern, parse_layer, version_number
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 
 
@@ -36,7 +37,20 @@ class Expectations:
         Raises:
             UsageError: with everything that is wrong with the files.
         """
-        return cls(read_layers(paths), datetime.now(UTC).date())
+        layers: list[Layer] = []
+        problems: list[Problem] = []
+        for path in paths:
+            try:
+                layers.append(parse_layer(yaml_text(path), path))
+                problems += layers[-1].errors
+            except InvalidCase as error:
+                problems += error.problems
+        if problems:
+            raise UsageError(
+                printable("\n".join(map(str, problems)), lines=True),
+                hint="onnxopt schema expect describes the format",
+            )
+        return cls(tuple(layers), datetime.now(UTC).date())
 
     @property
     def hash(self) -> str:
@@ -57,24 +71,24 @@ class Expectations:
         """
         if result.outcome is Outcome.NOT_RUN:
             return result
+        if not self.layers:
+            standing = Standing.FLAKY if result.flaky else None
+            return replace(result, standing=standing, expectation="")
         must_pass = self.must_pass(result.case)
         entry = None if must_pass else self.entry(result.case, backend)
-        standing = self._standing(result, entry, must_pass)
-        return replace(result, standing=standing, expectation=must_pass or str(entry or ""))
-
-    def _standing(self, result: Result, entry: Entry | None, must_pass: str) -> Standing | None:
         if entry is not None and entry.allows(result):
-            return Standing.EXPECTED
-        if result.flaky:
-            return Standing.FLAKY
-        if not self.layers:
-            return None
-        if entry is None:
-            allowed = {Outcome.PASS} if must_pass else HARMLESS
-            return Standing.EXPECTED if result.outcome in allowed else Standing.UNEXPECTED_FAIL
-        if result.outcome is Outcome.PASS:
-            return Standing.UNEXPECTED_PASS
-        return Standing.UNEXPECTED_FAIL if entry.outcomes <= _HARMLESS_WORDS else Standing.CHANGED
+            standing = Standing.EXPECTED
+        elif result.flaky:
+            standing = Standing.FLAKY
+        elif entry is None:
+            allowed = result.outcome in ({Outcome.PASS} if must_pass else HARMLESS)
+            standing = Standing.EXPECTED if allowed else Standing.UNEXPECTED_FAIL
+        elif result.outcome is Outcome.PASS:
+            standing = Standing.UNEXPECTED_PASS
+        else:
+            harmless = entry.outcomes <= {outcome.value for outcome in HARMLESS}
+            standing = Standing.UNEXPECTED_FAIL if harmless else Standing.CHANGED
+        return replace(result, standing=standing, expectation=must_pass or str(entry or ""))
 
     def entry(self, case: str, backend: BackendIdentity) -> Entry | None:
         """Return the entry that speaks of a case on a backend, None if none does."""
@@ -121,9 +135,6 @@ class Expectations:
                     found += _unmatched(layer.path, entry.patterns, cases)
             found += _unmatched(layer.path, layer.must_pass, cases)
         return tuple(found)
-
-
-_HARMLESS_WORDS = frozenset(outcome.value for outcome in HARMLESS)
 
 
 def _repeated(layer: Layer) -> Iterator[Problem]:
@@ -203,13 +214,6 @@ def exit_code(
         return 2
     if unexpected or findings:
         return 1
-    return 0 if part or not untested(results) else 5
-
-
-def untested(results: Sequence[Result]) -> list[str]:
-    """Return the backends to which no case applies; they have neither passed nor failed."""
-    applied: dict[str, bool] = {}
-    for result in results:
-        tried = result.outcome is not Outcome.SKIP
-        applied[result.backend] = applied.get(result.backend, False) or tried
-    return [backend for backend, tried in applied.items() if not tried]
+    names = {result.backend for result in results}
+    tried = {result.backend for result in results if result.outcome is not Outcome.SKIP}
+    return 0 if part or names == tried else 5

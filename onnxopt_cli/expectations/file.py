@@ -19,13 +19,11 @@ from onnxopt_cli.cases.yaml.syntax import (
     field_text,
     parse_yaml,
     unexpected,
-    yaml_text,
 )
 from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+from onnxopt_cli.errors import Problem
 
 #: The word for an outcome that cannot be relied on.
 FLAKY = "flaky"
@@ -150,28 +148,6 @@ class Layer:
     nodes: tuple[Node, ...]
     must_pass: tuple[Pattern, ...]
     errors: tuple[Problem, ...] = ()
-
-
-def read_layers(paths: tuple[Path, ...]) -> tuple[Layer, ...]:
-    """Read expectation files.
-
-    Raises:
-        UsageError: with everything that is wrong with any of them.
-    """
-    layers: list[Layer] = []
-    problems: list[Problem] = []
-    for path in paths:
-        try:
-            layers.append(parse_layer(yaml_text(path), path))
-            problems += layers[-1].errors
-        except InvalidCase as error:
-            problems += error.problems
-    if problems:
-        raise UsageError(
-            printable("\n".join(map(str, problems)), lines=True),
-            hint="onnxopt schema expect describes the format",
-        )
-    return tuple(layers)
 
 
 @cache

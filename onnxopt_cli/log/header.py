@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from pathlib import PurePath
@@ -160,23 +160,7 @@ class Header:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record."""
-        shard = self.shard
-        return {
-            "record": "header",
-            "schema": SCHEMA,
-            "started": self.started,
-            "hostname": self.hostname,
-            "versions": dict(self.versions),
-            "backends": [{"name": it.name, "version": it.version} for it in self.backends],
-            "cases": {"count": self.cases.count, "hash": self.cases.hash},
-            "shard": None if shard is None else {"index": shard.index, "count": shard.count},
-            "expectations": self.expectations,
-            "options": dict(self.options),
-            "contents": {
-                "backends": self.contents.backends,
-                "files": dict(self.contents.files),
-            },
-        }
+        return {"record": "header", "schema": SCHEMA, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Header:
@@ -192,17 +176,17 @@ class Header:
         if not data["backends"]:
             raise ValueError("found no backend")
         require_once(it["name"] for it in data["backends"])
-        contents = data.get("contents", {"backends": "", "files": {}})
         return cls(
-            data["started"],
-            data["versions"],
-            tuple(BackendIdentity(it["name"], it["version"]) for it in data["backends"]),
-            CaseList(data["cases"]["count"], data["cases"]["hash"]),
-            None if shard is None else Shard(shard["index"], shard["count"]),
-            data["expectations"],
-            data["options"],
-            data.get("hostname", ""),
-            Contents(contents["backends"], contents["files"]),
+            started=data["started"],
+            versions=data["versions"],
+            backends=tuple(BackendIdentity(**it) for it in data["backends"]),
+            cases=CaseList(**data["cases"]),
+            shard=None if shard is None else Shard(**shard),
+            expectations=data["expectations"],
+            options=data["options"],
+            # Older logs lack them.
+            hostname=data.get("hostname", ""),
+            contents=Contents(**data.get("contents", {})),
         )
 
     def differences(self, other: Header) -> list[str]:

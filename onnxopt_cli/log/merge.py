@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Explanation, RunRecord
@@ -18,7 +16,7 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.expectations.expectations import exit_code
 from onnxopt_cli.log.header import Header
 from onnxopt_cli.log.reader import Log, read_log
-from onnxopt_cli.log.writer import MAX_BYTES, footer
+from onnxopt_cli.log.writer import MAX_BYTES, footer, record_line
 
 _LISTED = 20
 
@@ -32,20 +30,24 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     """
     if output.resolve() in {path.resolve() for path in paths}:
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
-    logs = []
-    unread = []
-    for path in paths:
-        log = read_log(path)
-        if log is None:
-            unread.append(f"{printable(str(path))} is not finished: it has no header")
-        else:
-            logs.append(log)
-    wrong = unread + (list(_refusals(logs)) if logs else [])
+    read = [(path, read_log(path)) for path in paths]
+    logs = [log for _, log in read if log is not None]
+    wrong = [
+        f"{printable(str(path))} is not finished: it has no header"
+        for path, log in read
+        if log is None
+    ]
+    wrong += _refusals(logs) if logs else []
     if wrong:
         raise UsageError("\n".join(["these logs are not all shards of one run:", *wrong]))
     logs.sort(key=lambda log: log.header.shard.index if log.header.shard else 0)
-    record = _joined(logs)
-    data = b"".join(_lines(_header(logs), record))
+    header = _header(logs)
+    record = _joined(logs, header)
+    lines = [header.to_json()]
+    for result in record.results:
+        lines.append({"record": "start", "case": result.case, "backend": result.backend})
+        lines.append({"record": "end", "result": result_to_json(result)})
+    data = b"".join(map(record_line, [*lines, footer(record)]))
     if len(data) > MAX_BYTES:
         raise UsageError(
             f"the log of the whole run would have {len(data)} bytes, and no more than {MAX_BYTES} "
@@ -110,7 +112,7 @@ def _cases(log: Log) -> list[str]:
     return [case for case in found if not case.startswith(f"{OUTSIDE_CASES}/")]
 
 
-def _joined(logs: Sequence[Log]) -> RunRecord:
+def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
     records = [log.record for log in logs]
     # Only what workers did outside of cases can be in several shards.
     results: dict[tuple[str, str], Result] = {}
@@ -122,10 +124,10 @@ def _joined(logs: Sequence[Log]) -> RunRecord:
     merged = tuple(results.values())
     return replace(
         records[0],
-        versions=_header(logs).versions,
-        options=_header(logs).options,
-        started=_header(logs).started,
-        hostname=_header(logs).hostname,
+        versions=header.versions,
+        options=header.options,
+        started=header.started,
+        hostname=header.hostname,
         results=merged,
         problems=problems,
         findings=findings,
@@ -192,16 +194,3 @@ def _explanations(
             )
         )
     return tuple(merged)
-
-
-def _lines(header: Header, record: RunRecord) -> Iterator[bytes]:
-    for part in _records(header, record):
-        yield json.dumps(part, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
-def _records(header: Header, record: RunRecord) -> Iterator[dict[str, Any]]:
-    yield header.to_json()
-    for result in record.results:
-        yield {"record": "start", "case": result.case, "backend": result.backend}
-        yield {"record": "end", "result": result_to_json(result)}
-    yield footer(record)

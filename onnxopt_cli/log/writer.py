@@ -96,7 +96,7 @@ class LogWriter:
         """Append a record; after a failure nothing more is written."""
         if self.failure:
             return
-        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        line = record_line(record)
         if not self._has_size(self._size):
             self._spoil()
             return
@@ -158,9 +158,8 @@ class LogWriter:
     def _spoil(self) -> None:
         """Say in the log that it is no evidence: on a line of its own, whatever is before it."""
         self.failure = _FOREIGN
-        line = json.dumps({"record": SPOILED, "why": _FOREIGN}, separators=(",", ":"))
         with contextlib.suppress(OSError):
-            os.write(self._descriptor, f"\n{line}\n".encode())
+            os.write(self._descriptor, b"\n" + record_line({"record": SPOILED, "why": _FOREIGN}))
 
     def _synchronise(self) -> None:
         try:
@@ -173,6 +172,11 @@ class LogWriter:
 
 
 _FOREIGN = "something else wrote to it, replaced it or removed it during the run"
+
+
+def record_line(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of a log."""
+    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def footer(record: RunRecord) -> dict[str, Any]:

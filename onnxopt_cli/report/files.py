@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -25,62 +24,52 @@ _MOST_SUMMARY = 1 << 20
 _MODULES = {"json": "saved", "xunit": "junit", "badge": "verdict"}
 
 
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """Formats and where to write them, checked before the run begins.
+def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
+    """Read ``FORMAT=PATH`` requests, where the path ``-`` is standard output.
 
-    Attributes:
-        wanted: pairs of format and path; the path ``-`` is standard output.
+    Raises:
+        UsageError: if a format is unknown or not installed, or the path's folder cannot be written
+            to.
     """
+    wanted = []
+    for request in requests:
+        name, equals, target = request.partition("=")
+        if not equals or not target or name not in FORMATS:
+            raise UsageError(
+                f"--report takes FORMAT=PATH, not {request!r}",
+                hint=f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json",
+            )
+        path = Path(target)
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise UsageError(f"--report cannot write {path}: the folder must exist")
+        if name == "html":
+            from onnxopt_cli.report.html import check_available
 
-    wanted: tuple[tuple[str, Path], ...]
+            check_available()
+        wanted.append((name, path))
+    return wanted
 
-    @classmethod
-    def parse(cls, requests: Sequence[str]) -> Reports:
-        """Read ``FORMAT=PATH`` requests.
 
-        Raises:
-            UsageError: if a format is unknown or not installed, or the path's folder cannot be
-                written to.
-        """
-        wanted = []
-        for request in requests:
-            name, equals, target = request.partition("=")
-            if not equals or not target or name not in FORMATS:
-                raise UsageError(
-                    f"--report takes FORMAT=PATH, not {request!r}",
-                    hint=f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json",
-                )
-            path = Path(target)
-            if path.is_dir() or not path.absolute().parent.is_dir():
-                raise UsageError(f"--report cannot write {path}: the folder must exist")
-            if name == "html":
-                from onnxopt_cli.report.html import check_available
+def write_reports(wanted: Sequence[tuple[str, Path]], record: RunRecord) -> None:
+    """Write all reports, the rest of them too where one cannot be written.
 
-                check_available()
-            wanted.append((name, path))
-        return cls(tuple(wanted))
-
-    def write(self, record: RunRecord) -> None:
-        """Write all reports, the rest of them too where one cannot be written.
-
-        Raises:
-            UsageError: if any could not be written.
-        """
-        problems = []
-        for name, path in self.wanted:
-            data = render(name, record).encode()
-            if str(path) == _STDOUT:
-                sys.stdout.flush()
-                sys.stdout.buffer.write(data)
-                sys.stdout.flush()
-                continue
-            try:
-                write_atomically(path, data)
-            except UsageError as error:
-                problems.append(error.message)
-        if problems:
-            raise UsageError("\n".join(problems))
+    Raises:
+        UsageError: if any could not be written.
+    """
+    problems = []
+    for name, path in wanted:
+        data = render(name, record).encode()
+        if str(path) == _STDOUT:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+            continue
+        try:
+            write_atomically(path, data)
+        except UsageError as error:
+            problems.append(error.message)
+    if problems:
+        raise UsageError("\n".join(problems))
 
 
 def render(form: str, record: RunRecord) -> str:

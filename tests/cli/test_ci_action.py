@@ -62,7 +62,9 @@ def called(tmp_path, name, program, inputs):
 def parsed(tmp_path, **inputs):
     run, *arguments = called(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    return command.make_context("onnxopt run", arguments).params
+    # As below the group: click keeps the names of the help option from the first use.
+    names = ["-h", "--help"]
+    return command.make_context("onnxopt run", arguments, help_option_names=names).params
 
 
 def test_the_command_takes_what_the_action_gives_it_by_default(tmp_path):
