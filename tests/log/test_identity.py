@@ -13,6 +13,8 @@ from demo import records
 from onnx import TensorProto, helper
 from places import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 FIVE = np.array([5.0, 6.0], np.float32)
 YAML = """\
 onnxopt: 1

@@ -264,6 +264,7 @@ class Spies(Appends):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Appends", "Rewrites", "Replaces", "Truncates"])
 def test_a_backend_that_writes_to_the_log_is_found_out(tmp_path, onnxopt, monkeypatch, name):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5, "c": 0.25})
@@ -287,6 +288,7 @@ def test_a_backend_that_writes_to_the_log_is_found_out(tmp_path, onnxopt, monkey
         assert (answer.code, "is no evidence" in answer.err) == (2, True), arguments
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_backend_cannot_open_what_the_runner_has_open(tmp_path):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5})

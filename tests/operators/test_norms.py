@@ -36,12 +36,14 @@ def run_large(*backends):
     return done
 
 
+@pytest.mark.slow
 def test_no_order_of_summation_is_rejected_at_a_hundred_thousand_elements():
     done = run_large(*(f"{name}_right" for name in RIGHT))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("conforms: 2 pass") == len(RIGHT), done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weight_norm", "update_norm"])
 def test_a_norm_of_a_hundred_thousand_elements_that_is_off_by_a_ten_thousandth_is_rejected(name):
     done = run_large(f"{name}_wrong")

@@ -11,6 +11,8 @@ import sys
 import pytest
 from places import PLUGINS, REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = (REPOSITORY / "docs" / "operators.md").read_text()
 (LION,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 COMMANDS = [

@@ -33,6 +33,7 @@ def accepted(call, outputs, factor=1.0):
     return all(diff.agrees for diff in verdicts(call, outputs, factor))
 
 
+@pytest.mark.slow
 @each_operator
 @given(data=st.data())
 def test_every_right_implementation_is_within_the_bound(operator, data):

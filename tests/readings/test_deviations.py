@@ -19,6 +19,9 @@ from onnxopt_cli.readings.implementation import Implementation, both
 from onnxopt_cli.readings.mistakes.deviate import deviations
 from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input, equivalent
 
+# Making the mistakes of an operator takes seconds.
+pytestmark = pytest.mark.slow
+
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda item: item.name)
 
 ADAM, ADAGRAD, MOMENTUM = map(operator_named, ("Adam", "Adagrad", "Momentum"))

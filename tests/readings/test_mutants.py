@@ -16,6 +16,9 @@ from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input, equivalent
 from onnxopt_cli.readings.mistakes.mutants import mutants
 
+# Making the mistakes of an operator takes seconds.
+pytestmark = pytest.mark.slow
+
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda item: item.name)
 
 ADAM = operator_named("Adam")
