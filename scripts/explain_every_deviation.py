@@ -13,8 +13,7 @@ import sys
 
 from onnxopt_cli.cases.suites.suites import suite_cases
 from onnxopt_cli.core.case import Location
-from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.grade.audit import AuditedCase, find_trials
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.grade.parallel import available_jobs, parallel

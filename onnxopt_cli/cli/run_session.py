@@ -15,9 +15,8 @@ from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.cli.console import stderr, stdout, warn_of_weak_isolation
 from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, name_unmatched, setting
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation, RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
 from onnxopt_cli.expectations.expectations import Expectations

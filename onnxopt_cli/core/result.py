@@ -4,12 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.outcome import HARMLESS, NOT_ITS_FAULT, Outcome
-from onnxopt_cli.core.standing import Standing
 from onnxopt_cli.core.values import Value
+
+
+class Outcome(StrEnum):
+    """What happened to a case on a backend."""
+
+    PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
+    FAIL = "fail"
+    UNPROVEN = "unproven"
+    UNSUPPORTED = "unsupported"
+    ERROR = "error"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    PROTOCOL = "protocol"
+    LEAK = "leak"
+    INVALID = "invalid"
+    SKIP = "skip"
+    NOT_RUN = "not-run"
+
+
+#: Outcomes that say nothing against the backend.
+HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
+#: Outcomes that say something against the case file or the run.
+NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
+#: Outcomes that running the case again cannot change, so that it is never tried.
+SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
+
+
+class Standing(StrEnum):
+    """An outcome beside what was expected of the case.
+
+    Where no entry of an expectation file speaks of a case, it is expected to pass.
+    """
+
+    EXPECTED = "expected"
+    UNEXPECTED_FAIL = "unexpected-fail"
+    UNEXPECTED_PASS = "unexpected-pass"  # noqa: S105 - a word of conformance testing, no password
+    CHANGED = "changed"
+    FLAKY = "flaky"
+
 
 #: The suite of results that are about a backend's worker and about no case.
 OUTSIDE_CASES = "worker"

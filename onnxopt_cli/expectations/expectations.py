@@ -9,10 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from onnxopt_cli.cases.yaml.syntax import yaml_text
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
-from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.core.result import HARMLESS, Outcome, Result, Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.expectations.file import Entry, Layer, Pattern, parse_layer, version_number

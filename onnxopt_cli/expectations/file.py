@@ -20,9 +20,8 @@ from onnxopt_cli.cases.yaml.syntax import (
     parse_yaml,
     unexpected,
 )
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.errors import Problem
 
 #: The word for an outcome that cannot be relied on.

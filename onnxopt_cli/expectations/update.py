@@ -11,9 +11,8 @@ from time import monotonic, sleep
 
 from onnxopt_cli.cases.yaml.syntax import Node, yaml_text
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.expectations.edit import Edit, FlowStyle

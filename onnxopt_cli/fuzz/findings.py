@@ -10,9 +10,8 @@ from pathlib import Path
 
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import Explanation
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.fuzz.node_example import NAME, SUITE, Example
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.isolation.response import Order

@@ -12,9 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from time import monotonic
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onnxopt_cli.core.distance import as_strings
+from onnxopt_cli.core.compare import as_strings
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import DTYPES, STRING, Array, Value, dtype_name, is_string
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput

@@ -22,7 +22,7 @@ from typing import Any
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,

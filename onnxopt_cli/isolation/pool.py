@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
 from onnxopt_cli.isolation.interruption import Interruption

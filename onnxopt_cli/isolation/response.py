@@ -13,7 +13,7 @@ from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
 from onnxopt_cli.backends.protocol import Closable
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendDied,

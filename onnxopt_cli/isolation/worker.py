@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import exit_text, printable
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,

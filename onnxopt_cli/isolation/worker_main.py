@@ -39,7 +39,7 @@ def main(channel: int, runner: int, memory: int, folder: str) -> None:
 
 def _serve(connection: socket.socket) -> None:
     # The keeper is forked before anything heavy is imported.
-    from onnxopt_cli.core.outcome import Outcome
+    from onnxopt_cli.core.result import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
     from onnxopt_cli.isolation import messages
     from onnxopt_cli.isolation.frames import FrameReader

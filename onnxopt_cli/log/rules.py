@@ -13,10 +13,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.backends.lowering import NOT_ASKED
-from onnxopt_cli.core.outcome import HARMLESS, SETTLED, Outcome
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result
-from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, SETTLED, Outcome, Result, Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.expectations.file import FLAKY
 from onnxopt_cli.log.header import Header

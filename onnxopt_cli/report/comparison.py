@@ -12,9 +12,8 @@ from rich.text import Text
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 
 # Outcomes that are not named here are the worst.

@@ -9,8 +9,7 @@ from typing import Any
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff, place, wrong_outputs
-from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result
+from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 
 #: Which reports leave nothing out.

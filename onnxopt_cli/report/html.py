@@ -18,9 +18,8 @@ from itertools import groupby
 from typing import Any
 
 from onnxopt_cli.core import numbers
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text

@@ -20,9 +20,8 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.files import shown_path
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
-from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.case import Case, Content, Trajectory
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value, describe
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.show import formula_description, formula_text

@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from onnxopt_cli.core import numbers
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.accuracy import accuracy
 from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline, repeat_command

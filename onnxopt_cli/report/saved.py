@@ -31,7 +31,7 @@ SCHEMA = "onnxopt.report/1"
 
 
 def json_report(record: RunRecord) -> str:
-    """Return a run as JSON text; numbers are as :mod:`onnxopt_cli.core.value_json` has them."""
+    """Return a run as JSON text; numbers are as :mod:`onnxopt_cli.core.record_json` has them."""
     outcomes = Counter(result.outcome.value for result in record.results)
     document = {
         "schema": SCHEMA,

@@ -12,10 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import Explanation, RunRecord
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result
-from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report import diff_text

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 
 _WORDS: Mapping[int | None, str] = {

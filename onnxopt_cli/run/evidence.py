@@ -21,7 +21,7 @@ from onnxopt_cli.cases.suites.plain_node import (
     plain_pair,
 )
 from onnxopt_cli.core.case import Case, Content
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
 from onnxopt_cli.errors import InvalidCase

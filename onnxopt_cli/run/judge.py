@@ -11,8 +11,7 @@ from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff, wrong_outputs
-from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
 from onnxopt_cli.formula.nodes import operator_names

@@ -11,10 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.distance import NumberKind, kind_of
-from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.compare import NumberKind, compare_outputs, kind_of
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, NodeError

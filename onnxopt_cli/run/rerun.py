@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.outcome import SETTLED, Outcome
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import SETTLED, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.run.executors import Setting, open_executors
 from onnxopt_cli.run.runner import Plan, run_case

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from onnxopt_cli.core.case import Case, Content
-from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
+from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order

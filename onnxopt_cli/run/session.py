@@ -13,10 +13,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.outcome import HARMLESS, Outcome
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.expectations.expectations import Expectations, exit_code

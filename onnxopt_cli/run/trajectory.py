@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from onnxopt_cli.core.case import Trajectory
 from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.core.tolerance import Tolerance
-from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.isolation.response import Order, Response
 from onnxopt_cli.readings.bound.chained import derived_array

@@ -11,8 +11,7 @@ from places import PLUGINS
 from trajectory_files import trajectory_text
 
 from onnxopt_cli.cases.suites.suites import suite_cases
-from onnxopt_cli.core.outcome import Outcome
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.grade.audit import find_trials
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.log.reader import read_log

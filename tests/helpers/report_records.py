@@ -9,10 +9,8 @@ import numpy as np
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
-from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.errors import Problem
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.isolation.frames import FrameReader
 from onnxopt_cli.isolation.messages import pack_answer, pack_order, read_answer, read_order

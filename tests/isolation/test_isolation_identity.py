@@ -11,7 +11,7 @@ from isolated import require, run_in_turn, start, write_cases
 from places import PLUGINS
 
 from onnxopt_cli.cli import main
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.report.saved import read_saved_run
 from onnxopt_cli.run import session
 from onnxopt_cli.run.runner import run

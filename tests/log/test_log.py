@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.diff import Diff, Element
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.standing import Standing
+from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
 from onnxopt_cli.log.contents import Contents
 from onnxopt_cli.log.header import CaseList, Header

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from report_records import HOSTILE, record, result
 from two_cases import BACKEND, CASE
 
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 from onnxopt_cli.run.expectation import Judging
 

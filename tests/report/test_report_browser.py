@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from report_records import hostile, record, result
 
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 
 pytest.importorskip("jinja2")
 

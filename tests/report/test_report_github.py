@@ -11,7 +11,7 @@ import pytest
 from report_records import every_outcome, hostile, record, result
 
 from onnxopt_cli.core.case import Location
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.github import github_report
 from onnxopt_cli.report.verdict import badge_report

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from report_records import HOSTILE, diff, every_outcome, hostile, record, result
 
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 
 pytest.importorskip("jinja2")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from report_records import every_outcome, hostile, record, result
 
 from onnxopt_cli.core.case import Location
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.junit import junit_report, xunit_report
 

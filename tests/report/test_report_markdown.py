@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report_records import HOSTILE, every_outcome, hostile, record, result
 
-from onnxopt_cli.core.outcome import Outcome
 from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.markdown import markdown_report
 

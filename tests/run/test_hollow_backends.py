@@ -12,7 +12,7 @@ from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.suites.plain_node import computes, is_trivial, plain_pair
-from onnxopt_cli.core.outcome import Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.isolation.response import Response
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.run.evidence import Evidence, NotAskedError

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxopt_cli.cases.onnx.node_model import PRODUCER, ir_version, tensor_info
-from onnxopt_cli.core.trajectory import Trajectory
+from onnxopt_cli.core.case import Trajectory
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.lower.model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.readings.lower.symbol import Recorder, Symbol, as_dtype

@@ -23,7 +23,7 @@ from onnxopt_cli.cases.yaml.value import (
     element_array,
     natural_dtype,
 )
-from onnxopt_cli.core.trajectory import Trajectory
+from onnxopt_cli.core.case import Trajectory
 from onnxopt_cli.core.values import DTYPES
 
 MakeAttribute: TypeAlias = Callable[[], AttributeProto]

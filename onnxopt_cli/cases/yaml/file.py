@@ -26,9 +26,8 @@ from onnxopt_cli.cases.yaml.syntax import (
     unexpected,
     yaml_text,
 )
-from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.case import Case, Content, Location, Trajectory
 from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance, Ulps
-from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
 from onnxopt_cli.operators import OPERATORS, find_operator

@@ -31,7 +31,7 @@ from onnxopt_cli.cases.yaml.formula_case import (
 )
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import always, element_array
-from onnxopt_cli.core.trajectory import Derived, Trajectory
+from onnxopt_cli.core.case import Derived, Trajectory
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import Operator
 
