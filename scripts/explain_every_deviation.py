@@ -20,7 +20,7 @@ from onnxopt_cli.grade.parallel import available_jobs, parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import deviations
-from onnxopt_cli.run.expectation import Judging
+from onnxopt_cli.run.answer_key import JudgeOptions
 
 #: What judges the operators of training and of pruning.
 _SUITES = ("conformance", "pruning")
@@ -31,7 +31,7 @@ _WANTED = 0.95
 def main() -> int:
     """Explain all; return the exit code."""
     cases = {case.id: case for suite in _SUITES for case in suite_cases(suite)}
-    trials, _ = find_trials(list(cases.values()), Judging())
+    trials, _ = find_trials(list(cases.values()), JudgeOptions())
     total = all_own = different = 0
     for operator in OPERATORS:
         known = deviations(operator)

@@ -69,14 +69,14 @@ def command(
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.grade.audit import audit, find_trials
     from onnxopt_cli.report.audit_report import audit_json, audit_page
-    from onnxopt_cli.run.expectation import Judging, ToleranceRule
+    from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
     from onnxopt_cli.run.select import Selection
 
     if json_path is not None:
         go_on_without_reader()
     collection = collect(targets)
     chosen = Selection(operators=operators).choose(collection.cases)
-    trials, problems = find_trials(chosen, Judging(rule=ToleranceRule(rule) if rule else None))
+    trials, problems = find_trials(chosen, JudgeOptions(rule=ToleranceRule(rule) if rule else None))
     problems = [*collection.problems, *problems]
     for problem in problems:
         stderr().print(f"invalid {printable(str(problem))}")

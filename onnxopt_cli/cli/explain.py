@@ -13,7 +13,7 @@ import click
 from onnxopt_cli.cli.shared_options import explain_time_option, judging
 
 if TYPE_CHECKING:
-    from onnxopt_cli.run.expectation import Judging
+    from onnxopt_cli.run.answer_key import JudgeOptions
 
 
 @click.command("explain")
@@ -72,7 +72,7 @@ def command(saved: Path, explain_time: float | None) -> int:
     return int(any(it.failing and (it.backend, it.case) not in explained for it in record.results))
 
 
-def _judging(options: Mapping[str, Any]) -> Judging:
+def _judging(options: Mapping[str, Any]) -> JudgeOptions:
     """Return how a saved run judged outputs; what its file does not plainly say is the default."""
     options = options if isinstance(options, Mapping) else {}
     said: dict[str, Any] = {}

@@ -14,8 +14,8 @@ from onnxopt_cli.cli.completion import complete_operator, complete_path
 
 if TYPE_CHECKING:
     from onnxopt_cli.core.case import Case
+    from onnxopt_cli.run.answer_key import JudgeOptions
     from onnxopt_cli.run.executors import Setting
-    from onnxopt_cli.run.expectation import Judging
 
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -210,7 +210,7 @@ def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     )
 
 
-def judging(options: Mapping[str, Any]) -> Judging:
+def judging(options: Mapping[str, Any]) -> JudgeOptions:
     """Turn the options about tolerances into one rule.
 
     Raises:
@@ -218,7 +218,7 @@ def judging(options: Mapping[str, Any]) -> Judging:
     """
     from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
     from onnxopt_cli.readings.bound.bound import FACTOR
-    from onnxopt_cli.run.expectation import Judging, ToleranceRule
+    from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
 
     relative = options["rtol"] is not None or options["atol"] is not None
     if sum((relative, options["ulp"] is not None, options["rule"] is not None)) > 1:
@@ -232,7 +232,7 @@ def judging(options: Mapping[str, Any]) -> Judging:
         )
     elif options["ulp"] is not None:
         override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
-    return Judging(
+    return JudgeOptions(
         override=override,
         rule=None if options["rule"] is None else ToleranceRule(options["rule"]),
         factor=FACTOR if options["budget"] is None else options["budget"],

@@ -19,7 +19,6 @@ from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
 
-
 _BLOCK = 1 << 15
 # Of outputs too many, and of keys that differ, no more are shown.
 _MOST_SURPLUS = _MOST_KEYS = 5

@@ -15,8 +15,8 @@ from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.fuzz.node_example import NAME, SUITE, Example
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.judge import judge, read_question
 from onnxopt_cli.run.reproduce import Observation, named, observe, reproduces
 
@@ -77,7 +77,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     content = example.content()
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
     pending = executor.submit(Order(content.model, content.inputs))
-    judging = Judging()
+    judging = JudgeOptions()
     question = read_question(case, judging)
     # An invalid example is a defect of the strategies.
     assert not question.invalid, question.invalid  # noqa: S101 - as said
@@ -244,8 +244,8 @@ class Findings:
 
 def _explains(explanation: Explanation, trial: Trial) -> bool:
     """Tell whether what explains some failures reproduces another one, too."""
-    seen = observe(trial.result, trial.case, Judging())
+    seen = observe(trial.result, trial.case, JudgeOptions())
     if not isinstance(seen, Observation) or seen.call.operator.name != explanation.operator:
         return False
     mistakes = [named(seen.call.operator, name) for name in explanation.deviations]
-    return any(it is not None and reproduces(it, seen, Judging()) for it in mistakes)
+    return any(it is not None and reproduces(it, seen, JudgeOptions()) for it in mistakes)

@@ -26,7 +26,7 @@ from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.choices import Source, draw_attributes, draw_scalar, draw_shape, has_result
 from onnxopt_cli.fuzz.node_example import NAME, SUITE, draw_groups
-from onnxopt_cli.readings.bound.bound import Judgement, also_right
+from onnxopt_cli.readings.bound.bound import DerivedOutput, also_right
 from onnxopt_cli.readings.bound.chained import InexactTensor, inexact_outputs
 from onnxopt_cli.readings.evaluate import nonnegative_tensors
 
@@ -103,7 +103,7 @@ class _Drawing:
         self._shape = draw_shape(source)
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: dict[str, Array] = {}
-        self._outputs: dict[str, Judgement] = {}
+        self._outputs: dict[str, DerivedOutput] = {}
         self._known: dict[str, InexactTensor] = {}
         # What later nodes may take.
         self._offered: list[str] = []
@@ -207,7 +207,7 @@ def _applied(step: str, value: InexactTensor) -> InexactTensor:
     return replace(value, content=result)
 
 
-def _tolerance(judgement: Judgement) -> Relative:
+def _tolerance(judgement: DerivedOutput) -> Relative:
     limit = judgement.limit
     size = np.abs(judgement.expected.astype(np.float64))
     with np.errstate(all="ignore"):

@@ -24,7 +24,7 @@ from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input, equi
 from onnxopt_cli.readings.mistakes.mutants import mutants
 from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.readings.variants import variants
-from onnxopt_cli.run.expectation import Expectation, Judging, expect
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 
 #: Cases with more elements are put only to implementations that at most one other case rejects.
 _LARGE = 5000
@@ -37,20 +37,18 @@ class AuditedCase:
     Attributes:
         case: its id.
         call: the node and its inputs.
-        expectation: the outputs and how far off they may be.
+        key: the outputs and how far off they may be.
         elements: number of elements of all tensors.
     """
 
     case: str
     call: Call[Array]
-    expectation: Expectation
+    key: AnswerKey
     elements: int
 
     def excess(self, outputs: Sequence[Array]) -> float:
         """Return the largest share of its limit that an output uses; over 1 is a rejection."""
-        diffs = compare_outputs(
-            self.expectation.outputs, outputs, self.expectation.tolerances.__getitem__, worst=0
-        )
+        diffs = compare_outputs(self.key.outputs, outputs, self.key.tolerances.__getitem__, worst=0)
         if all(diff.agrees for diff in diffs):
             return min(1.0, max((diff.budget_used for diff in diffs), default=0.0))
         return max(
@@ -140,12 +138,12 @@ class Grade:
         return [
             (trial.case, output, elements)
             for trial in self.trials
-            for output, elements in trial.expectation.weak.items()
+            for output, elements in trial.key.weak.items()
         ]
 
 
 def find_trials(
-    cases: Sequence[Case], judging: Judging
+    cases: Sequence[Case], judging: JudgeOptions
 ) -> tuple[dict[str, list[AuditedCase]], list[Problem]]:
     """Read the cases that can be audited, by the name of their operator.
 
@@ -160,16 +158,16 @@ def find_trials(
             # What a wrong implementation does in one step, the other cases ask.
             if content.rejects or content.trajectory:
                 continue
-            expectation = expect(content, str(case.location), judging)
+            key = answer_key(content, str(case.location), judging)
             call = sole_call(content.model, content.inputs)
         except InvalidCase as error:
             problems += error.problems
             continue
-        if expectation.contradictions:
+        if key.contradictions:
             problems.append(Problem(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
             elements = sum(tensor.size for group in call.groups for tensor in group)
-            trials[call.operator.name].append(AuditedCase(case.id, call, expectation, elements))
+            trials[call.operator.name].append(AuditedCase(case.id, call, key, elements))
     for mine in trials.values():
         mine.sort(key=lambda trial: trial.elements)
     return trials, problems

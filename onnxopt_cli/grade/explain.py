@@ -18,7 +18,7 @@ from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct
-from onnxopt_cli.run.expectation import Judging
+from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.reproduce import (
     Observation,
     conforms,
@@ -43,7 +43,7 @@ def least_seconds(run: float) -> float:
 def explain(
     results: Sequence[Result],
     cases: Mapping[str, Case],
-    judging: Judging | None = None,
+    judging: JudgeOptions | None = None,
     *,
     seconds: float = float("inf"),
     progress: Callable[[str], None] = lambda _: None,
@@ -61,7 +61,7 @@ def explain(
         progress: called now and then with what is going on.
     """
     end = monotonic() + seconds
-    searches = list(_searches(results, cases, judging or Judging()))
+    searches = list(_searches(results, cases, judging or JudgeOptions()))
     _share([search.alone() for search in searches], end, progress)
     _share([search.together() for search in searches], end, progress)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
@@ -85,7 +85,7 @@ def _share(tasks: Sequence[Iterator[str]], end: float, progress: Callable[[str],
 
 
 def _searches(
-    results: Sequence[Result], cases: Mapping[str, Case], judging: Judging
+    results: Sequence[Result], cases: Mapping[str, Case], judging: JudgeOptions
 ) -> Iterator[_Search]:
     known: dict[tuple[str, ...], Operator] = {(operator.name,): operator for operator in OPERATORS}
     groups: dict[tuple[str, Operator], list[Result]] = {}
@@ -111,7 +111,7 @@ class _Search:
         operator: Operator,
         results: Sequence[Result],
         cases: Mapping[str, Case],
-        judging: Judging,
+        judging: JudgeOptions,
     ) -> None:
         self._backend = backend
         self._operator = operator

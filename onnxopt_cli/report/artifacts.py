@@ -25,7 +25,7 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.report.diff_text import failure_text, repeat_command
 from onnxopt_cli.report.verdict import failures
-from onnxopt_cli.run.expectation import Judging, expect
+from onnxopt_cli.run.answer_key import JudgeOptions, answer_key
 
 _LONGEST = 80
 
@@ -48,7 +48,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_artifacts(
-    folder: Path, record: RunRecord, cases: Mapping[str, Case], judging: Judging
+    folder: Path, record: RunRecord, cases: Mapping[str, Case], judging: JudgeOptions
 ) -> int:
     """Write each result that is not as expected as a test directory.
 
@@ -97,7 +97,7 @@ def _make_new(folder: Path) -> None:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
-def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, bytes]:
+def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str, bytes]:
     """Return what can be said of the case in a test directory; nothing if it cannot be read."""
     if case is None:
         return {}
@@ -106,8 +106,8 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
         if content.rejects:
             files = model_and_inputs(content)
         else:
-            expectation = expect(content, str(case.location), judging)
-            files = directory_files(_with_outputs(content, expectation.outputs))
+            key = answer_key(content, str(case.location), judging)
+            files = directory_files(_with_outputs(content, key.outputs))
     except (InvalidCase, UsageError):
         return {}
     return files | _actual_files(result.returned)

@@ -16,7 +16,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.isolation.response import Response
-from onnxopt_cli.run.expectation import Expectation, Judging, expect
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 
 #: Outputs of failing cases that are larger, or more, are not kept.
 KEPT_BYTES = 1 << 20
@@ -32,7 +32,7 @@ class AskedCase:
     Attributes:
         case: the case.
         content: its content; None if there is none to ask with.
-        expectation: what must come back; None if no backend can be asked, or must refuse the case.
+        key: what must come back; None if no backend can be asked, or must refuse the case.
         invalid: why no backend can be asked, or empty.
         outcome: what that amounts to.
         contradictions: stored outputs that the formula rejects.
@@ -40,13 +40,13 @@ class AskedCase:
 
     case: Case
     content: Content | None
-    expectation: Expectation | None = None
+    key: AnswerKey | None = None
     invalid: str = ""
     outcome: Outcome = Outcome.INVALID
     contradictions: tuple[Diff, ...] = ()
 
 
-def read_question(case: Case, judging: Judging) -> AskedCase:
+def read_question(case: Case, judging: JudgeOptions) -> AskedCase:
     """Read a case; one that is wrong in itself is an answer too."""
     try:
         content = case.read()
@@ -55,18 +55,18 @@ def read_question(case: Case, judging: Judging) -> AskedCase:
     except MemoryError:
         return AskedCase(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
     try:
-        expectation = None if content.rejects else expect(content, str(case.location), judging)
+        key = None if content.rejects else answer_key(content, str(case.location), judging)
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
-    if expectation is not None and expectation.contradictions:
+    if key is not None and key.contradictions:
         why = (
             "the stored outputs contradict the operator's formula beyond any rounding: "
             "the case is wrong, not the backend"
         )
-        return AskedCase(case, content, invalid=why, contradictions=expectation.contradictions)
-    return AskedCase(case, content, expectation)
+        return AskedCase(case, content, invalid=why, contradictions=key.contradictions)
+    return AskedCase(case, content, key)
 
 
 def starved(case: Case) -> AskedCase:
@@ -81,7 +81,7 @@ def unasked_result(question: AskedCase, backend: str) -> Result:
     )
 
 
-def judge(question: AskedCase, backend: str, response: Response, judging: Judging) -> Result:
+def judge(question: AskedCase, backend: str, response: Response, judging: JudgeOptions) -> Result:
     """Say what a backend's response to a question means.
 
     Args:
@@ -90,7 +90,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: Judgin
         response: what it did.
         judging: how the user wants outputs to be judged.
     """
-    content, expectation = question.content, question.expectation
+    content, key = question.content, question.key
     diffs: tuple[Diff, ...] = ()
     message = response.message
     curve: Mapping[int, float] = {}
@@ -103,13 +103,13 @@ def judge(question: AskedCase, backend: str, response: Response, judging: Judgin
             outcome = response.failure
         else:
             outcome, message = Outcome.FAIL, "accepted what a right backend must refuse"
-    elif response.failure is not None or response.outputs is None or expectation is None:
+    elif response.failure is not None or response.outputs is None or key is None:
         outcome = response.failure or Outcome.ERROR
     else:
         diffs = compare_outputs(
-            expectation.outputs,
+            key.outputs,
             response.outputs,
-            expectation.tolerances.__getitem__,
+            key.tolerances.__getitem__,
             signed_zeros=judging.signed_zeros,
         )
         if response.changed:
@@ -117,7 +117,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: Judgin
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if content is not None and content.trajectory is not None:
-            curve, words = _course(content.trajectory.recorded, expectation, response.outputs)
+            curve, words = _course(content.trajectory.recorded, key, response.outputs)
             message = "; ".join(filter(None, (message, words)))
         # A trajectory that ended early says why itself: its outputs are not of the shape expected.
         wrong = "" if response.message else wrong_outputs(diffs, tuple(curve))
@@ -141,18 +141,18 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _course(
-    recorded: Sequence[int], expectation: Expectation, outputs: Sequence[Value]
+    recorded: Sequence[int], key: AnswerKey, outputs: Sequence[Value]
 ) -> tuple[Mapping[int, float], str]:
     """Return how far a backend was off in each step of a trajectory, and what to say of it."""
     # Not worth importing for cases of one step.
     from onnxopt_cli.run.trajectory import course
 
-    curve = course(recorded, expectation.outputs, outputs, expectation.tolerances)
+    curve = course(recorded, key.outputs, outputs, key.tolerances)
     words = []
     if curve.departure:
         words.append(f"left the budget first in {curve.departure}")
-    if expectation.weak_from is not None:
-        words.append(f"the case is too weak to judge everything from step {expectation.weak_from}")
+    if key.weak_from is not None:
+        words.append(f"the case is too weak to judge everything from step {key.weak_from}")
     return curve.shares, "; ".join(words)
 
 
@@ -170,8 +170,8 @@ def _result(
     response: Response,
     diffs: tuple[Diff, ...],
 ) -> Result:
-    case, content, expectation = question.case, question.content, question.expectation
-    judged = bool(diffs) and expectation is not None
+    case, content, key = question.case, question.content, question.key
+    judged = bool(diffs) and key is not None
     return Result(
         case=case.id,
         location=case.location,
@@ -181,7 +181,7 @@ def _result(
         lowered=response.lowered,
         message=message,
         diffs=diffs,
-        weak=expectation.weak if judged and expectation is not None else {},
+        weak=key.weak if judged and key is not None else {},
         returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
         seconds=response.seconds,
         printed="" if outcome in _SILENT else response.printed,

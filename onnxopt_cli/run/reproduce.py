@@ -18,12 +18,12 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.readings.bound.bound import FACTOR, Judgement, bound
+from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
 from onnxopt_cli.readings.mistakes.deviate import all_deviations
 from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.expectation import Expectation, Judging, expect
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.judge import KEPT_BYTES
 
 #: What an implementation that is wrong around the formula may round differently, in spacings.
@@ -38,15 +38,15 @@ class Observation:
     Attributes:
         case: the case's id.
         call: the node and its inputs.
-        expectation: what must come back, as the run judged it.
+        key: what must come back, as the run judged it.
         right: what the formula says of each output; empty if the backend returned what is right.
         returned: the wrong outputs that the backend returned; empty if it returned none.
     """
 
     case: str
     call: Call[Array]
-    expectation: Expectation
-    right: Sequence[Judgement] = ()
+    key: AnswerKey
+    right: Sequence[DerivedOutput] = ()
     returned: Sequence[Array] = ()
 
     @property
@@ -60,7 +60,7 @@ def returned_arrays(result: Result) -> list[Array]:
     return [value for value in result.returned if isinstance(value, np.ndarray)]
 
 
-def observe(result: Result, case: Case | None, judging: Judging) -> Observation | str:
+def observe(result: Result, case: Case | None, judging: JudgeOptions) -> Observation | str:
     """Return what a result says of the backend's formula.
 
     Args:
@@ -83,8 +83,8 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
         if call is None:
             return "without formula"
         if result.outcome is Outcome.ERROR:
-            return Observation(result.case, call, Expectation({}, {}))
-        seen = Observation(result.case, call, expect(content, str(case.location), judging))
+            return Observation(result.case, call, AnswerKey({}, {}))
+        seen = Observation(result.case, call, answer_key(content, str(case.location), judging))
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
     return _failure(seen, result) if result.outcome is Outcome.FAIL else seen
@@ -94,7 +94,7 @@ def _failure(seen: Observation, result: Result) -> Observation | str:
     """Return an observation with what the backend returned; why not if nothing is wrong."""
     returned = returned_arrays(result)
     if not returned:
-        outputs = seen.expectation.outputs.values()
+        outputs = seen.key.outputs.values()
         size = sum(it.nbytes for it in outputs if isinstance(it, np.ndarray))
         return "large" if size > KEPT_BYTES else "not kept"
     if result.diffs and all(diff.agrees for diff in result.diffs):
@@ -106,20 +106,20 @@ def _failure(seen: Observation, result: Result) -> Observation | str:
     return replace(seen, right=right, returned=returned)
 
 
-def conforms(outputs: Sequence[Array], seen: Observation, judging: Judging) -> bool:
+def conforms(outputs: Sequence[Array], seen: Observation, judging: JudgeOptions) -> bool:
     """Tell whether outputs are right in a case, as the run judged it."""
-    expectation = seen.expectation
+    key = seen.key
     diffs = compare_outputs(
-        expectation.outputs,
+        key.outputs,
         outputs,
-        expectation.tolerances.__getitem__,
+        key.tolerances.__getitem__,
         signed_zeros=judging.signed_zeros,
         worst=0,
     )
     return all(diff.agrees for diff in diffs)
 
 
-def reproduces(implementation: Implementation, seen: Observation, judging: Judging) -> bool:
+def reproduces(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
     """Tell whether an implementation returns what a backend returned, and fails the case by it."""
     outputs = implementation.run(seen.call)
     return _returns(implementation, outputs, seen) and not conforms(outputs, seen, judging)

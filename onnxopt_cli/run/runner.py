@@ -12,9 +12,9 @@ from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending
-from onnxopt_cli.run.expectation import Judging
 from onnxopt_cli.run.judge import (
     AskedCase,
     judge,
@@ -44,7 +44,7 @@ class Plan:
     cases: Sequence[Case]
     backends: Sequence[Executor]
     problems: Sequence[Problem] = ()
-    judging: Judging = field(default_factory=Judging)
+    judging: JudgeOptions = field(default_factory=JudgeOptions)
     max_fail: int = 0
     started: Callable[[str, str], None] = lambda _case, _backend: None
     review: Callable[[Result], Result] = lambda result: result

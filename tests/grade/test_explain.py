@@ -19,13 +19,13 @@ from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import both
 from onnxopt_cli.readings.mistakes.deviate import all_deviations, deviations
 from onnxopt_cli.readings.mistakes.equivalence import equivalent
-from onnxopt_cli.run.expectation import Judging
+from onnxopt_cli.run.answer_key import JudgeOptions
 
 CASES = {case.id: case for suite in ("conformance", "pruning") for case in suite_cases(suite)}
 # What is small, which is nearly all: of large cases explaining asks nothing else.
 TRIALS = {
     operator: [trial for trial in trials if trial.elements < 1000]
-    for operator, trials in find_trials(list(CASES.values()), Judging())[0].items()
+    for operator, trials in find_trials(list(CASES.values()), JudgeOptions())[0].items()
 }
 
 PYTORCH = """\

@@ -15,7 +15,7 @@ from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
-from onnxopt_cli.readings.bound.bound import Judgement, bound
+from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
 from onnxopt_cli.readings.lower.model import lower
 
@@ -160,7 +160,7 @@ class Author:
         )
 
 
-def judgements(question: WrittenCase) -> list[Judgement]:
+def judgements(question: WrittenCase) -> list[DerivedOutput]:
     """Return the answers to a question without random inputs, and how far off they may be."""
     attributes = complete_attributes(question.operator, question.attributes)
     inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]

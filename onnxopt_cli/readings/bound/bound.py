@@ -38,7 +38,7 @@ FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judgement:
+class DerivedOutput:
     """What an output must be, and how far off it may be, by element.
 
     Attributes:
@@ -58,7 +58,7 @@ class Judgement:
     value: Array
     error: Array
     factor: float
-    otherwise: Judgement | None = None
+    otherwise: DerivedOutput | None = None
 
     @property
     def limit(self) -> Array:
@@ -77,13 +77,13 @@ class Judgement:
         other = None if self.otherwise is None else self.otherwise.branch
         return Branch(self.expected, self.limit, other)
 
-    def accepting(self, others: Iterable[AlsoRight]) -> Judgement:
+    def accepting(self, others: Iterable[AlsoRight]) -> DerivedOutput:
         """Return a judgement that some elements may be NaN or infinite in, too."""
         judgement = self
         for special, mask in others:
             expected = np.where(mask, self.expected.dtype.type(special), self.expected)
             value, error = np.where(mask, special, self.value), np.where(mask, 0.0, self.error)
-            other = Judgement(expected, value, error, self.factor, judgement.otherwise)
+            other = DerivedOutput(expected, value, error, self.factor, judgement.otherwise)
             judgement = replace(judgement, otherwise=other)
         return judgement
 
@@ -104,7 +104,7 @@ class Judgement:
         return int(np.count_nonzero(self.weak_elements))
 
 
-def bound(call: Call[Array], factor: float = FACTOR) -> list[Judgement]:
+def bound(call: Call[Array], factor: float = FACTOR) -> list[DerivedOutput]:
     """Return the expected outputs of a node in its order, and the derived tolerance of each.
 
     Values and errors come from one pass over the formula; the values are those of the evaluate
@@ -119,7 +119,7 @@ def bound(call: Call[Array], factor: float = FACTOR) -> list[Judgement]:
         return call.by_group(lambda part: _judgements(part, factor))
 
 
-def _judgements(call: Call[Array], factor: float) -> list[Judgement]:
+def _judgements(call: Call[Array], factor: float) -> list[DerivedOutput]:
     judgements = []
     for right, like, first in bounded_outputs(call, given):
         judgement, *others = (judged(it, like.dtype, first.shape, factor) for it in right)
@@ -161,13 +161,13 @@ def judged(
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
     factor: float,
-) -> Judgement:
+) -> DerivedOutput:
     """Return what an output must be that is known up to an error, in its dtype and shape."""
     if precision_of(dtype).unit_roundoff <= np.finfo(WIDE).eps / 2:
         factor *= 2
     wide = np.broadcast_to(np.asarray(bounded.value, WIDE), shape)
     error = np.broadcast_to(bounded.error, shape)
-    return Judgement(rounded(bounded.value, dtype, shape), wide, error, factor)
+    return DerivedOutput(rounded(bounded.value, dtype, shape), wide, error, factor)
 
 
 def also_right(call: Call[Array]) -> list[list[AlsoRight]]:

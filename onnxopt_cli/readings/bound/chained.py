@@ -26,7 +26,7 @@ from onnxopt_cli.readings.bound.bound import (
     FACTOR,
     AlsoRight,
     Change,
-    Judgement,
+    DerivedOutput,
     also_right_from,
     bounded_outputs,
     judged,
@@ -41,7 +41,7 @@ Fed = TypeVar("Fed", bound=Operand)
 
 
 @lru_cache(maxsize=2)
-def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str, Judgement]:
+def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str, DerivedOutput]:
     """Return what the recorded steps must return, and how far off they may be.
 
     Args:
@@ -180,7 +180,7 @@ class InexactTensor:
         """The bound on the error, float64."""
         return np.broadcast_to(np.float64(self.tensor.error), self.shape)
 
-    def judgement(self, factor: float = FACTOR) -> Judgement:
+    def judgement(self, factor: float = FACTOR) -> DerivedOutput:
         """Return what an output must be, and how far off it may be."""
         return judged(self.tensor, self.dtype, self.shape, factor)
 

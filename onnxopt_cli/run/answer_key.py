@@ -14,7 +14,7 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Tolerance
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
-from onnxopt_cli.readings.bound.bound import FACTOR, Judgement, bound
+from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
 from onnxopt_cli.readings.single_node import sole_call
 
 
@@ -26,7 +26,7 @@ class ToleranceRule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class JudgeOptions:
     """How the user wants outputs to be judged.
 
     Attributes:
@@ -43,7 +43,7 @@ class Judging:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class AnswerKey:
     """The outputs to come, judged by their tolerances.
 
     Attributes:
@@ -61,7 +61,7 @@ class Expectation:
     weak_from: int | None = None
 
 
-def expect(content: Content, where: str, judging: Judging) -> Expectation:
+def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey:
     """Say what must come back from a case that a right backend accepts.
 
     Args:
@@ -100,10 +100,10 @@ def expect(content: Content, where: str, judging: Judging) -> Expectation:
             outputs[name] = judgement.expected
     weak = {name: judgement.weak for name, judgement in judgements.items() if judgement.weak}
     weak_from = _first_weak(content, judgements)
-    return Expectation(outputs, tolerances, tuple(contradictions), weak, weak_from)
+    return AnswerKey(outputs, tolerances, tuple(contradictions), weak, weak_from)
 
 
-def _judgements(content: Content, names: list[str], factor: float) -> Mapping[str, Judgement]:
+def _judgements(content: Content, names: list[str], factor: float) -> Mapping[str, DerivedOutput]:
     """Return what the formula says of each output; nothing where no formula of ours applies."""
     if content.trajectory is not None:
         # Not worth importing for cases of one step.
@@ -114,7 +114,7 @@ def _judgements(content: Content, names: list[str], factor: float) -> Mapping[st
     return {} if call is None else dict(zip(names, bound(call, factor), strict=True))
 
 
-def _first_weak(content: Content, judgements: Mapping[str, Judgement]) -> int | None:
+def _first_weak(content: Content, judgements: Mapping[str, DerivedOutput]) -> int | None:
     """Return the first step of a trajectory of which not everything can be judged."""
     if content.trajectory is None:
         return None
@@ -124,7 +124,9 @@ def _first_weak(content: Content, judgements: Mapping[str, Judgement]) -> int | 
     return recorded[weak[0]] if weak.size else None
 
 
-def _strongest(own: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:
+def _strongest(
+    own: Tolerance | None, derived: Tolerance | None, judging: JudgeOptions
+) -> Tolerance:
     if judging.override is not None:
         return judging.override
     if judging.rule is ToleranceRule.ONNX:
