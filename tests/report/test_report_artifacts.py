@@ -37,6 +37,7 @@ def tensor(path):
     return numpy_helper.to_array(onnx.load_tensor(path))
 
 
+@pytest.mark.slow
 def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", OFF, "--artifacts", "out")
     assert answer.code == 1
@@ -54,6 +55,7 @@ def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(
     assert onnxopt(*command[1:]).code == 1
 
 
+@pytest.mark.slow
 def test_the_directories_are_cases_that_show_the_same_failures(demo, onnxopt):
     onnxopt("run", "demo.yaml", "-b", OFF, "--artifacts", "out")
     again = onnxopt("run", "out", "-b", OFF, "--no-explain")

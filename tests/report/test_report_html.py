@@ -227,6 +227,7 @@ def test_a_run_without_a_budget_has_no_section_on_accuracy():
     assert "svg" not in page.tags
 
 
+@pytest.mark.slow
 def test_two_thousand_cases_on_three_backends_fit_in_a_few_megabytes():
     results = [
         result(f"demo/case_{number}", backend, Outcome.FAIL if number % 3 else Outcome.PASS)

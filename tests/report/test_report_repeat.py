@@ -33,6 +33,7 @@ def repeated(run, result, options=None):
     return run(*arguments)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     [
