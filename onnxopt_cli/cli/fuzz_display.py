@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -27,7 +25,7 @@ class FuzzDisplay:
     """
 
     def __init__(self, examples: int | None, seconds: float | None) -> None:
-        self._console: Console = stdout()
+        self._console = stdout()
         self._by_time = examples is None
         self._found = 0
         self._began = monotonic()
@@ -48,12 +46,7 @@ class FuzzDisplay:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def tried(self, examples: int) -> None:
@@ -72,29 +65,25 @@ class FuzzDisplay:
         """Print a finding, in lines that a pipe gets whole."""
         self._found += 1
         result = finding.result
-        notes = [
-            note
-            for note, holds in (("seen before", finding.replayed), ("flaky", finding.flaky))
-            if holds
-        ]
+        notes = ["seen before"] * finding.replayed + ["flaky"] * finding.flaky
         head = Text.assemble((f"{result.outcome} ", "bold red"), (finding.kind.subject, "bold"))
         head.append(f"  {headline}" if headline else "")
         head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
-        self._print(head)
+        self._console.print_line(head)
         if finding.explanation is not None:
-            self._print(Text(f"  {printable(finding.explanation.text)}"))
-        self._print(Text(f"  kept as {printable(str(path))}", "dim"))
+            self._console.print_line(Text(f"  {printable(finding.explanation.text)}"))
+        self._console.print_line(Text(f"  kept as {printable(str(path))}", "dim"))
 
     def outside(self, aside: Aside) -> None:
         """Print what the backend did outside of the examples."""
         head = Text.assemble((f"{aside.outcome} ", "bold red"), (f"worker/{aside.place}", "bold"))
-        self._print(head.append(f"  {printable(aside.message)}"))
+        self._console.print_line(head.append(f"  {printable(aside.message)}"))
 
     def finish(self, tried: int, options: Mapping[str, Any]) -> None:
         """Print how much was tried, and how to see the failures again."""
         seconds = monotonic() - self._began
         what = f"{self._found} distinct failure{'s' * (self._found != 1)}"
-        self._print(
+        self._console.print_line(
             Text(
                 f"{what} in {tried} examples, seed {options['seed']}, {seconds:.1f} s "
                 f"({tried / max(seconds, 1e-9):.0f} examples/s)",
@@ -103,7 +92,4 @@ class FuzzDisplay:
         )
         if self._found:
             again = f"onnxopt run {options['output']} -b {options['backend']}"
-            self._print(Text(f"run them again: {printable(again)}"))
-
-    def _print(self, line: Text) -> None:
-        self._console.print(line, soft_wrap=not self._console.is_terminal, highlight=False)
+            self._console.print_line(Text(f"run them again: {printable(again)}"))

@@ -13,14 +13,13 @@ from itertools import zip_longest
 from statistics import median
 
 from rich.table import Table
-from rich.text import Text
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.operators import operator_named
+from onnxopt_cli.report.terminal import plain_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +118,16 @@ def _of_group(backend: str, operator: str, output: str, diffs: list[Diff]) -> Ac
 
 def accuracy_table(results: Sequence[Result]) -> Table | None:
     """Return budget used and bits lost by backend and output; None if no budget applied."""
-    rows = accuracy(results)
-    if not rows:
-        return None
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-    for title in ("backend", "output"):
-        table.add_column(title, overflow="fold")
-    for title in ("budget used", "median", "bits lost", "99% ulp"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        cells = (
-            printable(row.backend),
+    rows = [
+        (
+            row.backend,
             f"{row.operator} {row.output}",
             numbers.error(row.budget_most),
             numbers.error(row.budget_median),
             f"{row.bits_lost:.1f}",
             numbers.count(row.ulp_within(0.99)),
         )
-        table.add_row(*map(Text, cells))
-    return table
+        for row in accuracy(results)
+    ]
+    measures = ("budget used", "median", "bits lost", "99% ulp")
+    return plain_table(rows, ("backend", "output"), measures) if rows else None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
 from onnxopt_cli.cases.values.tensor_data import tensor_of
-from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
@@ -71,14 +71,17 @@ def write_artifacts(
     taken: set[str] = set()
     folders = {it.name: folder / _free_name(it.name, taken) for it in record.backends}
     names: dict[str, set[str]] = {it.name: set() for it in record.backends}
-    for name in dict.fromkeys(result.backend for result in failed):
-        _make_new(folders[name])
+    made: set[str] = set()
     for result in failed:
         files = _files(result, cases.get(result.case), judging)
         files["README.txt"] = _readme(result, record).encode()
         name = f"test_{_free_name(result.case, names[result.backend])}"
         target = folders[result.backend] / name
         try:
+            if result.backend not in made:
+                # No other run may have made it meanwhile.
+                target.parent.mkdir()
+                made.add(result.backend)
             for part, data in files.items():
                 path = target / part
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,14 +90,6 @@ def write_artifacts(
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
     return len(failed)
-
-
-def _make_new(folder: Path) -> None:
-    """Make a folder that no other run has made meanwhile."""
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str, bytes]:
@@ -107,16 +102,15 @@ def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str
             files = model_and_inputs(content)
         else:
             key = answer_key(content, str(case.location), judging)
-            files = directory_files(_with_outputs(content, key.outputs))
+            # Of its tolerances the layout can hold but one.
+            tolerance = content.tolerance if isinstance(content.tolerance, Relative) else None
+            whole = replace(
+                content, expected=key.outputs, tolerance=tolerance, output_tolerances={}
+            )
+            files = directory_files(whole)
     except (InvalidCase, UsageError):
         return {}
     return files | _actual_files(result.returned)
-
-
-def _with_outputs(content: Content, outputs: Mapping[str, Value]) -> Content:
-    """Return the content with its outputs, and of its tolerances what the layout can hold."""
-    tolerance = content.tolerance if isinstance(content.tolerance, Relative) else None
-    return replace(content, expected=outputs, tolerance=tolerance, output_tolerances={})
 
 
 def _actual_files(returned: Sequence[Value]) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.report.terminal import plain_table
 
 # Outcomes that are not named here are the worst.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
@@ -67,15 +67,15 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
 
 def comparison_table(changes: Sequence[Change]) -> Table:
     """Return changes as a table."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-    for title in ("", "case", "backend", "what", "before", "now"):
-        table.add_column(title, overflow="fold")
     styles = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.OTHER: "dim"}
-    for it in changes:
-        cells = (it.case, it.backend, it.what, it.before or "-", it.now or "-")
-        first = Text(it.direction.value, styles[it.direction])
-        table.add_row(first, *(Text(printable(cell)) for cell in cells))
-    return table
+    rows = [
+        (
+            Text(it.direction.value, styles[it.direction]),
+            *(it.case, it.backend, it.what, it.before or "-", it.now or "-"),
+        )
+        for it in changes
+    ]
+    return plain_table(rows, ("", "case", "backend", "what", "before", "now"))
 
 
 def comparison_verdict(changes: Sequence[Change]) -> Text:

@@ -11,8 +11,7 @@ import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -29,23 +28,6 @@ from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import failures, tallies, verdict
 
 _PAGE = files("onnxopt_cli.report") / "page"
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A result in the matrix; ``failure`` is the number of its section, None if it has none."""
-
-    result: Result
-    failure: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """A backend's accuracy, in numbers and charts."""
-
-    backend: str
-    rows: tuple[Accuracy, ...]
-    charts: tuple[Chart, ...]
 
 
 def check_available() -> None:
@@ -93,7 +75,7 @@ def html_report(record: RunRecord) -> str:
         rows=_matrix(record, [*failed, *known]),
         failures=failed,
         known=known,
-        measured=_measured(record),
+        measured=list(_measured(record)),
         chart_width=WIDTH,
         repeat=lambda result: repeat_command(result, record.options),
         text=diff_text,
@@ -127,30 +109,26 @@ def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[_Cell | None]]]:
-    """Return each case with a cell a backend; None where the backend did not get to it."""
+def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[Any]]]:
+    """Return each case with a cell a backend; None where the backend did not get to it.
+
+    A cell is a result and the number of its section, None if it has none.
+    """
     sections = {id(result): number for number, result in enumerate(shown, 1)}
-    rows: dict[str, dict[str, _Cell]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for result in record.results:
-        cells = rows.setdefault(result.case, {})
-        cells[result.backend] = _Cell(result, sections.get(id(result)))
+        rows.setdefault(result.case, {})[result.backend] = result, sections.get(id(result))
     return [
         (case, [cells.get(backend.name) for backend in record.backends])
         for case, cells in rows.items()
     ]
 
 
-def _measured(record: RunRecord) -> list[_Measured]:
-    grouped = groupby(accuracy(record.results), key=lambda row: row.backend)
-    measured = []
-    for backend, group in grouped:
-        rows = tuple(group)
-        curves = {
-            result.case: result.curve
-            for result in record.results
-            if result.backend == backend and result.curve
-        }
+def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[Chart]]]:
+    """Yield each backend's accuracy, in numbers and charts."""
+    for backend, group in groupby(accuracy(record.results), key=lambda row: row.backend):
+        rows = list(group)
+        mine = [it for it in record.results if it.backend == backend and it.curve]
+        curves = {it.case: it.curve for it in mine}
         charts = [budget_chart(rows), spread_chart(rows)]
-        charts += [curve_chart(curves)] if curves else []
-        measured.append(_Measured(backend, rows, tuple(charts)))
-    return measured
+        yield backend, rows, charts + ([curve_chart(curves)] if curves else [])

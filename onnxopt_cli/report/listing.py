@@ -20,32 +20,23 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.show import formula_description, formula_text
+from onnxopt_cli.report.terminal import plain_table
 
 _MOST_ELEMENTS = 12
 
 
 def case_table(cases: Sequence[Case]) -> Table:
     """Return the ids of cases and what each asks."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-    table.add_column("case", overflow="fold")
-    table.add_column("operator")
-    table.add_column("about", style="dim")
-    for case in cases:
-        operators = ", ".join(case.operators or ())
-        table.add_row(*(Text(printable(cell)) for cell in (case.id, operators, case.about)))
-    return table
+    rows = [
+        (it.id, ", ".join(it.operators or ()), Text(printable(it.about), "dim")) for it in cases
+    ]
+    return plain_table(rows, ("case", "operator", "about"))
 
 
 def backend_table(backends: Sequence[KnownBackend]) -> Table:
     """Return the backends that can be asked for by name, and why some cannot be used."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-    for title in ("backend", "kind", "version"):
-        table.add_column(title, overflow="fold")
-    for backend in backends:
-        version = backend.version or f"not available: {backend.problem}"
-        cells = (backend.name, backend.kind, version)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+    rows = [(it.name, it.kind, it.version or f"not available: {it.problem}") for it in backends]
+    return plain_table(rows, ("backend", "kind", "version"))
 
 
 def operator_page(operator: Operator) -> Iterable[RenderableType]:

@@ -146,17 +146,32 @@ def _details(diff: Diff, result: Result) -> Iterable[RenderableType]:
     if diff.tolerance is not None:
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
-        yield _worst_table(diff, result)
+        first, *others = diff_text.worst_header(diff)
+        rows = [(f"  {at}", *cells) for at, *cells in diff_text.worst_rows(diff, result)]
+        yield plain_table(rows, [f"  {first}"], others, "dim")
 
 
-def _worst_table(diff: Diff, result: Result) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    first, *others = diff_text.worst_header(diff)
-    table.add_column(f"  {first}")
-    for column in others:
-        table.add_column(column, justify="right", overflow="fold")
-    for at, *cells in diff_text.worst_rows(diff, result):
-        table.add_row(*map(Text, (f"  {at}", *cells)))
+def plain_table(
+    rows: Iterable[Sequence[Text | str]],
+    left: Sequence[str],
+    right: Sequence[str] = (),
+    style: str = "bold",
+) -> Table:
+    """Return a table without lines; what does not fit into a cell goes on below.
+
+    Args:
+        rows: cells; of a string what is invisible or harmful becomes visible.
+        left: titles of the first columns.
+        right: titles of the others, which hold numbers.
+        style: of the titles.
+    """
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style=style)
+    for title in left:
+        table.add_column(title, overflow="fold")
+    for title in right:
+        table.add_column(title, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(it if isinstance(it, Text) else Text(printable(it)) for it in row))
     return table
 
 
