@@ -44,6 +44,12 @@ def pytest_configure(config):
 _QUICK = frozenset({"cases", "core", "expectations", "log", "operators", "readings", "report"})
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leave rooms without quick tests unread: to make their tests takes seconds, too."""
+    other = collection_path.suffix == ".py" and collection_path.parent.name not in _QUICK
+    return True if other and config.option.markexpr == "quick" else None
+
+
 def pytest_collection_modifyitems(items):
     """Mark what is worth running at every save: a minute of laws and messages, no processes."""
     for item in items:
