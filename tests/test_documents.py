@@ -24,6 +24,13 @@ def test_links_lead_somewhere(path):
         assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_of_ours_that_are_named_are_there(path):
+    named = re.findall(r"`((?:onnxopt_cli|tests|scripts|[a-z]+)/[\w/]+\.py)`", path.read_text())
+    places = (REPOSITORY, REPOSITORY / "onnxopt_cli")
+    assert [it for it in named if not any((place / it).exists() for place in places)] == []
+
+
 def block(language):
     section = README[README.index("## A first failure") :]
     return re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)[1]
