@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -31,27 +32,93 @@ def test_files_of_ours_that_are_named_are_there(path):
     assert [it for it in named if not any((place / it).exists() for place in places)] == []
 
 
-def block(language):
-    section = README[README.index("## A first failure") :]
-    return re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)[1]
+FENCED = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+BLOCKS = {
+    f"{path.name} {place}": (path, text)
+    for path in DOCUMENTS
+    for place, (language, text) in enumerate(FENCED.findall(path.read_text()))
+    if language in {"sh", "bash", "console"}
+}
+INSTALLS = "installs a copy and runs all tests, which .ci/run does with this very line"
+NOT_RUN = {
+    "README.md 0": INSTALLS,
+    "README.md 1": INSTALLS,
+    "CONTRIBUTING.md 0": INSTALLS,
+    "grading.md 0": "minutes of auditing; .ci/run does it, and tests/grade one operator",
+    "operators.md 1": "tests/operators/test_operator_files.py runs it and looks at what it says",
+    "security.md 0": "a container; Docker is not everywhere",
+    "training.md 0": "minutes of training; tests/run/test_workload.py runs its parts",
+}
+#: Of what a document shows as an example of what fails.
+FAILING = (
+    "third_step.yaml",
+    "python:ci/my_backend.py",
+    "--tolerance onnx",
+    "fuzz -b onnx-reference",
+)
+#: A backend as the documents' readers have one.
+BACKEND = """
+from onnx.reference import ReferenceEvaluator
+
+class Backend:
+    def run(self, model, inputs):
+        return ReferenceEvaluator(model).run(None, dict(inputs))
+"""
 
 
-def test_the_first_failure_of_the_readme_is_what_one_sees(tmp_path):
-    (tmp_path / "my_backend.py").write_text(block("python"))
-    (tmp_path / "third_step.yaml").write_text(block("yaml"))
-    command, _, shown = block("console").partition("\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxopt_cli", *command.split()[2:]], cwd=tmp_path, text=True,
-        capture_output=True, check=False, env={**os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
-    assert done.returncode == 1
+def commands_of(text):
+    """Yield each command, and what the block shows below it."""
+    if text.startswith("$ "):
+        for part in text.removeprefix("$ ").split("\n$ "):
+            command, _, shown = part.partition("\n")
+            yield command, shown
+    else:
+        for line in text.replace("\\\n", " ").splitlines():
+            yield line, ""
 
-    def timeless(text):
-        lines = (line.rstrip() for line in text.strip().splitlines())
-        # How long it took is said in a second part only where explaining took long.
-        return [
-            re.sub(r" in [\d.]+ s\b(, [\d.]+ s of it explaining)?", " in N s", line)
-            for line in lines
-        ]
 
-    assert timeless(done.stdout) == timeless(shown)
+def pattern_of(shown):
+    """Return what matches the words, whatever times they say, and anything for a line of dots."""
+    # How long it took is said in a second part only where explaining took long.
+    spent = r"[\d.]+ (?:s\b(?:, [\d.]+ s of it explaining)?|examples/s)"
+    parts = re.split(r"^\.\.\.$", shown, flags=re.MULTILINE)
+    words = [
+        spent.join(re.escape(" ".join(it.split())) for it in re.split(spent, part))
+        for part in parts
+    ]
+    return ".*".join(words).replace(f"{spent}", rf"\ *{spent}\ *")
+
+
+def test_every_block_that_is_not_run_is_there():
+    assert set(NOT_RUN) < set(BLOCKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in NOT_RUN])
+def test_the_commands_of_a_document_do_what_it_shows(name, tmp_path):
+    document, text = BLOCKS[name]
+    # The files that the document shows, and those that it takes for granted.
+    (tmp_path / "cases").symlink_to(REPOSITORY / "cases")
+    for folder in ("ci", "out"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "ci" / "my_backend.py").write_text(BACKEND)
+    (tmp_path / "ci" / "expected.yaml").write_text("onnxopt-expect: 1\n")
+    files = {"python": "my_backend.py", "yaml": "third_step.yaml"}
+    for language, content in FENCED.findall(document.read_text()):
+        if language in files:
+            (tmp_path / files[language]).write_text(content)
+    for command, shown in commands_of(text):
+        words = shlex.split(command, comments=True)
+        if words[:2] == ["pip", "install"]:
+            continue
+        assert words[0] == "onnxopt"
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxopt_cli", *words[1:]], cwd=tmp_path, text=True,
+            capture_output=True, check=False, env={**os.environ, "COLUMNS": "80"},
+        )  # fmt: skip
+        fails = any(part in command for part in FAILING)
+        assert done.returncode == fails, f"{command}\n{done.stdout}{done.stderr}"
+        said = " ".join(done.stdout.split())
+        assert re.fullmatch(pattern_of(shown), said) or not shown, done.stdout
+        for path in re.findall(r"out/[\w./]+", command):
+            assert (tmp_path / path).exists(), path
