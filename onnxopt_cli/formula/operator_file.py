@@ -11,7 +11,6 @@ from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from traceback import extract_tb
 from types import ModuleType
 
 from onnxopt_cli.core.files import shown_path
@@ -124,6 +123,9 @@ def _run(path: Path) -> ModuleType:
 def _line(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f":{error.lineno}"
+    # Not worth importing before something is wrong.
+    from traceback import extract_tb
+
     lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == str(path)]
     return f":{lines[-1]}" if lines else ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, product
-from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
-from onnxopt_cli.readings.lower.model import lower
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
@@ -173,6 +171,11 @@ def unreadable(operator: Operator) -> str:
     The formula is read with ordinary operands, once for every combination of words among its
     attributes: whatever it asks of NumPy there has to be known.
     """
+    # Not worth importing for what runs cases.
+    from traceback import extract_tb
+
+    from onnxopt_cli.readings.lower.model import lower
+
     try:
         author = Author(operator)
         for setting in author.settings:
