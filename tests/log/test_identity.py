@@ -136,10 +136,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("what", "finished"),
-    [*((what, True) for what in CHANGES), ("a model", False), ("the plugin", False)],
-)
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("finished", [True, False])
 def test_a_log_of_other_files_is_not_resumed(again, onnxopt, what, finished):
     name, alter = CHANGES[what]
     if not finished:
