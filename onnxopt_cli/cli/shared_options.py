@@ -237,6 +237,7 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
         rule=None if options["rule"] is None else ToleranceRule(options["rule"]),
         factor=FACTOR if options["budget"] is None else options["budget"],
         signed_zeros=options["signed_zeros"],
+        examine=options.get("verbose") is True,
     )
 
 

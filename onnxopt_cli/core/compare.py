@@ -6,9 +6,10 @@ Tensors are compared in blocks, so that a large one needs no full-size temporari
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,7 @@ import numpy as np
 
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.text import clipped
-from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance, Ulps
+from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
 
 _BLOCK = 1 << 15
@@ -34,6 +35,7 @@ def compare_outputs(
     *,
     signed_zeros: bool = False,
     worst: int = 5,
+    examine: bool = False,
 ) -> tuple[Diff, ...]:
     """Judge what a backend returned against the expected outputs.
 
@@ -43,6 +45,8 @@ def compare_outputs(
         tolerance_of: the tolerance of an output by its name.
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: how many of the worst elements of a tensor are described.
+        examine: whether budgets are asked of elements that are equal to the bit, too: not for the
+            verdict, but to know how many of them they cannot judge.
 
     Returns:
         One Diff for each tensor, and one for each place where the structures part; of outputs that
@@ -51,7 +55,9 @@ def compare_outputs(
     diffs: list[Diff] = []
     for position, (name, value) in enumerate(expected.items()):
         if position < len(actual):
-            options = _Options(tolerance_of(name), worst, signed_zeros=signed_zeros)
+            options = _Options(
+                tolerance_of(name), worst, signed_zeros=signed_zeros, examine=examine
+            )
             diffs += _compare(name, value, actual[position], options)
         else:
             diffs.append(Diff(name, describe(value), structure="is missing"))
@@ -73,15 +79,13 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
         actual: what came.
         tolerance: what an output of this dtype is judged by.
     """
-    applied = _applicable(tolerance, expected)
-    if isinstance(applied, Budget):
-        expected, applied = nearest_branch(expected, actual, applied)
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
-    statistics = _Statistics(applied, _Options(tolerance, 0))
-    distance = absolute_distance(mine, theirs)
-    steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is NumberKind.FLOAT else None
-    limit = statistics.limits(0, magnitude(mine), steps, distance)
-    return share_of_limit(distance, limit).reshape(expected.shape)
+    shares = np.zeros(mine.size)
+    places = _differing(mine, theirs)
+    if places.size:
+        judged = _judged(_applicable(tolerance, mine), mine, theirs, places)
+        shares[places] = judged.share
+    return shares.reshape(expected.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ class _Options:
 
     tolerance: Tolerance
     worst: int
-    signed_zeros: bool = False
+    signed_zeros: bool
+    examine: bool
 
 
 def _compare(name: str, expected: Value, actual: Value, options: _Options) -> Iterator[Diff]:
@@ -131,18 +136,16 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         return Diff(name, kind, structure=f"is {describe(actual)}")
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
-    applied = _applicable(options.tolerance, expected)
-    if isinstance(applied, Budget):
-        expected, applied = nearest_branch(expected, actual, applied)
-    statistics = _Statistics(applied, options)
+    statistics = _Statistics(_applicable(options.tolerance, expected), options)
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
+    if kind_of(mine.dtype) is NumberKind.FLOAT:
+        statistics.max_ulp = 0
     for start in range(0, mine.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        statistics.add(start, mine[block], theirs[block])
+        statistics.add(mine, theirs, start)
     return Diff(
         name,
         kind,
-        tolerance=applied,
+        tolerance=statistics.tolerance,
         elements=expected.size,
         mismatches=statistics.mismatches,
         max_absolute=statistics.max_absolute,
@@ -152,11 +155,9 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         needed_atol=statistics.needed(statistics.needed_atol),
         budget_used=statistics.budget_used,
         budget_median=statistics.budget_median(expected.size),
+        weak=statistics.weak,
         ulp_counts=statistics.ulp_counts(),
-        worst=tuple(
-            statistics.element(index, mine, theirs, expected.shape)
-            for index in statistics.worst_indices()
-        ),
+        worst=tuple(it.element(expected.shape) for it in statistics.worst),
     )
 
 
@@ -172,6 +173,96 @@ def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     return tolerance if kind is NumberKind.INTEGER and wanted else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """Some elements of a tensor, judged; arrays of their number.
+
+    Attributes:
+        places: where they are in the flat tensor.
+        expected: of all right results those that they come nearest, in shares of the limits.
+        actual: what came.
+        distance: absolute distances, float64.
+        size: magnitudes of what was expected, float64.
+        steps: distances in ulp; None for what is no float.
+        limit: the largest allowed distances.
+        weak: number of elements that the limits cannot judge.
+    """
+
+    places: Array
+    expected: Array
+    actual: Array
+    distance: Array
+    size: Array
+    steps: Array | None
+    limit: Array
+    weak: int
+
+    @property
+    def share(self) -> Array:
+        return share_of_limit(self.distance, self.limit)
+
+    @property
+    def relative(self) -> Array:
+        """Distances relative to what was expected; infinite where that is zero."""
+        with np.errstate(all="ignore"):
+            relative = np.where(self.distance <= 0, 0.0, self.distance / self.size)
+        return np.where(np.isnan(relative), np.inf, relative)
+
+    @property
+    def finite(self) -> Array:
+        return np.isfinite(self.distance) & np.isfinite(self.size)
+
+
+def _differing(expected: Array, actual: Array) -> Array:
+    """Return the places of two flat arrays that are not equal to the bit, and some that are."""
+    kind = kind_of(expected.dtype)
+    if kind is NumberKind.FLOAT:
+        bits = f"u{expected.dtype.itemsize}"
+        return np.flatnonzero(expected.view(bits) != actual.view(bits))
+    return np.flatnonzero(expected != actual)
+
+
+def _judged(
+    tolerance: Tolerance | None, expected: Array, actual: Array, places: Array
+) -> _Elements:
+    """Judge the elements at some places of two flat arrays."""
+    expected, actual = expected[places], actual[places]
+    if isinstance(tolerance, Budget):
+        branch = tolerance.at(places)
+        expected, limit = _nearest(branch, actual)
+        weak = int(np.count_nonzero(branch.weak))
+    distance, size = absolute_distance(expected, actual), magnitude(expected)
+    floats = kind_of(expected.dtype) is NumberKind.FLOAT
+    steps = ulp_distance(expected, actual) if floats else None
+    if not isinstance(tolerance, Budget):
+        limit, weak = allowed_distance(tolerance, size, steps, distance), 0
+    return _Elements(places, expected, actual, distance, size, steps, limit, weak)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worst:
+    """An element that is wrong, of judged ones."""
+
+    judged: _Elements
+    number: int
+    rank: tuple[float, float, int]
+    limited: bool
+
+    def element(self, shape: tuple[int, ...]) -> Element:
+        judged, number = self.judged, self.number
+        steps = judged.steps if judged.finite[number] else None
+        return Element(
+            index=tuple(int(part) for part in np.unravel_index(judged.places[number], shape)),
+            expected=_plain(judged.expected[number : number + 1]),
+            actual=_plain(judged.actual[number : number + 1]),
+            absolute=float(judged.distance[number]),
+            relative=float(judged.relative[number]),
+            ulp=None if steps is None else int(steps[number]),
+            limit=float(judged.limit[number]) if self.limited else None,
+            wrong=True,
+        )
+
+
 @dataclass(slots=True)
 class _Statistics:
     """What is known after the blocks seen so far."""
@@ -185,64 +276,55 @@ class _Statistics:
     needed_rtol: float = 0.0
     needed_atol: float = 0.0
     budget_used: float = 0.0
-    # The shares of the derived limits, without those of blocks that are equal to the bit: zero.
+    weak: int = 0
+    # The shares of the derived limits, without those of elements that are equal to the bit: zero.
     shares: list[Array] = field(default_factory=list)
     # Elements by the number of bits of their distance in ulp, of floats.
     ulp_bits: Array = field(default_factory=lambda: np.zeros(_ULP_BITS, dtype=np.int64))
-    # (share of the limit, absolute distance, index) of the worst elements.
-    worst: list[tuple[float, float, int]] = field(default_factory=list)
+    worst: list[_Worst] = field(default_factory=list)
 
-    def add(self, start: int, expected: Array, actual: Array) -> None:
-        kind = kind_of(expected.dtype)
-        if kind is NumberKind.FLOAT and self.max_ulp is None:
-            self.max_ulp = 0
-        if kind is not NumberKind.STRING and expected.tobytes() == actual.tobytes():
-            self.ulp_bits[0] += expected.size
+    def add(self, expected: Array, actual: Array, start: int) -> None:
+        """Judge a block of two flat arrays."""
+        block = slice(start, start + _BLOCK)
+        size = expected[block].size
+        if self.options.examine and isinstance(self.tolerance, Budget):
+            places = np.arange(start, start + size)
+        else:
+            places = start + _differing(expected[block], actual[block])
+        self.ulp_bits[0] += size - places.size
+        if not places.size:
             return
-        distance = absolute_distance(expected, actual)
-        size = magnitude(expected)
-        if kind is NumberKind.FLOAT:
-            finite = np.isfinite(distance) & np.isfinite(size)
-            steps = ulp_distance(expected, actual)
-            steps[~finite] = 0
+        it = _judged(self.tolerance, expected, actual, places)
+        if it.steps is not None:
+            steps = np.where(it.finite, it.steps, np.uint64(0))
             self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
-            _, bits = np.frexp(steps[np.isfinite(distance)].astype(np.float64))
+            _, bits = np.frexp(steps[np.isfinite(it.distance)].astype(np.float64))
             self.ulp_bits += np.bincount(bits, minlength=_ULP_BITS)
             if self.options.signed_zeros:
-                distance[differs_in_sign_of_zero(expected, actual)] = np.inf
-        else:
-            steps = None
-        limit = self.limits(start, size, steps, distance)
-        share = share_of_limit(distance, limit)
-        with np.errstate(all="ignore"):
-            relative = np.where(distance <= 0, 0.0, distance / size)
-        relative[np.isnan(relative)] = np.inf
-        wrong = ~(distance <= limit)
+                it.distance[differs_in_sign_of_zero(it.expected, it.actual)] = np.inf
+        share = it.share
+        wrong = ~(it.distance <= it.limit)
         self.mismatches += int(np.count_nonzero(wrong))
-        self.max_absolute = max(self.max_absolute, float(distance.max()))
-        self.max_relative = max(self.max_relative, float(relative.max()))
+        self.max_absolute = max(self.max_absolute, float(it.distance.max()))
+        self.max_relative = max(self.max_relative, float(it.relative.max()))
         self.budget_used = max(self.budget_used, float(share.max()))
+        self.weak += it.weak
         if isinstance(self.tolerance, Budget):
             # Beyond the range of float32 one share is as good as another.
             self.shares.append(np.minimum(share, 1e30).astype(np.float32))
         if isinstance(self.tolerance, Relative):
-            self._find_needed(distance, size)
+            self._find_needed(it.distance, it.size)
         if self.options.worst and wrong.any():
-            indices = np.flatnonzero(wrong)
-            order = np.lexsort((indices, -distance[indices], -share[indices]))[: self.options.worst]
-            self.worst += [
-                (float(share[index]), float(distance[index]), start + int(index))
-                for index in indices[order]
-            ]
-            self.worst = sorted(self.worst, key=lambda item: (-item[0], -item[1], item[2]))[
-                : self.options.worst
-            ]
+            self._keep_worst(it, share, np.flatnonzero(wrong))
 
-    def limits(self, start: int, size: Array, steps: Array | None, distance: Array) -> Array:
-        tolerance = self.tolerance
-        if isinstance(tolerance, Budget):
-            return tolerance.limit.reshape(-1)[start : start + size.size].astype(np.float64)
-        return allowed_distance(tolerance, size, steps, distance)
+    def _keep_worst(self, judged: _Elements, share: Array, wrong: Array) -> None:
+        distance, places = judged.distance, judged.places
+        order = np.lexsort((wrong, -distance[wrong], -share[wrong]))[: self.options.worst]
+        limited = isinstance(self.tolerance, Relative | Budget)
+        for number in wrong[order].tolist():
+            rank = -float(share[number]), -float(distance[number]), int(places[number])
+            self.worst.append(_Worst(judged, number, rank, limited))
+        self.worst = sorted(self.worst, key=attrgetter("rank"))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:
         """Find the least rtol beside this atol, and the least atol beside this rtol."""
@@ -278,32 +360,6 @@ class _Statistics:
         """Return a needed rtol or atol; None where no finite one is enough or none applies."""
         applies = isinstance(self.tolerance, Relative) and np.isfinite(number)
         return number if applies else None
-
-    def worst_indices(self) -> list[int]:
-        return [index for _, _, index in self.worst]
-
-    def element(
-        self, index: int, expected: Array, actual: Array, shape: tuple[int, ...]
-    ) -> Element:
-        mine, theirs = expected[index : index + 1], actual[index : index + 1]
-        distance, size = absolute_distance(mine, theirs), magnitude(mine)
-        steps = ulp_distance(mine, theirs) if kind_of(mine.dtype) is NumberKind.FLOAT else None
-        finite = bool(np.isfinite(distance[0]) and np.isfinite(size[0]))
-        with np.errstate(all="ignore"):
-            relative = float(distance[0] / size[0]) if distance[0] else 0.0
-        limit = None
-        if isinstance(self.tolerance, (Relative, Budget)):
-            limit = float(self.limits(index, size, steps, distance)[0])
-        return Element(
-            index=tuple(int(part) for part in np.unravel_index(index, shape)),
-            expected=_plain(mine),
-            actual=_plain(theirs),
-            absolute=float(distance[0]),
-            relative=np.inf if np.isnan(relative) else relative,
-            ulp=int(steps[0]) if steps is not None and finite else None,
-            limit=limit,
-            wrong=True,
-        )
 
 
 def _plain(element: Array) -> object:
@@ -403,24 +459,24 @@ def share_of_limit(distance: Array, limit: Array) -> Array:
     return share
 
 
-def nearest_branch(expected: Array, actual: Array, budget: Budget) -> tuple[Array, Budget]:
-    """Return what to expect of each element: of all right results the one that it comes nearest.
+def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array]:
+    """Return what to expect of each element, and its limit: of all right results the nearest one.
 
     Nearer is measured in shares of the limits.
     """
-    limit, other = budget.limit, budget.otherwise
+    expected, limit, other = branch.expected, branch.limit, branch.otherwise
     while other is not None:
-        nearer = _shares(other.expected, actual, other.limit) < _shares(expected, actual, limit)
+        nearer = _shares(other, actual) < _shares(Branch(expected, limit), actual)
         expected = np.where(nearer, other.expected, expected)
         limit = np.where(nearer, other.limit, limit)
         other = other.otherwise
-    return expected, replace(budget, limit=limit, otherwise=None)
+    return expected, limit
 
 
-def _shares(expected: Array, actual: Array, limit: Array) -> Array:
-    distance = absolute_distance(expected.reshape(-1), actual.reshape(-1)).reshape(expected.shape)
+def _shares(branch: Branch, actual: Array) -> Array:
+    distance = absolute_distance(branch.expected, actual)
     with np.errstate(all="ignore"):
-        return np.where(distance <= 0, 0.0, distance / limit)
+        return np.where(distance <= 0, 0.0, distance / branch.limit)
 
 
 def magnitude(expected: Array) -> Array:

@@ -57,6 +57,8 @@ class Diff:
         needed_atol: the smallest atol that passes beside the tolerance's rtol; None if none does.
         budget_used: largest share of its limit that an element uses, 1.0 being the limit.
         budget_median: the share that the median element uses.
+        weak: number of the elements examined that the case cannot judge, as their limit reaches
+            zero from the value; what is equal to the bit is examined only where that is asked for.
         ulp_counts: at place ``b`` the number of elements whose distance in representable values
             has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which one side alone is finite
             are in none; empty for what is no float.
@@ -76,6 +78,7 @@ class Diff:
     needed_atol: float | None = None
     budget_used: float = 0.0
     budget_median: float = 0.0
+    weak: int = 0
     ulp_counts: tuple[int, ...] = ()
     worst: tuple[Element, ...] = ()
 

@@ -13,7 +13,7 @@ from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.tolerance import Budget, Provenance, Relative, Tolerance, Ulps
+from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.core.values import STRING, Value, dtype_name, dtype_named
 from onnxopt_cli.errors import Problem
 
@@ -96,6 +96,7 @@ _DIFF = (
     "needed_atol",
     "budget_used",
     "budget_median",
+    "weak",
 )
 _ELEMENT = ("expected", "actual", "absolute", "relative", "ulp", "limit", "wrong")
 
@@ -116,7 +117,6 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "standing": None if result.standing is None else result.standing.value,
         "expectation": result.expectation,
         "seconds": round(result.seconds, 6),
-        "weak": dict(result.weak),
         "curve": [[step, number_to_json(share)] for step, share in result.curve.items()],
         "outputs": [_diff_to_json(diff) for diff in result.diffs],
         "returned": [value_to_json(value) for value in result.returned],
@@ -140,7 +140,6 @@ def result_from_json(data: Any) -> Result:
             message=str(data["message"]),
             diffs=tuple(_diff_from_json(diff) for diff in data["outputs"]),
             seconds=float(data["seconds"]),
-            weak={str(name): int(count) for name, count in data["weak"].items()},
             curve={int(step): number_from_json(share) for step, share in data["curve"]},
             returned=tuple(value_from_json(value) for value in data["returned"]),
             printed=str(data["printed"]),
@@ -264,4 +263,5 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
         return Relative(data["rtol"], data["atol"], provenance)
     if "ulp" in data:
         return Ulps(data["ulp"], provenance)
-    return Budget(np.empty(0), data["factor"], provenance)
+    nothing = np.empty(0)
+    return Budget(Branch(nothing, nothing).at, data["factor"], provenance)

@@ -68,7 +68,6 @@ class Result:
         message: why, in words, for everything but a plain pass; of wrong outputs it begins with
             what :func:`onnxopt_cli.core.diff.wrong_outputs` says.
         diffs: the outputs, judged; empty if the backend returned none.
-        weak: by output, the number of elements that the case is too weak to judge.
         returned: what the backend returned, kept where it explains a failure.
         curve: of a trajectory, by recorded step, the largest share of its limit that an element
             uses; empty for a single step.
@@ -89,7 +88,6 @@ class Result:
     lowered: bool = False
     message: str = ""
     diffs: tuple[Diff, ...] = ()
-    weak: Mapping[str, int] = field(default_factory=dict)
     curve: Mapping[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     returned: tuple[Value, ...] = ()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+
+import numpy as np
 
 from onnxopt_cli.core.values import Array
 
@@ -44,18 +47,35 @@ class Ulps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """What is right beside the expected output, each element on its own.
+    """What is right of each element, and how far off it may be.
 
     Attributes:
-        expected: the output where every choice that rounding decides falls the other way, or what
-            right forms make of infinite inputs.
-        limit: as in a budget.
-        otherwise: what is right beside both; None if nothing else is.
+        expected: the output.
+        limit: the largest allowed absolute error, of the output's shape, float64; infinite where
+            the case cannot judge the element.
+        otherwise: what is right as well, each element on its own, and the same elsewhere: the
+            output where every choice that rounding decides falls the other way, or what right forms
+            make of infinite inputs; None if nothing else is.
     """
 
     expected: Array
     limit: Array
     otherwise: Branch | None = None
+
+    @property
+    def weak(self) -> Array:
+        """Where the case cannot judge: the limit is infinite, or reaches a value from zero.
+
+        A value that is zero is judged by what it was computed from, and is never weak for itself.
+        """
+        size = np.abs(self.expected.astype(np.float64))
+        weak = np.isinf(self.limit) | (np.isfinite(size) & (size > 0) & (self.limit >= size))
+        return weak if self.otherwise is None else weak | self.otherwise.weak
+
+    def at(self, places: Array) -> Branch:
+        """Return what is right of the elements at some flat places."""
+        other = None if self.otherwise is None else self.otherwise.at(places)
+        return Branch(self.expected.reshape(-1)[places], self.limit.reshape(-1)[places], other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,16 +83,14 @@ class Budget:
     """A limit for each element, derived from the formula and the inputs.
 
     Attributes:
-        limit: the largest allowed absolute error, of the output's shape, in a wide float type;
-            infinite where the case cannot judge the element.
+        at: returns what is right of the elements at some flat places. What is equal to the bit is
+            right by any limit, so it is asked of the other elements alone.
         factor: how many times the rounding bound the limit is.
-        otherwise: what is right as well, each element on its own; None if nothing else is.
     """
 
-    limit: Array
+    at: Callable[[Array], Branch]
     factor: float
     provenance: Provenance = Provenance.DERIVED
-    otherwise: Branch | None = None
 
     def __str__(self) -> str:
         return f"{self.factor:g} times the rounding bound of the formula ({self.provenance})"

@@ -138,7 +138,9 @@ class Grade:
         return [
             (trial.case, output, elements)
             for trial in self.trials
-            for output, elements in trial.key.weak.items()
+            if trial.key.formula is not None
+            for output, judgement in trial.key.formula.judgements.items()
+            if (elements := judgement.weak)
         ]
 
 

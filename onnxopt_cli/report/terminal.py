@@ -76,7 +76,7 @@ def heading(backends: Sequence[str], id_width: int) -> Text:
 def output_lines(result: Result) -> Iterable[Text]:
     """Return a line for each output of a result: how far off it is and what it was judged by."""
     for diff in result.diffs:
-        yield Text("  ").append_text(_headline(diff, result))
+        yield Text("  ").append_text(_headline(diff))
     if result.message and result.outcome is Outcome.PASS:
         yield Text(f"  {printable(result.message)}", style="yellow")
 
@@ -109,7 +109,7 @@ def failure_panel(
         parts.append(Text(result.printed, style="dim"))
     for diff in result.diffs:
         if not diff.agrees:
-            parts.append(_headline(diff, result))
+            parts.append(_headline(diff))
             parts.extend(_details(diff, result))
     agreeing = [diff.name for diff in result.diffs if diff.agrees]
     if agreeing and len(agreeing) < len(result.diffs):
@@ -127,7 +127,7 @@ def failing_lines(record: RunRecord) -> Iterable[Text]:
         yield line.append(f" on {printable(result.backend)}" if len(record.backends) > 1 else "")
 
 
-def _headline(diff: Diff, result: Result) -> Text:
+def _headline(diff: Diff) -> Text:
     line = Text(printable(diff.name), style="bold")
     line.append(f"  {diff.kind}  ", style="not bold")
     style = "green not bold" if diff.agrees else "red not bold"
@@ -135,9 +135,8 @@ def _headline(diff: Diff, result: Result) -> Text:
     if diff.structure is None and diff_text.errors(diff):
         line.append(f"  {diff_text.errors(diff)}", style="not bold")
         line.append(f"  {diff_text.budget(diff)}", style="dim not bold")
-    weak = result.weak.get(diff.name, 0)
-    if weak:
-        line.append(f"  too weak to judge {weak}", style="yellow not bold")
+    if diff.weak:
+        line.append(f"  too weak to judge {diff.weak}", style="yellow not bold")
     return line
 
 

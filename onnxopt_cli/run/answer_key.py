@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
+from functools import cached_property
 
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Tolerance
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Tolerance
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
-from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
+from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, allowed_factor, bound
+from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.single_node import sole_call
 
 
@@ -34,12 +34,14 @@ class JudgeOptions:
         rule: a rule from the command line, before what cases say.
         factor: multiple of the rounding bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
+        examine: whether to count what cases cannot judge among equal elements, too.
     """
 
     override: Tolerance | None = None
     rule: ToleranceRule | None = None
     factor: float = FACTOR
     signed_zeros: bool = False
+    examine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,43 @@ class AnswerKey:
         outputs: the expected values by name, in the graph's order.
         tolerances: a tolerance for each of them.
         contradictions: stored outputs that the formula rejects; not empty if the case is wrong.
-        weak: number of elements that the case cannot judge, by output.
-        weak_from: the first step of a trajectory that has such elements; None if there is none.
+        formula: what the formula says of the outputs; None where no formula of ours applies.
     """
 
     outputs: Mapping[str, Value]
     tolerances: Mapping[str, Tolerance]
     contradictions: tuple[Diff, ...] = ()
-    weak: Mapping[str, int] = field(default_factory=dict)
-    weak_from: int | None = None
+    formula: FormulaOutputs | None = None
+
+
+@dataclass(frozen=True)
+class FormulaOutputs:
+    """What the formula says of a case's outputs: their values at once, their limits when asked.
+
+    Limits cost many times as much as values, and what is equal to the bit needs none.
+
+    Attributes:
+        expected: the outputs by name, in the graph's order.
+        derive: derives the limits of all of them.
+        factor: multiple of the rounding bound that is allowed.
+    """
+
+    expected: Mapping[str, Array]
+    derive: Callable[[], list[DerivedOutput]]
+    factor: float
+
+    @cached_property
+    def judgements(self) -> Mapping[str, DerivedOutput]:
+        """The outputs with their limits, by name."""
+        return dict(zip(self.expected, self.derive(), strict=True))
+
+    def budget(self, name: str) -> Budget:
+        """Return the limit of an output."""
+
+        def at(places: Array) -> Branch:
+            return self.judgements[name].branch.at(places)
+
+        return Budget(at, allowed_factor(self.expected[name].dtype, self.factor))
 
 
 def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey:
@@ -75,10 +105,10 @@ def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey
     """
     names = [output.name for output in content.model.graph.output]
     try:
-        judgements = _judgements(content, names, judging.factor)
+        formula = _formula_outputs(content, names, judging.factor)
     except NodeError as error:
         raise InvalidCase([Problem(where, error.message)], hint=error.hint) from error
-    if content.expected is None and not judgements:
+    if content.expected is None and formula is None:
         what = "the outputs are not given, and the model is not one node of an operator of ours"
         raise InvalidCase([Problem(where, what)])
     outputs: dict[str, Value] = {}
@@ -86,42 +116,43 @@ def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey
     contradictions: list[Diff] = []
     for name in names:
         own = content.output_tolerances.get(name, content.tolerance)
-        judgement = judgements.get(name)
-        derived = None if judgement is None else judgement.budget
+        derived = None if formula is None else formula.budget(name)
         tolerances[name] = _strongest(own, derived, judging)
         if content.expected is not None and name in content.expected:
             outputs[name] = content.expected[name]
-        if judgement is None or derived is None:
+        if formula is None or derived is None:
             continue
+        value = formula.expected[name]
         if name in outputs:
-            contradictions += _contradiction(name, judgement.expected, outputs[name], derived, own)
+            contradictions += _contradiction(name, value, outputs[name], derived, own)
         if name not in outputs or tolerances[name] is derived:
             # The budget lies around the formula's value, not around one that was stored rounded.
-            outputs[name] = judgement.expected
-    weak = {name: judgement.weak for name, judgement in judgements.items() if judgement.weak}
-    weak_from = _first_weak(content, judgements)
-    return AnswerKey(outputs, tolerances, tuple(contradictions), weak, weak_from)
+            outputs[name] = value
+    return AnswerKey(outputs, tolerances, tuple(contradictions), formula)
 
 
-def _judgements(content: Content, names: list[str], factor: float) -> Mapping[str, DerivedOutput]:
-    """Return what the formula says of each output; nothing where no formula of ours applies."""
+def _formula_outputs(content: Content, names: list[str], factor: float) -> FormulaOutputs | None:
+    """Return what the formula says of the outputs; None where no formula of ours applies."""
     if content.trajectory is not None:
         # Not worth importing for cases of one step.
-        from onnxopt_cli.readings.bound.chained import bound_trajectory
+        from onnxopt_cli.readings.bound.chained import bound_trajectory, evaluate_trajectory
 
-        return bound_trajectory(content.trajectory, factor)
-    call = sole_call(content.model, content.inputs)
-    return {} if call is None else dict(zip(names, bound(call, factor), strict=True))
+        trajectory = content.trajectory
+        values = evaluate_trajectory(trajectory)
 
+        def derive() -> list[DerivedOutput]:
+            return list(bound_trajectory(trajectory, factor).values())
 
-def _first_weak(content: Content, judgements: Mapping[str, DerivedOutput]) -> int | None:
-    """Return the first step of a trajectory of which not everything can be judged."""
-    if content.trajectory is None:
-        return None
-    recorded = content.trajectory.recorded
-    rows = [it.weak_elements.reshape(len(recorded), -1).any(axis=1) for it in judgements.values()]
-    weak = np.flatnonzero(np.any(rows, axis=0))
-    return recorded[weak[0]] if weak.size else None
+    else:
+        call = sole_call(content.model, content.inputs)
+        if call is None:
+            return None
+        values = evaluate(call)
+
+        def derive() -> list[DerivedOutput]:
+            return bound(call, factor)
+
+    return FormulaOutputs(dict(zip(names, values, strict=True)), derive, factor)
 
 
 def _strongest(

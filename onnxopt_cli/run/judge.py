@@ -111,13 +111,14 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
             response.outputs,
             key.tolerances.__getitem__,
             signed_zeros=judging.signed_zeros,
+            examine=judging.examine,
         )
         if response.changed:
             message = f"inputs changed: {_listed(response.changed)}"
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if content is not None and content.trajectory is not None:
-            curve, words = _course(content.trajectory.recorded, key, response.outputs)
+            curve, words = _course(content.trajectory.recorded, key, response.outputs, diffs)
             message = "; ".join(filter(None, (message, words)))
         # A trajectory that ended early says why itself: its outputs are not of the shape expected.
         wrong = "" if response.message else wrong_outputs(diffs, tuple(curve))
@@ -141,18 +142,19 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _course(
-    recorded: Sequence[int], key: AnswerKey, outputs: Sequence[Value]
+    recorded: Sequence[int], key: AnswerKey, outputs: Sequence[Value], diffs: Sequence[Diff]
 ) -> tuple[Mapping[int, float], str]:
     """Return how far a backend was off in each step of a trajectory, and what to say of it."""
     # Not worth importing for cases of one step.
-    from onnxopt_cli.run.trajectory import course
+    from onnxopt_cli.run.trajectory import course, first_weak
 
     curve = course(recorded, key.outputs, outputs, key.tolerances)
     words = []
     if curve.departure:
         words.append(f"left the budget first in {curve.departure}")
-    if key.weak_from is not None:
-        words.append(f"the case is too weak to judge everything from step {key.weak_from}")
+    if key.formula is not None and any(diff.weak for diff in diffs):
+        weak = first_weak(recorded, key.formula.judgements)
+        words.append(f"the case is too weak to judge everything from step {weak}")
     return curve.shares, "; ".join(words)
 
 
@@ -170,8 +172,7 @@ def _result(
     response: Response,
     diffs: tuple[Diff, ...],
 ) -> Result:
-    case, content, key = question.case, question.content, question.key
-    judged = bool(diffs) and key is not None
+    case, content = question.case, question.content
     return Result(
         case=case.id,
         location=case.location,
@@ -181,7 +182,6 @@ def _result(
         lowered=response.lowered,
         message=message,
         diffs=diffs,
-        weak=key.weak if judged and key is not None else {},
         returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
         seconds=response.seconds,
         printed="" if outcome in _SILENT else response.printed,

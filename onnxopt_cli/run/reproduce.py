@@ -13,7 +13,7 @@ import numpy as np
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import NumberKind, compare_outputs, kind_of
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.tolerance import Budget
+from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
@@ -191,7 +191,8 @@ def _rounding(output: Array) -> Array:
 
 
 def _agree(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Array]) -> bool:
-    return _judged(expected, actual, (Budget(limit, FACTOR) for limit in limits))
+    right = map(Branch, expected, limits)
+    return _judged(expected, actual, (Budget(it.at, FACTOR) for it in right))
 
 
 def _judged(expected: Sequence[Array], actual: Sequence[Array], given: Iterable[Budget]) -> bool:

@@ -15,6 +15,7 @@ from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.isolation.response import Order, Response
+from onnxopt_cli.readings.bound.bound import DerivedOutput
 from onnxopt_cli.readings.bound.chained import derived_array
 from onnxopt_cli.run.executors import Executor
 
@@ -148,3 +149,9 @@ def _comparable(mine: Value, theirs: Value) -> bool:
 def _index(place: int, shape: tuple[int, ...]) -> str:
     index = [int(part) for part in np.unravel_index(place, shape)] if shape else []
     return str(index) if index else ""
+
+
+def first_weak(recorded: Sequence[int], judgements: Mapping[str, DerivedOutput]) -> int:
+    """Return the first of the recorded steps of which not everything can be judged."""
+    rows = [it.branch.weak.reshape(len(recorded), -1).any(axis=1) for it in judgements.values()]
+    return recorded[int(np.argmax(np.any(rows, axis=0)))]

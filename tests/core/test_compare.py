@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Budget, Provenance, Relative, Ulps
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Provenance, Relative, Ulps
 from onnxopt_cli.core.values import DTYPES
 
 EXACT = Relative(0.0, 0.0, Provenance.CASE)
@@ -128,8 +128,9 @@ def test_sequences_optionals_and_maps_are_compared_to_the_bottom():
 
 
 def test_a_budget_is_applied_element_by_element():
-    budget = Budget(np.array([0.5, 0.1, math.inf]), factor=4.0)
-    diff = judge(np.zeros(3), np.array([0.4, 0.4, math.nan]), budget)
+    right = Branch(np.zeros(3), np.array([0.5, 0.1, math.inf]))
+    budget = Budget(right.at, factor=4.0)
+    diff = judge(right.expected, np.array([0.4, 0.4, math.nan]), budget)
     assert (diff.mismatches, diff.worst[0].index, diff.budget_used) == (1, (1,), 4.0)
 
 

@@ -11,7 +11,7 @@ from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.tolerance import Budget
+from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.errors import Problem
 
 #: What names, messages and values may hold.
@@ -37,7 +37,7 @@ HOSTILE = (
 def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
     """An output of two elements, held against a derived budget; by default the second is off."""
     expected = np.array([1.0, 2.0], dtype=np.float32)
-    budget = Budget(np.full(2, limit), factor=4.0)
+    budget = Budget(Branch(expected, np.full(2, limit)).at, factor=4.0)
     got = np.array(actual, dtype=np.float32)
     return compare_outputs({name: expected}, [got], lambda _: budget)[0]
 

@@ -220,7 +220,6 @@ RESULTS = st.builds(
     lowered=st.booleans(),
     message=TEXTS,
     diffs=st.lists(DIFFS, max_size=2).map(tuple),
-    weak=st.dictionaries(TEXTS, st.integers(0, 9), max_size=2),
     seconds=st.floats(0, 99).map(lambda seconds: round(seconds, 6)),
     returned=st.lists(VALUES, max_size=3).map(tuple),
     flaky=TEXTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_the_limit_is_a_multiple_of_the_error_and_says_that_it_is_derived():
     for factor in (FACTOR, 1.0, 7.5):
         judgement = bound(call, factor)[0]
         assert judgement.limit == factor * judgement.error
-        assert judgement.budget.limit == judgement.limit
+        assert judgement.branch.limit == judgement.limit
         assert judgement.budget.factor == factor
         assert judgement.budget.provenance is Provenance.DERIVED
 
@@ -91,8 +92,8 @@ def test_outputs_come_in_the_node_s_order_and_in_the_shapes_of_their_first_tenso
     inputs += [np.ones((2, 3)), np.ones(4, np.float32)]
     inputs += [np.ones(3), np.ones((), np.float32), np.ones((2, 1)), np.ones(4, np.float32)]
     judgements = bound(bind(operator, inputs, complete_attributes(operator, attributes)))
-    for array in ("expected", "value", "error", "limit", "weak_elements"):
-        shapes = [getattr(judgement, array).shape for judgement in judgements]
+    for array in ("expected", "value", "error", "limit", "branch.weak"):
+        shapes = [attrgetter(array)(judgement).shape for judgement in judgements]
         assert shapes == [(2, 3), (4,), (2, 3), (4,)]
     assert [judgement.expected.dtype for judgement in judgements] == ["f8", "f4", "f8", "f4"]
 
@@ -117,7 +118,7 @@ def test_cancellation_makes_an_element_weak_and_leaves_its_neighbours():
     V = np.zeros(3, np.float32)
     X_new = bound(momentum(1 / 3, 1, X, G, V))[0]
     assert np.abs(X_new.value[0]) < X_new.limit[0] < 1e-5
-    assert X_new.weak_elements.tolist() == [True, True, False]
+    assert X_new.branch.weak.tolist() == [True, True, False]
     assert X_new.weak == 2
 
 
@@ -128,7 +129,7 @@ def test_what_overflows_on_the_way_cannot_be_judged():
     assert np.isinf(H_new.limit).tolist() == [True, False]
     assert np.isinf(X_new.limit).tolist() == [True, False]
     assert np.isfinite(V_new.limit).all()
-    assert H_new.weak_elements.tolist() == [True, False]
+    assert H_new.branch.weak.tolist() == [True, False]
 
 
 def test_a_sum_that_overflows_cannot_be_judged_even_if_what_is_too_much_goes_away():

@@ -83,7 +83,7 @@ def test_an_error_that_a_gradient_multiplies_grows_and_then_says_that_it_is_of_n
     start = "R: 0.05, T: 0, X: [1.5, -0.7], V: [0, 0]"
     steps, _ = contents(tmp_path, trajectory_text("Momentum", steep, 60, start=start))
     judgement = bound_trajectory(steps.trajectory)["X_new"]
-    weak = judgement.weak_elements.any(axis=1)
+    weak = judgement.branch.weak.any(axis=1)
     assert not weak[0]
     assert weak[-1]
     calm, _ = contents(tmp_path, trajectory_text("Momentum", GRADIENTS["list"], 60, start=start))

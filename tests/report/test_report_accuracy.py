@@ -9,7 +9,7 @@ import pytest
 from report_records import result
 
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Budget
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget
 from onnxopt_cli.report.accuracy import accuracy
 
 NAMES = ("X_new", "V_new", "H_new")
@@ -20,7 +20,7 @@ def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
     expected = np.ones(len(ulps), dtype=np.float32)
     actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)
     step = float(np.spacing(np.float32(1)))
-    budget = tolerance or Budget(np.full(len(ulps), limit * step), factor=4.0)
+    budget = tolerance or Budget(Branch(expected, np.full(len(ulps), limit * step)).at, factor=4.0)
     wanted = dict.fromkeys(names, expected)
     return compare_outputs(wanted, [actual] * len(names), lambda _: budget)
 
@@ -44,7 +44,8 @@ def test_bits_lost_come_from_the_largest_distance_to_the_rounded_result():
 def test_an_element_that_alone_is_infinite_loses_all_bits():
     expected = {name: np.ones(2, dtype=np.float32) for name in NAMES}
     actual = [np.array([1.0, np.inf], dtype=np.float32)] * 3
-    diffs = compare_outputs(expected, actual, lambda _: Budget(np.ones(2), 4.0))
+    budget = Budget(Branch(expected["X_new"], np.ones(2)).at, 4.0)
+    diffs = compare_outputs(expected, actual, lambda _: budget)
     (row, *_) = accuracy([result(diffs=diffs)])
     assert (row.bits_lost, row.not_finite, row.ulp_within(0.99)) == (math.inf, 1, None)
 

@@ -118,7 +118,7 @@ def test_a_case_that_grows_too_weak_says_from_which_step_on(walk):
     message = results["steps"]["message"]
     assert re.fullmatch(r"the case is too weak to judge everything from step \d+", message)
     assert message in answer.out
-    assert results["steps"]["weak"]["X_new"] > 0
+    assert results["steps"]["outputs"][0]["weak"] > 0
 
 
 def test_a_model_is_prepared_once_for_all_its_steps(workplace):

@@ -94,7 +94,7 @@ class Author:
         """Leave out the elements that some output could not be judged at."""
         rate = "float32" if types is None else WIDE
         question = self.ask("", "", tensors=tensors, types=types, rate=rate)
-        weak = np.any([judgement.weak_elements for judgement in judgements(question)], axis=0)
+        weak = np.any([judgement.branch.weak for judgement in judgements(question)], axis=0)
         if weak.ndim == 0:
             # One result of all elements: without the largest ones it may be judged.
             size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)

@@ -66,16 +66,15 @@ class DerivedOutput:
         return self.factor * self.error
 
     @property
-    def budget(self) -> Budget:
-        """The limit as a tolerance."""
-        other = None if self.otherwise is None else self.otherwise.branch
-        return Budget(self.limit, self.factor, otherwise=other)
-
-    @property
     def branch(self) -> Branch:
-        """What is right here, as what is right beside something else."""
+        """What is right, and how far off it may be."""
         other = None if self.otherwise is None else self.otherwise.branch
         return Branch(self.expected, self.limit, other)
+
+    @property
+    def budget(self) -> Budget:
+        """The limit as a tolerance."""
+        return Budget(self.branch.at, self.factor)
 
     def accepting(self, others: Iterable[AlsoRight]) -> DerivedOutput:
         """Return a judgement that some elements may be NaN or infinite in, too."""
@@ -88,20 +87,9 @@ class DerivedOutput:
         return judgement
 
     @property
-    def weak_elements(self) -> Array:
-        """Where the case cannot judge: the limit is infinite, or reaches a value from zero.
-
-        A value that is zero is judged by what it was computed from, and is never weak for itself.
-        """
-        limit = self.limit
-        size = np.abs(self.value)
-        weak = np.isinf(limit) | (np.isfinite(size) & (size > 0) & (limit >= size))
-        return weak if self.otherwise is None else weak | self.otherwise.weak_elements
-
-    @property
     def weak(self) -> int:
         """Number of elements that the case cannot judge."""
-        return int(np.count_nonzero(self.weak_elements))
+        return int(np.count_nonzero(self.branch.weak))
 
 
 def bound(call: Call[Array], factor: float = FACTOR) -> list[DerivedOutput]:
@@ -112,8 +100,7 @@ def bound(call: Call[Array], factor: float = FACTOR) -> list[DerivedOutput]:
 
     Args:
         call: the operator, attributes and inputs.
-        factor: multiple of the error that is allowed; twice as much where the wide type has no
-            more digits than the output's, so that the expected value itself is off.
+        factor: multiple of the error that is allowed.
     """
     with np.errstate(all="ignore"):
         return call.by_group(lambda part: _judgements(part, factor))
@@ -163,11 +150,19 @@ def judged(
     factor: float,
 ) -> DerivedOutput:
     """Return what an output must be that is known up to an error, in its dtype and shape."""
-    if precision_of(dtype).unit_roundoff <= np.finfo(WIDE).eps / 2:
-        factor *= 2
     wide = np.broadcast_to(np.asarray(bounded.value, WIDE), shape)
     error = np.broadcast_to(bounded.error, shape)
-    return DerivedOutput(rounded(bounded.value, dtype, shape), wide, error, factor)
+    expected = rounded(bounded.value, dtype, shape)
+    return DerivedOutput(expected, wide, error, allowed_factor(dtype, factor))
+
+
+def allowed_factor(dtype: np.dtype[Any], factor: float) -> float:
+    """Return the multiple of the error that is allowed an output of a dtype.
+
+    It is doubled where the wide type has no more digits, so that the expected value itself is off.
+    """
+    wider = precision_of(dtype).unit_roundoff > np.finfo(WIDE).eps / 2
+    return factor if wider else 2 * factor
 
 
 def also_right(call: Call[Array]) -> list[list[AlsoRight]]:

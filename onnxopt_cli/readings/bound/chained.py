@@ -54,9 +54,7 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
     Raises:
         NodeError: if node and inputs break the operator's signature.
     """
-    first = sole_call(trajectory.model, first_inputs(trajectory))
-    if first is None:
-        raise NodeError("a trajectory's model must be one node of an operator with a formula")
+    first = _first_call(trajectory)
     names = [value.name for value in trajectory.model.graph.output]
     with np.errstate(all="ignore"):
         rows = _recorded(
@@ -77,11 +75,25 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
         return dict(zip(names, judgements, strict=True))
 
 
-def _also_right(trajectory: Trajectory, first: Call[Array]) -> list[list[AlsoRight]]:
-    """Return what the recorded steps may return where right forms are fed infinite inputs."""
+def evaluate_trajectory(trajectory: Trajectory) -> list[Array]:
+    """Return what the recorded steps must return, stacked: ``[recorded, ...]``.
 
-    def outputs(operator: Operator, change: Change) -> list[Array]:
-        call = replace(first, operator=operator)
+    Raises:
+        NodeError: if node and inputs break the operator's signature.
+    """
+    first = _first_call(trajectory)
+    places = first.operator.places(len(first.groups))
+    values = _evaluated(trajectory, first, lambda array: array)
+    with np.errstate(all="ignore"):
+        return [
+            value.astype(first.inputs[like].dtype)
+            for value, (like, _) in zip(values, places, strict=True)
+        ]
+
+
+def _evaluated(trajectory: Trajectory, call: Call[Array], change: Change) -> list[Array]:
+    """Return what the recorded steps yield in the wide type, of inputs that are changed before."""
+    with np.errstate(all="ignore"):
         rows = _recorded(
             trajectory,
             lambda array: change(widen(array) if array.dtype.kind == "f" else array),
@@ -89,6 +101,20 @@ def _also_right(trajectory: Trajectory, first: Call[Array]) -> list[list[AlsoRig
             lambda fed: evaluate(_with_operands(call, fed)),
         )
         return [np.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _first_call(trajectory: Trajectory) -> Call[Array]:
+    first = sole_call(trajectory.model, first_inputs(trajectory))
+    if first is None:
+        raise NodeError("a trajectory's model must be one node of an operator with a formula")
+    return first
+
+
+def _also_right(trajectory: Trajectory, first: Call[Array]) -> list[list[AlsoRight]]:
+    """Return what the recorded steps may return where right forms are fed infinite inputs."""
+
+    def outputs(operator: Operator, change: Change) -> list[Array]:
+        return _evaluated(trajectory, replace(first, operator=operator), change)
 
     given = [*trajectory.start.values(), *trajectory.series.values()]
     return also_right_from(first.operator, given, outputs)
