@@ -12,11 +12,12 @@ from __future__ import annotations
 import sys
 
 from onnxopt_cli.cases.suites.suites import suite_cases
+from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.grade.audit import AuditedCase, find_trials
 from onnxopt_cli.grade.explain import explain
-from onnxopt_cli.grade.parallel import available_jobs, parallel
+from onnxopt_cli.grade.parallel import parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import deviations

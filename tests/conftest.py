@@ -77,7 +77,7 @@ def onnxopt(capsys, monkeypatch):
     Where ``-j`` says nothing else there is one worker, as starting another would take most of the
     time.
     """
-    monkeypatch.setattr("onnxopt_cli.grade.parallel.available_jobs", lambda: 1)
+    monkeypatch.setattr("onnxopt_cli.core.blocks.available_jobs", lambda: 1)
 
     def call(*arguments: str | Path) -> Answer:
         capsys.readouterr()

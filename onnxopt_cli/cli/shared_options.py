@@ -32,7 +32,7 @@ class Jobs(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; see click."""
         if value == "auto":
-            from onnxopt_cli.grade.parallel import available_jobs
+            from onnxopt_cli.core.blocks import available_jobs
 
             return available_jobs()
         if isinstance(value, str) and not (value.isdecimal() and 0 < int(value) <= _MOST_JOBS):

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from onnxopt_cli.core.blocks import in_blocks
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
 
-_BLOCK = 1 << 15
 # Of outputs too many, and of keys that differ, no more are shown.
 _MOST_SURPLUS = _MOST_KEYS = 5
 _LONGEST_KEY = 200
@@ -140,8 +140,8 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
     if kind_of(mine.dtype) is NumberKind.FLOAT:
         statistics.max_ulp = 0
-    for start in range(0, mine.size, _BLOCK):
-        statistics.add(mine, theirs, start)
+    for block in in_blocks(partial(statistics.judge, mine, theirs), mine.size):
+        statistics.add(*block)
     return Diff(
         name,
         kind,
@@ -283,18 +283,21 @@ class _Statistics:
     ulp_bits: Array = field(default_factory=lambda: np.zeros(_ULP_BITS, dtype=np.int64))
     worst: list[_Worst] = field(default_factory=list)
 
-    def add(self, expected: Array, actual: Array, start: int) -> None:
-        """Judge a block of two flat arrays."""
-        block = slice(start, start + _BLOCK)
-        size = expected[block].size
+    def judge(self, expected: Array, actual: Array, block: slice) -> tuple[int, _Elements | None]:
+        """Return the number of elements of a block that are equal to the bit, and the others."""
         if self.options.examine and isinstance(self.tolerance, Budget):
-            places = np.arange(start, start + size)
+            places = np.arange(block.start, block.stop)
         else:
-            places = start + _differing(expected[block], actual[block])
-        self.ulp_bits[0] += size - places.size
-        if not places.size:
+            places = block.start + _differing(expected[block], actual[block])
+        equal = block.stop - block.start - places.size
+        judged = _judged(self.tolerance, expected, actual, places) if places.size else None
+        return equal, judged
+
+    def add(self, equal: int, it: _Elements | None) -> None:
+        """Take in a block."""
+        self.ulp_bits[0] += equal
+        if it is None:
             return
-        it = _judged(self.tolerance, expected, actual, places)
         if it.steps is not None:
             steps = np.where(it.finite, it.steps, np.uint64(0))
             self.max_ulp = max(self.max_ulp or 0, int(steps.max()))

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper
 
-from onnxopt_cli.core.values import dtype_name
+from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 
@@ -101,17 +101,26 @@ class Call(Generic[T]):
         members = zip(*self.groups, strict=True)
         return (*self.scalars, *(tensor for tensors in members for tensor in tensors))
 
+    def at(self: Call[Array], places: slice | Array) -> Call[Array]:
+        """Return the only group at some flat places of its first tensor, as flat tensors."""
+        ((first, *_),) = self.groups
+        return replace(
+            self, groups=(tuple(_flat(tensor, first.shape)[places] for tensor in self.groups[0]),)
+        )
+
+    def group(self, index: int) -> Call[T]:
+        """Return the call of one group alone."""
+        attributes = {
+            name: (_of_group(value, index),) if isinstance(value, tuple) else value
+            for name, value in self.attributes.items()
+        }
+        return replace(self, groups=(self.groups[index],), attributes=attributes)
+
     def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
         """Compute the node's outputs group by group; at once if something is carried over them."""
         if any(map(self.operator.carries, self.operator.outputs)):
             return compute(self)
-        single = []
-        for index, group in enumerate(self.groups):
-            attributes = {
-                name: (_of_group(value, index),) if isinstance(value, tuple) else value
-                for name, value in self.attributes.items()
-            }
-            single.append(compute(replace(self, groups=(group,), attributes=attributes)))
+        single = [compute(self.group(index)) for index in range(len(self.groups))]
         return [output for outputs in zip(*single, strict=True) for output in outputs]
 
 
@@ -173,6 +182,11 @@ def _of_group(value: float | tuple[float, ...], index: int) -> float:
     if not isinstance(value, tuple):
         return value
     return value[index] if len(value) > 1 else value[0]
+
+
+def _flat(tensor: Array, shape: tuple[int, ...]) -> Any:
+    """Return the elements of a tensor that broadcasts to a shape, in order, without a copy."""
+    return tensor.reshape(-1) if tensor.shape == shape else np.broadcast_to(tensor, shape).flat
 
 
 def _check_operands(operator: Operator, operands: Sequence[Operand], groups: int) -> None:

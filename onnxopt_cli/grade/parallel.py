@@ -57,12 +57,5 @@ def _begin(parent: int) -> None:
         end_with(parent, signal.SIGKILL)
 
 
-def available_jobs() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _call(index: int) -> object:
     return _work[-1](index)

@@ -11,6 +11,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Attribute, Operator
+from onnxopt_cli.readings.elementwise import computed_in_blocks, has_blocks
 
 #: The widest float that NumPy computes in here: 80 bits on x86, double on some other machines.
 WIDE = np.dtype(np.longdouble)
@@ -25,15 +26,21 @@ def evaluate(
     carried out in :data:`WIDE`; only the result is rounded. What is computed in another dtype, or
     has its attributes in another one, is one more implementation, and no reference.
     """
-    with np.errstate(all="ignore"):
-        return [
-            rounded(result, like.dtype, np.shape(first))
-            for result, like, first in call.apply(
-                lambda scalar: scalar.reshape(()).astype(dtype),
-                lambda tensor: tensor.astype(dtype),
-                (attributes or dtype).type,
-            )
-        ]
+
+    def compute(call: Call[Array]) -> list[Array]:
+        with np.errstate(all="ignore"):
+            return [
+                rounded(result, like.dtype, np.shape(first))
+                for result, like, first in call.apply(
+                    lambda scalar: scalar.reshape(()).astype(dtype),
+                    lambda tensor: tensor.astype(dtype),
+                    (attributes or dtype).type,
+                )
+            ]
+
+    if has_blocks(call):
+        return call.by_group(lambda part: computed_in_blocks(part, compute))
+    return compute(call)
 
 
 def widen(tensor: Array) -> Array:
@@ -55,25 +62,6 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
     """Return the tensors for whose negative values the formula has no result."""
     return tuple(name for name in operator.tensors if undefined_at(operator, {name: -1.0}))
-
-
-@cache
-def is_elementwise(operator: Operator) -> bool:
-    """Tell whether each element of a result depends on the elements in its place alone."""
-    if any(map(operator.carries, operator.outputs)):
-        return False
-    random = np.random.RandomState(1)
-    columns = {name: random.rand(7) for name in operator.tensors}
-    alone = [
-        _applied(operator, {name: column[place] for name, column in columns.items()})
-        for place in range(7)
-    ]
-    return all(
-        np.array_equal(together, apart, equal_nan=True)
-        for together, apart in zip(
-            _applied(operator, columns), zip(*alone, strict=True), strict=True
-        )
-    )
 
 
 def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs
@@ -13,7 +13,9 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Tolerance
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
+from onnxopt_cli.formula.call import Call
 from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, allowed_factor, bound
+from onnxopt_cli.readings.elementwise import has_blocks
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.single_node import sole_call
 
@@ -71,11 +73,13 @@ class FormulaOutputs:
         expected: the outputs by name, in the graph's order.
         derive: derives the limits of all of them.
         factor: multiple of the rounding bound that is allowed.
+        blocks: the call, if the limits are derived only where they are asked for.
     """
 
     expected: Mapping[str, Array]
     derive: Callable[[], list[DerivedOutput]]
     factor: float
+    blocks: Call[Array] | None = None
 
     @cached_property
     def judgements(self) -> Mapping[str, DerivedOutput]:
@@ -86,7 +90,10 @@ class FormulaOutputs:
         """Return the limit of an output."""
 
         def at(places: Array) -> Branch:
-            return self.judgements[name].branch.at(places)
+            if self.blocks is None:
+                return self.judgements[name].branch.at(places)
+            output, group = divmod(list(self.expected).index(name), len(self.blocks.groups))
+            return bound(self.blocks.group(group).at(places), self.factor)[output].branch
 
         return Budget(at, allowed_factor(self.expected[name].dtype, self.factor))
 
@@ -133,26 +140,25 @@ def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey
 
 def _formula_outputs(content: Content, names: list[str], factor: float) -> FormulaOutputs | None:
     """Return what the formula says of the outputs; None where no formula of ours applies."""
-    if content.trajectory is not None:
+    trajectory = content.trajectory
+    if trajectory is not None:
         # Not worth importing for cases of one step.
         from onnxopt_cli.readings.bound.chained import bound_trajectory, evaluate_trajectory
 
-        trajectory = content.trajectory
-        values = evaluate_trajectory(trajectory)
-
-        def derive() -> list[DerivedOutput]:
+        def of_steps() -> list[DerivedOutput]:
             return list(bound_trajectory(trajectory, factor).values())
 
-    else:
-        call = sole_call(content.model, content.inputs)
-        if call is None:
-            return None
-        values = evaluate(call)
-
-        def derive() -> list[DerivedOutput]:
-            return bound(call, factor)
-
-    return FormulaOutputs(dict(zip(names, values, strict=True)), derive, factor)
+        values = evaluate_trajectory(trajectory)
+        return FormulaOutputs(dict(zip(names, values, strict=True)), of_steps, factor)
+    call = sole_call(content.model, content.inputs)
+    if call is None:
+        return None
+    return FormulaOutputs(
+        dict(zip(names, evaluate(call), strict=True)),
+        partial(bound, call, factor),
+        factor,
+        call if has_blocks(call) else None,
+    )
 
 
 def _strongest(

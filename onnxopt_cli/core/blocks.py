@@ -1,0 +1,50 @@
+"""Large tensors in blocks that fit the cache, on the cores that are free."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
+
+#: Elements of a block: its temporaries in the wide type fit a cache of the second level.
+BLOCK = 1 << 14
+#: Smaller tensors are computed whole: threads would cost more than they save.
+LARGE = 4 * BLOCK
+
+
+def in_blocks(compute: Callable[[slice], T], size: int) -> Iterator[T]:
+    """Yield what is computed of the blocks of a flat array, in order.
+
+    Args:
+        compute: is given the places of a block; called in threads where the array is large.
+        size: number of elements of the array.
+    """
+    places = (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+    jobs = available_jobs()
+    if size < LARGE or jobs == 1:
+        yield from map(compute, places)
+        return
+    # Not worth importing for small tensors.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(jobs) as pool:
+        ahead: deque[Future[T]] = deque()
+        for place in places:
+            ahead.append(pool.submit(compute, place))
+            if len(ahead) > 2 * jobs:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def available_jobs() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
