@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
 
@@ -14,7 +14,13 @@ from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Tolerance
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, allowed_factor, bound
+from onnxopt_cli.readings.bound.bound import (
+    FACTOR,
+    DerivedOutput,
+    allowed_factor,
+    bound,
+    enough_for,
+)
 from onnxopt_cli.readings.elementwise import has_blocks
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.single_node import sole_call
@@ -93,7 +99,9 @@ class FormulaOutputs:
             if self.blocks is None:
                 return self.judgements[name].branch.at(places)
             output, group = divmod(list(self.expected).index(name), len(self.blocks.groups))
-            return bound(self.blocks.group(group).at(places), self.factor)[output].branch
+            part = self.blocks.group(group).at(places)
+            branch = bound(part, self.factor, enough_for(part))[output].branch
+            return replace(branch, expected=self.expected[name].reshape(-1)[places])
 
         return Budget(at, allowed_factor(self.expected[name].dtype, self.factor))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -92,7 +93,9 @@ class DerivedOutput:
         return int(np.count_nonzero(self.branch.weak))
 
 
-def bound(call: Call[Array], factor: float = FACTOR) -> list[DerivedOutput]:
+def bound(
+    call: Call[Array], factor: float = FACTOR, wide: np.dtype[Any] = WIDE
+) -> list[DerivedOutput]:
     """Return the expected outputs of a node in its order, and the derived tolerance of each.
 
     Values and errors come from one pass over the formula; the values are those of the evaluate
@@ -101,14 +104,24 @@ def bound(call: Call[Array], factor: float = FACTOR) -> list[DerivedOutput]:
     Args:
         call: the operator, attributes and inputs.
         factor: multiple of the error that is allowed.
+        wide: what values are computed in. Those of double differ from the evaluate reading's by
+            less than 2^-28 of the bound of float32.
     """
     with np.errstate(all="ignore"):
-        return call.by_group(lambda part: _judgements(part, factor))
+        return call.by_group(lambda part: _judgements(part, factor, wide))
 
 
-def _judgements(call: Call[Array], factor: float) -> list[DerivedOutput]:
+def enough_for(call: Call[Array]) -> np.dtype[Any]:
+    """Return the narrowest type that bounds of a call's outputs can be computed in."""
+    double = np.dtype(np.float64)
+    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
+    return double if all(it.itemsize < double.itemsize for it in floats) else WIDE
+
+
+def _judgements(call: Call[Array], factor: float, wide: np.dtype[Any]) -> list[DerivedOutput]:
     judgements = []
-    for right, like, first in bounded_outputs(call, given):
+    operand, attribute = partial(given, wide=wide), partial(number, wide=wide)
+    for right, like, first in bounded_outputs(call, operand, attribute):
         judgement, *others = (judged(it, like.dtype, first.shape, factor) for it in right)
         judgements.append(replace(judgement, otherwise=others[0]) if others else judgement)
     if also := also_right(call):
@@ -117,7 +130,9 @@ def _judgements(call: Call[Array], factor: float) -> list[DerivedOutput]:
 
 
 def bounded_outputs(
-    call: Call[T], operand: Callable[[T, Precision], Bounded]
+    call: Call[T],
+    operand: Callable[[T, Precision], Bounded],
+    attribute: Callable[[float], Bounded] = number,
 ) -> list[tuple[tuple[Bounded, ...], T, T]]:
     """Apply the formula to operands of the bound reading.
 
@@ -125,6 +140,7 @@ def bounded_outputs(
         call: the operator, attributes and inputs, whose parts are computed together.
         operand: makes an operand of an input, in the precision that it may be computed in: a tensor
             in its own, what comes from R and T alone in the coarsest of all.
+        attribute: makes an operand of an attribute.
 
     Returns:
         For each output in the node's order: what the formula yields, rounded to the output's type,
@@ -136,7 +152,7 @@ def bounded_outputs(
     results = call.apply(
         lambda scalar: operand(scalar, coarsest),
         lambda tensor: operand(tensor, precision_of(tensor.dtype)),
-        number,
+        attribute,
     )
     return [
         (output(result, precision_of(like.dtype)), like, first) for result, like, first in results

@@ -126,21 +126,27 @@ class Either(_Operand):
 Result: TypeAlias = Bounded | Mixed | Either
 
 
-def given(tensor: Array, precision: Precision) -> Bounded:
-    """Return an input as an honest implementation takes it, in a type that may be narrower."""
+def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDE) -> Bounded:
+    """Return an input as an honest implementation takes it, in a type that may be narrower.
+
+    Args:
+        tensor: the input.
+        precision: what it is computed in.
+        wide: the type of values, wider than that.
+    """
     if precision.level is Level.SCALAR:
         tensor = tensor.reshape(())
-    value = tensor.astype(WIDE)
+    value = tensor.astype(wide)
     error: Any = np.zeros((), np.float64)
     if precision.dtype is not None and tensor.dtype != precision.dtype:
-        difference = np.abs(value - value.astype(precision.dtype).astype(WIDE))
+        difference = np.abs(value - value.astype(precision.dtype).astype(wide))
         error = np.float64(np.where(np.isfinite(value), difference, 0.0))
     return _within_range(Bounded(value, error, precision=precision))
 
 
-def number(value: float) -> Bounded:
+def number(value: float, wide: np.dtype[Any] = WIDE) -> Bounded:
     """Return an attribute, which is exact."""
-    return Bounded(WIDE.type(value), np.float64(0.0))
+    return Bounded(wide.type(value), np.float64(0.0))
 
 
 def output(result: Any, precision: Precision) -> tuple[Bounded, ...]:
