@@ -78,10 +78,11 @@ class Bounded(Approximate, _Operand):
     def span(self) -> tuple[float, float]:
         """Smallest magnitude and largest reach of an element or 1, zero and infinity aside."""
         small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
-        return (
-            float(np.min(small, initial=1.0, where=_is_usual(small))),
-            float(np.max(large, initial=1.0, where=_is_usual(large))),
-        )
+        least, most = small.min(initial=np.inf), large.max(initial=0.0)
+        if not 0 < least <= most < np.inf:
+            least = np.min(small, initial=1.0, where=_is_usual(small))
+            most = np.max(large, initial=1.0, where=_is_usual(large))
+        return min(float(least), 1.0), max(float(most), 1.0)
 
     @property
     def doubtful(self) -> Any:
@@ -141,7 +142,7 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDE) -> Bo
     if precision.dtype is not None and tensor.dtype != precision.dtype:
         difference = np.abs(value - value.astype(precision.dtype).astype(wide))
         error = np.float64(np.where(np.isfinite(value), difference, 0.0))
-    return _within_range(Bounded(value, error, precision=precision))
+    return Bounded(value, _in_range(value, error, precision), precision=precision)
 
 
 def number(value: float, wide: np.dtype[Any] = WIDE) -> Bounded:
@@ -255,7 +256,8 @@ def _joining(operand: Bounded, precision: Precision) -> Bounded:
     if own is UNTYPED:
         # The error of an expression of attributes alone is scaled to the type that it meets.
         error = operand.error * (precision.unit_roundoff / UNTYPED.unit_roundoff)
-        return _within_range(replace(operand, error=error, precision=precision))
+        error = _in_range(operand.value, error, precision)
+        return replace(operand, error=error, precision=precision)
     if own.level == precision.level and own.unit_roundoff < precision.unit_roundoff:
         return _converted(operand, precision)
     return operand
@@ -266,28 +268,33 @@ def _converted(operand: Bounded, precision: Precision) -> Bounded:
     if operand.precision is UNTYPED:
         operand = _joining(operand, precision)
     rounding = precision.unit_roundoff * operand.magnitude
-    if not (rounding < np.inf).all():
+    if _somewhere(~(rounding < np.inf)):
         rounding = np.where(rounding < np.inf, rounding, 0.0)
     exact = operand.error == 0
-    if exact.any():
+    if _somewhere(exact):
         held = operand.value == np.asarray(operand.value).astype(precision.dtype)
         rounding = np.where(exact & held, 0.0, rounding)
-    error = operand.error + rounding
-    return _within_range(Bounded(operand.value, error, operand.may_cross, precision))
+    error = _in_range(operand.value, operand.error + rounding, precision)
+    return Bounded(operand.value, error, operand.may_cross, precision)
 
 
-def _within_range(operand: Bounded) -> Bounded:
+def _somewhere(mask: Any) -> bool:
+    """Tell whether a mask is true anywhere; faster than ``any`` on few elements."""
+    return bool(mask if mask.ndim == 0 else np.count_nonzero(mask))
+
+
+def _in_range(value: Any, error: Any, precision: Precision) -> Any:
     """Allow for flushing of what may be subnormal, and give up on what may leave the range."""
-    value, error, precision = operand.value, operand.error, operand.precision
-    subnormal = operand.magnitude - error < precision.smallest_normal
-    if subnormal.any():
+    magnitude = np.abs(np.float64(value))
+    subnormal = magnitude - error < precision.smallest_normal
+    if _somewhere(subnormal):
         # An exact zero stays one; another may be so small that its magnitude underflows here.
         lost = subnormal & ((value != 0) | (error > 0))
         error = np.where(lost, error + precision.smallest_normal, error)
-    beyond = operand.magnitude + error > precision.largest
-    if beyond.any():
+    beyond = magnitude + error > precision.largest
+    if _somewhere(beyond):
         error = np.where(beyond & (np.isfinite(value) | (error > 0)), np.inf, error)
-    return operand if error is operand.error else replace(operand, error=error)
+    return error
 
 
 def _computed(
@@ -304,35 +311,39 @@ def _computed(
         unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
         own = row.roundings * unit * magnitude
         error = error + (own if row.exact is None else np.where(row.exact(*operands), 0.0, own))
-    if not (magnitude + error < np.inf).all():
+    if _somewhere(~(magnitude + error < np.inf)):
         error = _settled(row, value, error, operands)
     factors = tuple(
         (factor, exponent * sign)
         for operand, sign in zip(operands, row.exponents, strict=False)
         for factor, exponent in operand.factors or ((operand, 1),)
     )
-    reach = operands[0].magnitude + operands[1].magnitude if row.is_sum else None
-    result = Bounded(value, error, False, precision, reach=reach, factors=factors)
-    result = _within_range(_in_any_order(result))
+    if factors:
+        error = _in_any_order(value, error, factors, precision)
+    error = _in_range(value, error, precision)
+    reach = None
     if row.is_sum:
-        result = _as_a_share(result, operands)
-    return replace(
-        result,
-        may_cross=row.crosses(magnitude, result.error, *operands),
-        doubt=_doubt(result, operands) if row.is_sum or not row.roundings else None,
-    )
+        error = _as_a_share(value, error, operands, precision.largest)
+        reach = operands[0].magnitude + operands[1].magnitude
+    may_cross = row.crosses(magnitude, error, *operands)
+    doubt = None
+    if row.is_sum or not row.roundings:
+        doubt = _doubt(value, magnitude, error, operands, precision)
+    return Bounded(value, error, may_cross, precision, doubt, reach, factors)
 
 
-def _doubt(result: Bounded, operands: Sequence[Bounded]) -> Any:
+def _doubt(
+    value: Any, magnitude: Any, error: Any, operands: Sequence[Bounded], precision: Precision
+) -> Any:
     """Return the error without that of exact results of exact operands, if there are such."""
-    exact: Any = result.error > 0
+    exact: Any = error > 0
     for operand in operands:
         exact = exact & (operand.doubtful == 0)
-    if result.precision is UNTYPED or not exact.any():
+    if precision is UNTYPED or not _somewhere(exact):
         return None
-    normal = (result.value == 0) | (result.magnitude >= result.precision.smallest_normal)
-    held = result.value == np.asarray(result.value).astype(result.precision.dtype)
-    return np.where(exact & normal & held, 0.0, result.error)
+    normal = (value == 0) | (magnitude >= precision.smallest_normal)
+    held = value == np.asarray(value).astype(precision.dtype)
+    return np.where(exact & normal & held, 0.0, error)
 
 
 def _settled(row: Elementwise, value: Any, error: Any, operands: Sequence[Bounded]) -> Any:
@@ -357,33 +368,34 @@ def _settled(row: Elementwise, value: Any, error: Any, operands: Sequence[Bounde
     return np.where(finite, error, np.where(settled, 0.0, np.inf))
 
 
-def _in_any_order(result: Bounded) -> Bounded:
+def _in_any_order(
+    value: Any, error: Any, factors: Iterable[tuple[Bounded, int]], precision: Precision
+) -> Any:
     """Allow for a product whose factors are multiplied in another order, or by terms of a sum.
 
     A partial product that leaves the range upwards makes the whole anything, downwards zero.
     """
-    precision = result.precision
     low = high = 1.0
-    for factor, exponent in result.factors:
+    for factor, exponent in factors:
         least, most = factor.span
         low *= least if exponent > 0 else 1 / most
         high *= most if exponent > 0 else 1 / least
     if low >= precision.smallest_normal and high <= precision.largest:
-        return result
+        return error
     lows: Any = np.float64(1.0)
     highs: Any = np.float64(1.0)
-    for factor, exponent in result.factors:
+    for factor, exponent in factors:
         size = factor.magnitude**exponent
         reach = size if exponent < 0 or factor.reach is None else factor.reach
         lows = lows * np.minimum(np.where(_is_usual(size), size, 1.0), 1.0)
         highs = highs * np.maximum(np.where(_is_usual(reach), reach, 1.0), 1.0)
-    finite = np.isfinite(result.value)
-    lost = np.where(finite & (lows < precision.smallest_normal), result.magnitude, 0.0)
-    error = np.where(finite & (highs > precision.largest), np.inf, result.error + lost)
-    return replace(result, error=error)
+    finite = np.isfinite(value)
+    magnitude = np.abs(np.float64(value))
+    lost = np.where(finite & (lows < precision.smallest_normal), magnitude, 0.0)
+    return np.where(finite & (highs > precision.largest), np.inf, error + lost)
 
 
-def _as_a_share(result: Bounded, operands: Sequence[Bounded]) -> Bounded:
+def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
     """Allow for a mean of two terms that is computed as one, moved by a share of their difference.
 
     TensorFlow and PyTorch do so: a V + (1 - a) G is V + (1 - a) (G - V). The difference of large
@@ -391,14 +403,12 @@ def _as_a_share(result: Bounded, operands: Sequence[Bounded]) -> Bounded:
     """
     terms = [[it for it in each.factors if not _is_weight(*it)] for each in operands]
     if any(len(rest) == len(each.factors) for rest, each in zip(terms, operands, strict=True)):
-        return result
-    largest = result.precision.largest
+        return error
     # The largest that it can be: of a factor the most, of a divisor the least.
     if sum(_product((it.span[n > 0], n) for it, n in rest) for rest in terms) <= largest:
-        return result
+        return error
     apart = sum(_product((it.magnitude, n) for it, n in rest) for rest in terms)
-    lost = np.isfinite(result.value) & ~(apart <= largest)
-    return replace(result, error=np.where(lost, np.inf, result.error))
+    return np.where(np.isfinite(value) & ~(apart <= largest), np.inf, error)
 
 
 def _is_weight(factor: Bounded, exponent: int) -> bool:
@@ -420,7 +430,7 @@ def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
     """Compare; the error is positive where the operands are closer than theirs."""
     doubt = a.doubtful + b.doubtful
     undecided = doubt > 0
-    if undecided.any():
+    if _somewhere(undecided):
         for operand in (a, b):
             undecided = undecided & ~(np.isnan(operand.value) & (operand.error == 0))
         undecided = undecided & ~(np.abs(np.float64(a.value - b.value)) > doubt)
@@ -444,7 +454,7 @@ def _chosen(condition: Bounded, x: Bounded | Mixed, y: Bounded | Mixed) -> Resul
     """Apply numpy.where, both ways where rounding can turn the condition over."""
     first = _branch(condition.value, x, y)
     undecided = condition.error > 0
-    if not undecided.any():
+    if not _somewhere(undecided):
         return first
     return Either(first, _branch(condition.value ^ undecided, x, y), condition)
 
@@ -481,4 +491,5 @@ def _reduced(row: Reduction | Percentile, elements: Bounded, *others: Bounded) -
 
 
 def _in(precision: Precision, result: Approximate) -> Bounded:
-    return _within_range(Bounded(result.value, result.error, result.may_cross, precision))
+    error = _in_range(result.value, result.error, precision)
+    return Bounded(result.value, error, result.may_cross, precision)
