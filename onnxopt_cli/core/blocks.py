@@ -26,8 +26,7 @@ def in_blocks(compute: Callable[[slice], T], size: int) -> Iterator[T]:
         size: number of elements of the array.
     """
     places = (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
-    jobs = available_jobs()
-    if size < LARGE or jobs == 1:
+    if size < LARGE or (jobs := available_jobs()) == 1:
         yield from map(compute, places)
         return
     # Not worth importing for small tensors.

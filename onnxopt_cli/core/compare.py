@@ -6,9 +6,10 @@ Tensors are compared in blocks, so that a large one needs no full-size temporari
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from functools import cache, partial
+from functools import cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -136,29 +137,36 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         return Diff(name, kind, structure=f"is {describe(actual)}")
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
-    statistics = _Statistics(_applicable(options.tolerance, expected), options)
+    tolerance, size = _applicable(options.tolerance, expected), expected.size
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
-    if kind_of(mine.dtype) is NumberKind.FLOAT:
-        statistics.max_ulp = 0
-    for block in in_blocks(partial(statistics.judge, mine, theirs), mine.size):
-        statistics.add(*block)
-    return Diff(
+    everything = options.examine and isinstance(tolerance, Budget)
+
+    def judged(block: slice) -> _Elements | None:
+        """Judge the elements of a block that are not equal to the bit."""
+        places = np.arange(block.stop - block.start)
+        if not everything:
+            places = _differing(mine[block], theirs[block])
+        return _judged(tolerance, mine, theirs, block.start + places) if places.size else None
+
+    found = filter(None, in_blocks(judged, size))
+    first = next(found, None)
+    floats = kind_of(expected.dtype) is NumberKind.FLOAT
+    exact = Diff(
         name,
         kind,
-        tolerance=statistics.tolerance,
-        elements=expected.size,
-        mismatches=statistics.mismatches,
-        max_absolute=statistics.max_absolute,
-        max_relative=statistics.max_relative,
-        max_ulp=statistics.max_ulp,
-        needed_rtol=statistics.needed(statistics.needed_rtol),
-        needed_atol=statistics.needed(statistics.needed_atol),
-        budget_used=statistics.budget_used,
-        budget_median=statistics.budget_median(expected.size),
-        weak=statistics.weak,
-        ulp_counts=statistics.ulp_counts(),
-        worst=tuple(it.element(expected.shape) for it in statistics.worst),
+        tolerance=tolerance,
+        elements=size,
+        max_ulp=0 if floats else None,
+        needed_rtol=0.0 if isinstance(tolerance, Relative) else None,
+        needed_atol=0.0 if isinstance(tolerance, Relative) else None,
+        ulp_counts=(size,) if floats and size else (),
     )
+    if first is None:
+        return exact
+    statistics = _Statistics(tolerance, options)
+    for elements in chain([first], found):
+        statistics.add(elements)
+    return statistics.diff(exact, expected.shape)
 
 
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
@@ -277,27 +285,16 @@ class _Statistics:
     needed_atol: float = 0.0
     budget_used: float = 0.0
     weak: int = 0
+    judged: int = 0
     # The shares of the derived limits, without those of elements that are equal to the bit: zero.
     shares: list[Array] = field(default_factory=list)
     # Elements by the number of bits of their distance in ulp, of floats.
     ulp_bits: Array = field(default_factory=lambda: np.zeros(_ULP_BITS, dtype=np.int64))
     worst: list[_Worst] = field(default_factory=list)
 
-    def judge(self, expected: Array, actual: Array, block: slice) -> tuple[int, _Elements | None]:
-        """Return the number of elements of a block that are equal to the bit, and the others."""
-        if self.options.examine and isinstance(self.tolerance, Budget):
-            places = np.arange(block.start, block.stop)
-        else:
-            places = block.start + _differing(expected[block], actual[block])
-        equal = block.stop - block.start - places.size
-        judged = _judged(self.tolerance, expected, actual, places) if places.size else None
-        return equal, judged
-
-    def add(self, equal: int, it: _Elements | None) -> None:
-        """Take in a block."""
-        self.ulp_bits[0] += equal
-        if it is None:
-            return
+    def add(self, it: _Elements) -> None:
+        """Take in the elements of a block that were judged."""
+        self.judged += it.places.size
         if it.steps is not None:
             steps = np.where(it.finite, it.steps, np.uint64(0))
             self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
@@ -346,23 +343,33 @@ class _Statistics:
         needed[short] = np.nextafter(needed[short], np.inf)
         self.needed_atol = max(self.needed_atol, float(needed.max()))
 
-    def budget_median(self, elements: int) -> float:
-        """Return the share of its limit that the median element uses."""
-        if not self.shares:
-            return 0.0
-        known = np.concatenate(self.shares)
-        return float(np.median(np.pad(known, (0, elements - known.size))))
+    def diff(self, exact: Diff, shape: tuple[int, ...]) -> Diff:
+        """Return what is found, as changes to the diff of a tensor that is equal to the bit."""
+        relative = isinstance(self.tolerance, Relative)
+        equal = exact.elements - self.judged
+        median = 0.0
+        if self.shares:
+            median = float(np.median(np.pad(np.concatenate(self.shares), (0, equal))))
+        self.ulp_bits[0] += 0 if self.max_ulp is None else equal
+        return replace(
+            exact,
+            mismatches=self.mismatches,
+            max_absolute=self.max_absolute,
+            max_relative=self.max_relative,
+            max_ulp=self.max_ulp,
+            needed_rtol=_finite(self.needed_rtol) if relative else None,
+            needed_atol=_finite(self.needed_atol) if relative else None,
+            budget_used=self.budget_used,
+            budget_median=median,
+            weak=self.weak,
+            ulp_counts=tuple(np.trim_zeros(self.ulp_bits, "b").tolist()),
+            worst=tuple(it.element(shape) for it in self.worst),
+        )
 
-    def ulp_counts(self) -> tuple[int, ...]:
-        """Return the counts of elements by the bits of their ulp, none for what is no float."""
-        if self.max_ulp is None:
-            return ()
-        return tuple(np.trim_zeros(self.ulp_bits, "b").tolist())
 
-    def needed(self, number: float) -> float | None:
-        """Return a needed rtol or atol; None where no finite one is enough or none applies."""
-        applies = isinstance(self.tolerance, Relative) and np.isfinite(number)
-        return number if applies else None
+def _finite(number: float) -> float | None:
+    """Return a needed rtol or atol; None where no finite one is enough."""
+    return number if np.isfinite(number) else None
 
 
 def _plain(element: Array) -> object:
