@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import click
 
@@ -18,10 +16,7 @@ def command(kind: str) -> None:
     onnxopt schema > onnxopt.schema.json
     onnxopt schema expect > onnxopt-expect.schema.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.yaml.schema import case_schema
-    from onnxopt_cli.expectations.file import expect_schema
-    from onnxopt_cli.log.rules import log_schema
+    from onnxopt_cli.cases.yaml.syntax import packaged_schema
 
-    schemas: dict[str, Callable[[], dict[str, Any]]]
-    schemas = {"case": case_schema, "expect": expect_schema, "log": log_schema}
-    click.echo(json.dumps(schemas[kind](), indent=2))
+    packages = {"case": "cases.yaml", "expect": "expectations", "log": "log"}
+    click.echo(json.dumps(packaged_schema(f"onnxopt_cli.{packages[kind]}"), indent=2))

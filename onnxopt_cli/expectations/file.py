@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from onnxopt_cli.cases.yaml.schema import structure_errors
 from onnxopt_cli.cases.yaml.syntax import (
     FormatError,
     Node,
-    field_text,
-    parse_yaml,
+    problem_of,
+    read_document,
     unexpected,
 )
 from onnxopt_cli.core.record import BackendIdentity
@@ -125,9 +120,6 @@ def version_number(backend: BackendIdentity) -> str:
         return ""
 
 
-_VERSION = "onnxopt-expect"
-
-
 @dataclass(frozen=True, slots=True)
 class Layer:
     """An expectation file.
@@ -149,36 +141,20 @@ class Layer:
     errors: tuple[Problem, ...] = ()
 
 
-@cache
-def expect_schema() -> dict[str, Any]:
-    """Return the JSON Schema (Draft 2020-12) of expectation files; it is not to be changed."""
-    schema: dict[str, Any] = json.loads(
-        resources.files(__package__).joinpath("schema.json").read_text("utf-8")
-    )
-    return schema
-
-
 def parse_layer(text: str, path: Path) -> Layer:
     """Read the text of an expectation file that stands, or would stand, at a path."""
-    root, errors = parse_yaml(text)
+    root, errors = read_document(text, "onnxopt_cli.expectations", "onnxopt-expect")
     entries: list[tuple[Entry, Node]] = []
     must_pass: tuple[Pattern, ...] = ()
-    if root is not None:
-        seen = {id(error.node) for error in errors}
-        errors += [it for it in structure_errors(root, expect_schema) if id(it.node) not in seen]
-        version = root.field(_VERSION)
-        if version is None or any(error.node is version for error in errors):
-            # The rules of another version are not known here.
-            errors = [error for error in errors if error.node in (root, version)]
-        elif not errors:
-            nodes = root.field("expect")
-            for node in (nodes.items if nodes else None) or ():
-                try:
-                    entries.append((_entry(node, path), node))
-                except FormatError as error:
-                    errors.append(error)
-            must_pass = _patterns(root.field("must-pass"))
-    problems = [_problem(path, error) for error in sorted(errors, key=lambda error: error.line)]
+    if root and not errors:
+        nodes = root.field("expect")
+        for node in (nodes.items if nodes else None) or ():
+            try:
+                entries.append((_entry(node, path), node))
+            except FormatError as error:
+                errors.append(error)
+        must_pass = _patterns(root.field("must-pass"))
+    problems = [problem_of(path, error) for error in sorted(errors, key=lambda error: error.line)]
     return Layer(
         path,
         text,
@@ -243,8 +219,3 @@ def _date(node: Node | None) -> date | None:
         return date.fromisoformat(str(node.scalar))
     except ValueError:
         raise unexpected(node, "a day of the calendar, as in 2031-12-31") from None
-
-
-def _problem(path: Path, error: FormatError) -> Problem:
-    field = field_text(error.node.path)
-    return Problem(f"{path}:{error.line}", f"{field}: {error.what}" if field else error.what)

@@ -6,13 +6,12 @@ writes a whole log that keeps to them has written a log.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.backends.lowering import NOT_ASKED
+from onnxopt_cli.cases.yaml.syntax import packaged_schema
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, SETTLED, Outcome, Result, Standing
 from onnxopt_cli.core.text import printable
@@ -21,14 +20,6 @@ from onnxopt_cli.log.header import Header
 
 if TYPE_CHECKING:
     import jsonschema_rs
-
-
-def log_schema() -> dict[str, Any]:
-    """Return the JSON Schema (Draft 2020-12) of one line of a log."""
-    schema: dict[str, Any] = json.loads(
-        resources.files(__package__).joinpath("schema.json").read_text("utf-8")
-    )
-    return schema
 
 
 def check_record(record: object) -> str:
@@ -52,7 +43,7 @@ def check_record(record: object) -> str:
 def _validators() -> dict[str, jsonschema_rs.Validator]:
     import jsonschema_rs
 
-    schema = log_schema()
+    schema = packaged_schema("onnxopt_cli.log")
     definitions = schema["$defs"]
     references = [part["$ref"] for part in schema["oneOf"]]
     return {

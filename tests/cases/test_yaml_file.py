@@ -12,7 +12,7 @@ import pytest
 from yaml_files import ADAM, ADAM_INPUTS, identity, only_case, read_text, save_model
 
 from onnxopt_cli.cases.yaml.file import read_yaml_file
-from onnxopt_cli.cases.yaml.schema import case_schema
+from onnxopt_cli.cases.yaml.syntax import packaged_schema
 from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
 from onnxopt_cli.errors import InvalidCase
 
@@ -326,7 +326,7 @@ def test_a_byte_order_mark_is_no_content(tmp_path):
 
 
 def test_the_schema_is_valid_and_describes_every_field():
-    schema = case_schema()
+    schema = packaged_schema("onnxopt_cli.cases.yaml")
     jsonschema_rs.meta.validate(schema)
 
     def fields(part):
@@ -349,7 +349,7 @@ def test_the_schema_is_valid_and_describes_every_field():
 
 
 def test_the_schema_judges_files_as_an_editor_would():
-    schema = json.loads(json.dumps(case_schema()))
+    schema = json.loads(json.dumps(packaged_schema("onnxopt_cli.cases.yaml")))
     validator = jsonschema_rs.validator_for(schema)
     case = {"name": "c", "inputs": {"X": [[1, 2.5], [3, 4]]}}
     assert validator.is_valid({"onnxopt": 1, "cases": [case]})

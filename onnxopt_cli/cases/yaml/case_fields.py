@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import onnx
 from onnx import AttributeProto, helper
@@ -14,8 +14,7 @@ from onnx import AttributeProto, helper
 from onnxopt_cli.cases.onnx.node_model import node_model, tensor_info, value_info
 from onnxopt_cli.cases.values.declared import MAX_ELEMENTS, Declared, DeclaredTensor, element_count
 from onnxopt_cli.cases.values.tensor_data import tensor_of
-from onnxopt_cli.cases.yaml.schema import listed, unknown_name
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, unexpected
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, listed, unexpected, unknown_name
 from onnxopt_cli.cases.yaml.value import (
     BARE_DTYPES,
     ChooseDtype,
@@ -23,7 +22,7 @@ from onnxopt_cli.cases.yaml.value import (
     element_array,
     natural_dtype,
 )
-from onnxopt_cli.core.case import Trajectory
+from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES
 
 MakeAttribute: TypeAlias = Callable[[], AttributeProto]
@@ -36,26 +35,39 @@ _TYPES: dict[str, tuple[int, int]] = {
 _DTYPES = {kind: name for name, kinds in _TYPES.items() for kind in kinds}
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredCase:
-    """A model, what it is fed and what must come back, to be made when the case is run.
+class DeclaredCase(NamedTuple):
+    """A case of a file whose content is made when it is run.
 
     Attributes:
         operators: names of the operators in the model.
-        model: builds or reads it.
-        inputs: by the names and in the order of the graph.
-        outputs: likewise, all of them; None if the formula says them or none may come back.
         output_names: names of the graph's outputs.
-        trajectory: makes the steps, if there are many; the model and its inputs are then made from
-            them.
+        contents: makes the content, without tolerances; by the end of the id, which is empty unless
+            the case is run in several ways.
     """
 
     operators: tuple[str, ...]
-    model: Callable[[], onnx.ModelProto]
-    inputs: Mapping[str, Declared]
-    outputs: Mapping[str, Declared] | None
     output_names: tuple[str, ...]
-    trajectory: Callable[[], Trajectory] | None = None
+    contents: Mapping[str, Callable[[], Content]]
+
+
+def case_of_one_step(
+    operators: tuple[str, ...],
+    output_names: Sequence[str],
+    model: Callable[[], onnx.ModelProto],
+    inputs: Mapping[str, Declared],
+    outputs: Mapping[str, Declared] | None,
+    *,
+    rejects: bool = False,
+) -> DeclaredCase:
+    """Return a case whose inputs and outputs are in the graph's order; see Content and above."""
+
+    def make() -> Content:
+        fed = {name: value.make() for name, value in inputs.items()}
+        if outputs is None:
+            return Content(model(), fed, None, rejects=rejects)
+        return Content(model(), fed, {name: value.make() for name, value in outputs.items()})
+
+    return DeclaredCase(operators, tuple(output_names), {"": make})
 
 
 class Incomplete(Exception):
@@ -115,6 +127,17 @@ class CaseFields:
             if node is not None:
                 self.complain(node, f"found {name}{why}")
 
+    def refuse_inherited(self, node: Node | None, reason: str) -> None:
+        """Refuse a version of another domain, unless the case has its operator from elsewhere.
+
+        Raises:
+            FormatError: if it is refused.
+        """
+        own = self.node.field("operator") or self.node.field("domain")
+        if node is not None and (node.parent is self.node or own is None):
+            other = "opset" if node.key == "version" else "version"
+            raise FormatError(node, f"found {node.key}, expected {other}: {reason}")
+
     def declare(self, node: Node, choose: ChooseDtype = natural_dtype) -> Declared | None:
         """Read a value; collects what is wrong with it and returns None then."""
         if id(node) not in self.broken:
@@ -139,6 +162,13 @@ class CaseFields:
             )
         return value
 
+    def declare_tensor(self, node: Node, choose: ChooseDtype, what: str = "") -> DeclaredTensor:
+        """Read a value that must be a tensor; see :meth:`declare_value`."""
+        value = self.declare_value(node, choose)
+        if not isinstance(value, DeclaredTensor):
+            raise FormatError(node, f"found no tensor, expected one{what}")
+        return value
+
     def check_names(self, what: str, known: Sequence[str], required: Sequence[str]) -> None:
         """Collect the names of a mapping that are unknown, and those that are missing."""
         given, place = self.mapping(what), self.node.field(what) or self.node
@@ -160,22 +190,27 @@ class CaseFields:
             raise Incomplete
 
 
-def declare_attribute(node: Node, kind: int, fields: CaseFields) -> MakeAttribute:
-    """Check an attribute of a case and promise it.
+def declare_attributes(
+    fields: CaseFields, kind_of: Callable[[str, Node], int | None]
+) -> list[MakeAttribute]:
+    """Check the attributes of a case and promise them; collects what is wrong with them.
 
     Args:
-        node: its value; its key is the attribute's name.
-        kind: an ``AttributeProto.AttributeType``.
         fields: the case.
-
-    Raises:
-        FormatError: if the value is not of the type, or no value of the type can be written.
+        kind_of: says the ``AttributeProto.AttributeType`` of each, None if it is unknown.
     """
-    name = str(node.key)
+    attributes: list[MakeAttribute] = []
+    for name, node in fields.mapping("attributes").items():
+        kind = None if id(node) in fields.broken else kind_of(name, node)
+        if kind is not None:
+            with fields.collecting():
+                attributes.append(_attribute(name, node, kind, fields))
+    return attributes
+
+
+def _attribute(name: str, node: Node, kind: int, fields: CaseFields) -> MakeAttribute:
     if kind == AttributeProto.TENSOR:
-        value = fields.declare_value(node)
-        if not isinstance(value, DeclaredTensor):
-            raise FormatError(node, "found no tensor, expected one")
+        value = fields.declare_tensor(node, natural_dtype)
         return lambda: helper.make_attribute(name, tensor_of(value.make()))
     if kind not in _DTYPES:
         words = AttributeProto.AttributeType.Name(kind)
@@ -193,27 +228,22 @@ def declare_attribute(node: Node, kind: int, fields: CaseFields) -> MakeAttribut
 
 
 def rejected_case(
-    op_type: str,
-    domain: str,
+    schema: onnx.defs.OpSchema,
     version: int,
     fields: CaseFields,
-    *,
-    choice_of: Callable[[str], ChooseDtype],
-    float_attributes: Collection[str],
     output_names: Sequence[str],
+    choice_of: Callable[[str], ChooseDtype] = lambda _name: natural_dtype,
 ) -> DeclaredCase:
     """Read a case that a right backend must refuse: built as written, whatever the signature says.
 
     The node has the inputs in the order in which the case lists them.
 
     Args:
-        op_type: the node's operator.
-        domain: its domain.
-        version: the domain's version.
+        schema: of the node's operator.
+        version: the domain's version that the model imports.
         fields: the case.
-        choice_of: how an input that does not say its element type gets it.
-        float_attributes: attributes that are floats even where an integer is written.
         output_names: of the node; their types are those of its last input, for want of others.
+        choice_of: how an input that does not say its element type gets it.
 
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
@@ -224,19 +254,26 @@ def rejected_case(
         value = fields.declare(node, choice_of(name))
         if value is not None:
             inputs[name] = value
-    attributes: list[MakeAttribute] = []
-    for name, node in fields.mapping("attributes").items():
-        if id(node) not in fields.broken:
-            with fields.collecting():
-                kind = _natural_kind(node, as_float=name in float_attributes)
-                attributes.append(declare_attribute(node, kind, fields))
+
+    def natural_kind(name: str, node: Node) -> int:
+        """Return the type that a value has by itself; floats for integers where it must be so."""
+        if node.fields is not None:
+            return AttributeProto.TENSOR
+        known = schema.attributes.get(name)
+        as_float = known and known.type.value in _TYPES["float32"]  # type: ignore[attr-defined]
+        kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
+        if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
+            kinds = {"float32"}
+        return _TYPES[min(kinds)][node.items is not None]
+
+    attributes = declare_attributes(fields, natural_kind)
     fields.finish()
     dtype = next(reversed(inputs.values())).dtype if inputs else natural_dtype(frozenset())
 
     def model() -> onnx.ModelProto:
         return node_model(
-            op_type,
-            domain=domain,
+            schema.name,
+            domain=schema.domain,
             version=version,
             inputs=[value_info(name, value) for name, value in inputs.items()],
             outputs=[tensor_info(name, dtype, None) for name in output_names],
@@ -244,14 +281,4 @@ def rejected_case(
             graph_name=fields.text("name"),
         )
 
-    return DeclaredCase((op_type,), model, inputs, None, tuple(output_names))
-
-
-def _natural_kind(node: Node, *, as_float: bool) -> int:
-    """Return the attribute type that a value has by itself, or where its integers are floats."""
-    if node.fields is not None:
-        return AttributeProto.TENSOR
-    kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
-    if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
-        kinds = {"float32"}
-    return _TYPES[min(kinds)][node.items is not None]
+    return case_of_one_step((schema.name,), output_names, model, inputs, None, rejects=True)

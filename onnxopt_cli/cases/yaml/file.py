@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import onnx
-from onnx import defs
-
-from onnxopt_cli.cases.values.declared import Declared
 from onnxopt_cli.cases.values.regular_file import recorded
 from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, Incomplete
 from onnxopt_cli.cases.yaml.formula_case import formula_case
-from onnxopt_cli.cases.yaml.schema import case_schema, nearest, structure_errors, unknown_name
 from onnxopt_cli.cases.yaml.syntax import (
     FormatError,
     Node,
     abbreviated,
-    field_text,
     number,
-    parse_yaml,
+    packaged_schema,
+    problem_of,
+    read_document,
     unexpected,
+    unknown_name,
     yaml_text,
 )
-from onnxopt_cli.core.case import Case, Content, Location, Trajectory
+from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance, Ulps
-from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
 from onnxopt_cli.operators import OPERATORS, find_operator
 
-# A case is an item of the list under the key "cases".
-_CASE_DEPTH = 2
-
 # Nobody reads more of them, and showing all that a long file can have takes minutes.
 _MOST_PROBLEMS = 100
-
-# The ends of ids: of a case of one step, of a trajectory step by step, and of one in a Loop.
-_AT_ONCE, _STEP_BY_STEP, _LOOPED = "", "/steps", "/loop"
-
 _LIMITS = ("rtol", "atol", "ulp")
+_SCHEMA = "onnxopt_cli.cases.yaml"
 
 
 def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
@@ -65,11 +55,7 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
         return [], list(error.problems)
     except MemoryError:
         return [], [Problem(f"{path}:1", f"{OUT_OF_MEMORY} to read the file")]
-
-    def with_file(case: Case) -> Case:
-        return replace(case, files=lambda: {**file, **case.files()})
-
-    return list(map(with_file, cases)), problems
+    return [replace(case, files=partial(dict, file, **case.files())) for case in cases], problems
 
 
 def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
@@ -82,21 +68,10 @@ def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
     Returns:
         As :func:`read_yaml_file`.
     """
-    root, errors = parse_yaml(text)
-    cases: list[Case] = []
-    if root is not None:
-        seen = {id(error.node) for error in errors}
-        errors += [it for it in structure_errors(root, case_schema) if id(it.node) not in seen]
-        version = root.field("onnxopt")
-        if version is None:
-            errors = [error for error in errors if len(error.node.path) <= 1]
-        elif any(error.node is version for error in errors):
-            # The rules of another version are not known here.
-            errors = [error for error in errors if error.node is version]
-        else:
-            cases = _cases(root, path, errors)
+    root, errors = read_document(text, _SCHEMA, "onnxopt")
+    cases = _cases(root, path, errors) if root else []
     errors.sort(key=lambda error: error.line)
-    problems = [_problem(path, error) for error in errors[:_MOST_PROBLEMS]]
+    problems = [problem_of(path, error) for error in errors[:_MOST_PROBLEMS]]
     more = errors[_MOST_PROBLEMS:]
     if more:
         what = f"{len(more)} more problems from here on"
@@ -135,18 +110,24 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
             continue
         finally:
             errors += fields.errors
+        single = {
+            name: limits
+            for name in declared.output_names
+            if tolerance and (limits := _tolerance(tolerance.field(name), Provenance.OUTPUT))
+        }
+        general = _tolerance(tolerance, Provenance.CASE)
         cases += [
             Case(
-                id=f"{prefix}{fields.text('name')}{way}",
+                id=f"{prefix}{fields.text('name')}{ending}",
                 location=Location(path, item.line),
-                read=_reader(path, declared, tolerance, fields.rejects, looped=way is _LOOPED),
+                read=partial(_read, path, make, general, single),
                 operators=declared.operators,
                 about=fields.text("about"),
                 source=fields.text("source"),
                 tags=tuple(str(tag.scalar) for tag in (item.field("tags") or item).items or ()),
                 files=partial(dict, opened),
             )
-            for way in ([_STEP_BY_STEP, _LOOPED] if declared.trajectory else [_AT_ONCE])
+            for ending, make in declared.contents.items()
         ]
     if not incomplete:
         errors += _unknown_outputs(root, sorted(outputs))
@@ -157,7 +138,7 @@ def _prefix(root: Node, path: Path, errors: list[FormatError]) -> str:
     """Return suite and stem as they begin the ids, empty if one of them is no name."""
     suite = root.field("suite")
     name = str(suite.scalar) if suite else path.resolve().parent.name
-    right = re.compile(case_schema()["$defs"]["name"]["pattern"])
+    right = re.compile(packaged_schema(_SCHEMA)["$defs"]["name"]["pattern"])
     for part, place, remedy in (
         (name, "folder", "the file to say its suite"),
         (path.stem, "file", "another name of the file"),
@@ -186,16 +167,14 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
     """
+    # Most files are about operators with a formula and one step: the other readers are imported
+    # where they are needed.
     steps, no_steps = fields.node.field("steps"), "expected them beside an operator with a formula"
-    model = fields.node.field("model")
-    if model is not None:
-        # Most files are about operators with a formula, and start without the other readers.
+    if fields.node.field("model") is not None:
         from onnxopt_cli.cases.yaml.model_case import model_case
 
-        if id(model) in fields.broken:
-            raise Incomplete
         fields.refuse(["steps"], f", {no_steps}")
-        return model_case(model, fields)
+        return model_case(fields)
     inherited = ("operator", "domain", "version", "opset")
     named = {name: fields.node.field(name) or file.field(name) for name in inherited}
     if any(id(node) in fields.broken for node in named.values()):
@@ -212,10 +191,9 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         if own is not None:
             if version is not None and version.scalar != own.version:
                 raise unexpected(version, f"{own.version}, the version of {own.domain}")
-            _refuse_inherited(opset, fields, f"{own.name} is of {own.domain}")
+            fields.refuse_inherited(opset, f"{own.name} is of {own.domain}")
             if steps is None:
                 return formula_case(own, fields)
-            # Not worth importing for cases of one step.
             from onnxopt_cli.cases.yaml.trajectory_case import trajectory_case
 
             return trajectory_case(own, fields)
@@ -223,143 +201,28 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
             raise FormatError(steps, f"found steps, {no_steps}")
         from onnxopt_cli.cases.yaml.schema_case import schema_case
 
-        schema, wanted = _schema(fields, operator, domain, version, opset)
-        return schema_case(schema, wanted, fields)
+        return schema_case(operator, domain, version, opset, fields)
     raise Incomplete
 
 
-def _refuse_inherited(node: Node | None, fields: CaseFields, reason: str) -> None:
-    """Refuse a version of another domain, unless the case has its operator from elsewhere."""
-    own = fields.node.field("operator") or fields.node.field("domain")
-    if node is not None and (node.parent is fields.node or own is None):
-        other = "opset" if node.key == "version" else "version"
-        raise FormatError(node, f"found {node.key}, expected {other}: {reason}")
-
-
-def _schema(
-    fields: CaseFields,
-    operator: Node,
-    given: Node | None,
-    version: Node | None,
-    opset: Node | None,
-) -> tuple[defs.OpSchema, int]:
-    """Return the schema of an operator of onnx, and the version of its domain to import."""
-    name = str(operator.scalar)
-    domain = str(given.scalar) if given and given.scalar not in ("", "ai.onnx") else ""
-    _refuse_inherited(
-        opset if domain else version, fields, f"{name} is {'not ' * bool(domain)}of ai.onnx"
-    )
-    try:
-        schema = defs.get_schema(name, domain=domain)
-    except defs.SchemaError:
-        raise _unknown(operator, given, domain) from None
-    wanted = version if domain else opset
-    if wanted is None:
-        number_wanted = schema.since_version
-    else:
-        number_wanted = int(number(wanted))
-        latest: int = defs.C.schema_version_map()[domain][1]
-        if number_wanted > latest:
-            raise unexpected(wanted, f"at most {latest}, the latest of the installed onnx")
-        try:
-            schema = defs.get_schema(name, number_wanted, domain)
-        except defs.SchemaError:
-            raise unexpected(wanted, f"a later one: there is no {name} in it") from None
-    if schema.deprecated:
-        raise FormatError(
-            operator,
-            f"found {name}, deprecated since version {schema.since_version}, expected an older "
-            f"{'version' if domain else 'opset'} or another operator",
-        )
-    return schema, number_wanted
-
-
-def _unknown(operator: Node, given: Node | None, domain: str) -> FormatError:
-    schemas = defs.get_all_schemas()
-    domains = {schema.domain for schema in schemas}
-    if given is not None and domain not in domains:
-        known = ", ".join(sorted(name or "ai.onnx" for name in domains))
-        return unexpected(given, f"one of {known}")
-    homes = sorted({schema.domain for schema in schemas if schema.name == operator.scalar})
-    if homes:
-        return FormatError(
-            operator, f"found {operator.scalar}, expected domain: {' or '.join(homes)} beside it"
-        )
-    names = {schema.name for schema in schemas if schema.domain == domain}
-    names |= {own.name for own in OPERATORS if given is None or own.domain == domain}
-    return unexpected(
-        operator, f"an operator of {domain or 'ai.onnx'}{nearest(str(operator.scalar), names)}"
-    )
-
-
-def _reader(
-    path: Path, declared: DeclaredCase, tolerance: Node | None, rejects: bool, *, looped: bool
-) -> Callable[[], Content]:
-    """Return what makes a case's content."""
-    limits = (tolerance.fields if tolerance else None) or {}
-    general = None
-    if tolerance is not None and not limits.keys().isdisjoint(_LIMITS):
-        general = _tolerance(tolerance, Provenance.CASE)
-    own = {
-        name: _tolerance(node, Provenance.OUTPUT)
-        for name, node in limits.items()
-        if name in declared.output_names
-    }
-
-    def read() -> Content:
-        try:
-            trajectory = declared.trajectory() if declared.trajectory else None
-            if trajectory is None:
-                model, inputs = declared.model(), _made(declared.inputs)
-            else:
-                model, inputs = _steps(trajectory, looped=looped)
-            return Content(
-                model=model,
-                inputs=inputs,
-                expected=None if declared.outputs is None else _made(declared.outputs),
-                tolerance=general,
-                output_tolerances=own,
-                rejects=rejects,
-                trajectory=trajectory,
-            )
-        except FormatError as error:
-            raise InvalidCase([_problem(path, error)]) from None
-
-    return read
-
-
-def _made(values: Mapping[str, Declared]) -> Mapping[str, Value]:
-    return {name: value.make() for name, value in values.items()}
-
-
-def _tolerance(node: Node, provenance: Provenance) -> Tolerance:
+def _tolerance(node: Node | None, provenance: Provenance) -> Tolerance | None:
     """Return ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp: 2}``, of which the schema has made sure."""
-    limits = {name: number(value) for name, value in (node.fields or {}).items() if name in _LIMITS}
+    fields = (node.fields if node else None) or {}
+    limits = {name: number(value) for name, value in fields.items() if name in _LIMITS}
     if "ulp" in limits:
         return Ulps(int(limits["ulp"]), provenance)
-    return Relative(float(limits.get("rtol", 0)), float(limits.get("atol", 0)), provenance)
+    rtol, atol = (float(limits.get(name, 0)) for name in ("rtol", "atol"))
+    return Relative(rtol, atol, provenance) if limits else None
 
 
-def _steps(trajectory: Trajectory, *, looped: bool) -> tuple[onnx.ModelProto, Mapping[str, Value]]:
-    """Return the model of a trajectory and what it is fed."""
-    # Not worth importing for cases of one step.
-    from onnxopt_cli.cases.suites.loop_model import loop_inputs, loop_model
-    from onnxopt_cli.readings.bound.chained import first_inputs
-
-    if looped:
-        return loop_model(trajectory), loop_inputs(trajectory)
-    return trajectory.model, first_inputs(trajectory)
-
-
-def _problem(path: Path, error: FormatError) -> Problem:
-    """Say where an error is: ``case adam: inputs.X[1]``."""
-    keys, where = error.node.path, ""
-    if len(keys) >= _CASE_DEPTH and keys[0] == "cases" and isinstance(keys[1], int):
-        case = next(node for node in error.node.lineage() if len(node.path) == _CASE_DEPTH)
-        name = case.field("name")
-        known = name is not None and isinstance(name.scalar, str) and name.scalar
-        where = f"case {abbreviated(str(known)) if known else f'#{keys[1] + 1}'}: "
-        keys = keys[_CASE_DEPTH:]
-    field = field_text(keys)
-    place = f"{where}{field}: " if field else where
-    return Problem(f"{path}:{error.line}", f"{place}{error.what}")
+def _read(
+    path: Path,
+    make: Callable[[], Content],
+    tolerance: Tolerance | None,
+    output_tolerances: dict[str, Tolerance],
+) -> Content:
+    """Return a case's content."""
+    try:
+        return replace(make(), tolerance=tolerance, output_tolerances=output_tolerances)
+    except FormatError as error:
+        raise InvalidCase([problem_of(path, error)]) from None

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from onnx import defs
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.values.declared import Declared, DeclaredTensor
-from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, rejected_case
+from onnxopt_cli.cases.yaml.case_fields import (
+    CaseFields,
+    DeclaredCase,
+    case_of_one_step,
+    rejected_case,
+)
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import always, element_array
 from onnxopt_cli.core.values import DTYPES, dtype_name
@@ -27,14 +34,13 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)
     if fields.rejects:
+        schema = defs.get_schema(operator.name, operator.version, operator.domain)
         return rejected_case(
-            operator.name,
-            operator.domain,
+            schema,
             operator.version,
             fields,
-            choice_of=lambda name: always(default_dtype(operator, name)),
-            float_attributes=[item.name for item in operator.attributes if not item.choices],
-            output_names=output_names,
+            output_names,
+            lambda name: always(default_dtype(operator, name)),
         )
     attributes = read_attributes(operator, fields)
     fields.check_names("inputs", names, names)
@@ -49,7 +55,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
             places = dict(zip(output_names, operator.places(groups), strict=True))
             dtypes = {name: inputs[like].dtype for name, (like, _) in places.items()}
             returned = read_tensors(fields, "outputs", dtypes)
-            outputs = dict(returned)
+            outputs = {**returned}
             for name, value in returned.items():
                 dtype, shape = dtypes[name], inputs[places[name][1]].shape
                 if (value.dtype, value.shape) != (dtype, shape):
@@ -59,13 +65,8 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                         f"{dtype_name(dtype)}{list(shape)}",
                     )
     fields.finish()
-    return DeclaredCase(
-        operators=(operator.name,),
-        model=lambda: formula_model(operator, attributes, inputs, graph_name=fields.text("name")),
-        inputs=found,
-        outputs=outputs,
-        output_names=tuple(output_names),
-    )
+    model = partial(formula_model, operator, attributes, inputs, graph_name=fields.text("name"))
+    return case_of_one_step((operator.name,), output_names, model, found, outputs)
 
 
 def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object]) -> int:
@@ -93,12 +94,10 @@ def read_tensors(
     """
     given = fields.mapping(what)
     values: dict[str, DeclaredTensor] = {}
-    for name in dtypes:
-        value = fields.declare(given[name], always(dtypes[name])) if name in given else None
-        if isinstance(value, DeclaredTensor):
-            values[name] = value
-        elif value is not None:
-            fields.complain(given[name], f"found no tensor, expected one for {name}")
+    for name, dtype in dtypes.items():
+        if name in given and id(given[name]) not in fields.broken:
+            with fields.collecting():
+                values[name] = fields.declare_tensor(given[name], always(dtype), f" for {name}")
     return values
 
 

@@ -12,8 +12,13 @@ from onnxopt_cli.cases.values.declared import Declared, outline
 from onnxopt_cli.cases.values.proto_values import check_type
 from onnxopt_cli.cases.values.regular_file import Malformed, contained_path
 from onnxopt_cli.cases.values.tensor_data import type_name
-from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, Incomplete
-from onnxopt_cli.cases.yaml.syntax import Node, abbreviated
+from onnxopt_cli.cases.yaml.case_fields import (
+    CaseFields,
+    DeclaredCase,
+    Incomplete,
+    case_of_one_step,
+)
+from onnxopt_cli.cases.yaml.syntax import abbreviated
 from onnxopt_cli.cases.yaml.value import ChooseDtype, always, natural_dtype
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import InvalidCase
@@ -21,16 +26,15 @@ from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.readings.single_node import sole_operator
 
 
-def model_case(file: Node, fields: CaseFields) -> DeclaredCase:
+def model_case(fields: CaseFields) -> DeclaredCase:
     """Read a case of a model file.
-
-    Args:
-        file: the path of the model, inside the folder of the case file.
-        fields: the case.
 
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
     """
+    file = fields.node.fields["model"] if fields.node.fields else fields.node
+    if id(file) in fields.broken:
+        raise Incomplete
     beside = ["operator", "domain", "version", "opset", "attributes"]
     fields.refuse(beside, " beside model, expected only one")
     reasons: list[str] = []
@@ -51,12 +55,13 @@ def model_case(file: Node, fields: CaseFields) -> DeclaredCase:
     elif fields.node.field("outputs") is not None or sole_operator(model) is None:
         outputs = _values("outputs", model.graph.output, fields)
     fields.finish()
-    return DeclaredCase(
-        operators=operator_names(model),
-        model=lambda: read_model(path, links=False),
-        inputs=inputs,
-        outputs=outputs,
-        output_names=tuple(output.name for output in model.graph.output),
+    return case_of_one_step(
+        operator_names(model),
+        [output.name for output in model.graph.output],
+        lambda: read_model(path, links=False),
+        inputs,
+        outputs,
+        rejects=fields.rejects,
     )
 
 

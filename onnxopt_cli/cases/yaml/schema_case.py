@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+from onnx import defs
 from onnx.defs import OpSchema
 
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
@@ -21,13 +22,14 @@ from onnxopt_cli.cases.values.declared import (
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
-    MakeAttribute,
-    declare_attribute,
+    case_of_one_step,
+    declare_attributes,
     rejected_case,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, nearest, number, unexpected
 from onnxopt_cli.cases.yaml.value import has_dtype, natural_dtype, untyped_kinds
 from onnxopt_cli.core.values import DTYPES, dtype_name, dtype_named
+from onnxopt_cli.operators import OPERATORS
 
 #: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
 Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
@@ -35,40 +37,36 @@ Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
 _TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
 
 
-def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredCase:
+def schema_case(
+    operator: Node,
+    domain: Node | None,
+    wanted: Node | None,
+    opset: Node | None,
+    fields: CaseFields,
+) -> DeclaredCase:
     """Read a case of an operator that onnx defines.
 
     Args:
-        schema: of the operator.
-        version: of its domain, for the model to import.
+        operator: its name.
+        domain: its domain, ai.onnx if left out.
+        wanted: the version of any other domain.
+        opset: the version of ai.onnx.
         fields: the case.
 
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
+        FormatError: if there is no such operator.
     """
-    # onnx's enumeration of its own, whose numbers are those of AttributeProto.
-    kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
+    schema, version = _schema(operator, domain, wanted, opset, fields)
     if fields.rejects:
         single = OpSchema.FormalParameterOption.Single
         required = [formal.name for formal in schema.outputs if formal.option == single]
-        return rejected_case(
-            schema.name,
-            schema.domain,
-            version,
-            fields,
-            choice_of=lambda _name: natural_dtype,
-            float_attributes=[
-                name for name, kind in kinds.items() if kind == onnx.AttributeProto.FLOAT
-            ],
-            output_names=required or [schema.outputs[0].name],
-        )
+        return rejected_case(schema, version, fields, required or [schema.outputs[0].name])
+    # onnx's enumeration of its own, whose numbers are those of AttributeProto.
+    kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
     required = [name for name, attribute in schema.attributes.items() if attribute.required]
     fields.check_names("attributes", sorted(kinds), required)
-    attributes: list[MakeAttribute] = []
-    for name, node in fields.mapping("attributes").items():
-        if name in kinds and id(node) not in fields.broken:
-            with fields.collecting():
-                attributes.append(declare_attribute(node, kinds[name], fields))
+    attributes = declare_attributes(fields, lambda name, _: kinds.get(name))
     given = _arranged("inputs", schema.inputs, fields)
     returned = _arranged("outputs", schema.outputs, fields)
     bound: dict[str, np.dtype[Any]] = {}
@@ -95,7 +93,60 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
         place = fields.node.field("outputs") or fields.node
         fields.complain(place, f"onnx refuses them: {reason}")
     fields.finish()
-    return DeclaredCase((schema.name,), model, inputs, outputs, tuple(outputs))
+    return case_of_one_step((schema.name,), list(outputs), model, inputs, outputs)
+
+
+def _schema(
+    operator: Node,
+    given: Node | None,
+    version: Node | None,
+    opset: Node | None,
+    fields: CaseFields,
+) -> tuple[OpSchema, int]:
+    """Return the schema of an operator of onnx, and the version of its domain to import."""
+    name = str(operator.scalar)
+    domain = str(given.scalar) if given and given.scalar not in ("", "ai.onnx") else ""
+    other, wanted = (opset, version) if domain else (version, opset)
+    fields.refuse_inherited(other, f"{name} is {'not ' * bool(domain)}of ai.onnx")
+    try:
+        schema = defs.get_schema(name, domain=domain)
+    except defs.SchemaError:
+        raise _unknown(operator, given, domain) from None
+    imported = schema.since_version
+    if wanted is not None:
+        imported = int(number(wanted))
+        latest: int = defs.C.schema_version_map()[domain][1]
+        if imported > latest:
+            raise unexpected(wanted, f"at most {latest}, the latest of the installed onnx")
+        try:
+            schema = defs.get_schema(name, imported, domain)
+        except defs.SchemaError:
+            raise unexpected(wanted, f"a later one: there is no {name} in it") from None
+    if schema.deprecated:
+        raise FormatError(
+            operator,
+            f"found {name}, deprecated since version {schema.since_version}, expected an older "
+            f"{'version' if domain else 'opset'} or another operator",
+        )
+    return schema, imported
+
+
+def _unknown(operator: Node, given: Node | None, domain: str) -> FormatError:
+    schemas = defs.get_all_schemas()
+    domains = {schema.domain for schema in schemas}
+    if given is not None and domain not in domains:
+        known = ", ".join(sorted(name or "ai.onnx" for name in domains))
+        return unexpected(given, f"one of {known}")
+    homes = sorted({schema.domain for schema in schemas if schema.name == operator.scalar})
+    if homes:
+        return FormatError(
+            operator, f"found {operator.scalar}, expected domain: {' or '.join(homes)} beside it"
+        )
+    names = {schema.name for schema in schemas if schema.domain == domain}
+    names |= {own.name for own in OPERATORS if given is None or own.domain == domain}
+    return unexpected(
+        operator, f"an operator of {domain or 'ai.onnx'}{nearest(str(operator.scalar), names)}"
+    )
 
 
 def _arranged(

@@ -1,4 +1,4 @@
-"""YAML text to a tree of nodes that know their lines, safe on hostile text.
+"""YAML text to a tree of nodes that know their lines, held against a schema; safe on hostile text.
 
 Works on the parser's event stream: aliases, anchors, tags and deep nesting are refused before
 anything is built from them. Problems that leave the rest readable are collected, not raised. Plain
@@ -8,17 +8,23 @@ is text, ``010`` is eight and ``no`` is false.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem
+
+if TYPE_CHECKING:
+    import jsonschema_rs
 
 #: Larger files are not read.
 MAX_BYTES = 16 * 2**20
@@ -30,8 +36,28 @@ MAX_NODES = 200_000
 # libyaml's parser where PyYAML was built with it; it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-Keys: TypeAlias = tuple[str | int, ...]
 Scalar: TypeAlias = bool | int | float | str | None
+
+_TYPES = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "a mapping",
+    "string": "text",
+}
+# What is expected where a keyword of the schema is broken that has no errorMessage.
+_EXPECTED = {
+    "const": "{expected_value!r}",
+    "minimum": "at least {limit}",
+    "maximum": "at most {limit}",
+    "minItems": "at least {limit} of them",
+    "maxItems": "at most {limit} of them",
+}
+_AMBIGUOUS = "\0+0123456789"
+# A case is an item of the list under the key "cases".
+_CASE_DEPTH = 2
 
 _WORDS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -72,7 +98,7 @@ class Node:
     items: list[Node] | None = None
 
     @property
-    def path(self) -> Keys:
+    def path(self) -> tuple[str | int, ...]:
         """Keys and indices that lead here from the top of the file."""
         return tuple(node.key for node in self.lineage() if node.parent is not None)[::-1]
 
@@ -138,10 +164,18 @@ def abbreviated(text: str, longest: int = 80) -> str:
     return printable(text if len(text) <= longest else f"{text[:longest]}...")
 
 
-def field_text(path: Keys) -> str:
-    """Return keys and indices as a message names a field: ``inputs.X[1]``."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{abbreviated(part)}" for part in path)
-    return "".join(parts).removeprefix(".")
+def problem_of(path: Path, error: FormatError) -> Problem:
+    """Return an error of a file as users see it, with its place: ``case adam: inputs.X[1]``."""
+    keys, where = error.node.path, ""
+    if len(keys) >= _CASE_DEPTH and keys[0] == "cases" and isinstance(keys[1], int):
+        case = next(node for node in error.node.lineage() if len(node.path) == _CASE_DEPTH)
+        name = case.field("name")
+        known = name is not None and isinstance(name.scalar, str) and name.scalar
+        where = f"case {abbreviated(str(known)) if known else f'#{keys[1] + 1}'}: "
+        keys = keys[_CASE_DEPTH:]
+    parts = (f"[{key}]" if isinstance(key, int) else f".{abbreviated(key)}" for key in keys)
+    field = "".join(parts).removeprefix(".")
+    return Problem(f"{path}:{error.line}", f"{where}{f'{field}: ' * bool(field)}{error.what}")
 
 
 def yaml_text(path: Path) -> str:
@@ -158,6 +192,126 @@ def yaml_text(path: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         what = "found bytes that are no UTF-8, expected UTF-8 text"
         raise InvalidCase([Problem(f"{path}:{line}", what)]) from error
+
+
+@cache
+def packaged_schema(package: str) -> dict[str, Any]:
+    """Return the JSON Schema (Draft 2020-12) that stands in a package; it is not to be changed."""
+    text = resources.files(package).joinpath("schema.json").read_text("utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def read_document(text: str, package: str, version: str) -> tuple[Node | None, list[FormatError]]:
+    """Parse a file of one YAML document and hold it against a schema.
+
+    Args:
+        text: of the file.
+        package: where the schema stands.
+        version: the field that says the version of the format.
+
+    Returns:
+        The document, None if it could not be read to its end or is of another version; and
+        everything that is wrong with it, of another version that alone.
+    """
+    root, errors = parse_yaml(text)
+    if root is None:
+        return None, errors
+    seen = {id(error.node) for error in errors}
+    for theirs in _validator(package).iter_errors(_instance(root)):
+        ours = _ours(packaged_schema(package), root, theirs)
+        errors += [error for error in ours if id(error.node) not in seen]
+    found = root.field(version)
+    if found is None:
+        return None, [error for error in errors if len(error.node.path) <= 1]
+    # The rules of another version are not known here.
+    wrong = [error for error in errors if error.node is found]
+    return (None, wrong) if wrong else (root, errors)
+
+
+# Making one takes longer than reading a file.
+@cache
+def _validator(package: str) -> jsonschema_rs.Validator:
+    import jsonschema_rs
+
+    return jsonschema_rs.validator_for(packaged_schema(package))
+
+
+def _instance(node: Node) -> object:
+    """Return what stands at a node as JSON has it."""
+    if node.fields is not None:
+        return {_marked(key): _instance(value) for key, value in node.fields.items()}
+    if node.items is not None:
+        return [_instance(item) for item in node.items]
+    if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
+        # JSON has neither infinity nor NaN. As text they pass where text may stand, which is in
+        # tensors and attributes, and fail where only a number may.
+        return str(node)
+    if isinstance(node.scalar, int):
+        # The validator knows no integers of more than 64 bits.
+        return max(-(2**63), min(node.scalar, 2**64 - 1))
+    return node.scalar
+
+
+def _ours(
+    schema: dict[str, Any], root: Node, theirs: jsonschema_rs.ValidationError
+) -> Iterator[FormatError]:
+    """Say a validation error in the words of this package."""
+    node = _at(root, theirs.instance_path)
+    part: Any = schema
+    for step in theirs.schema_path[:-1]:
+        part = part[step]
+    details = theirs.kind.as_dict()
+    match theirs.kind.name:
+        case "additionalProperties":
+            for name in map(_unmarked, details["unexpected"]):
+                yield unknown_name(node, name, list(part["properties"]), "field")
+        case "required":
+            yield FormatError(node, f"found no {details['property']}, expected this field")
+        case kind:
+            expected = part.get("errorMessage")
+            if expected is None and kind == "type":
+                expected = " or ".join(_TYPES[name] for name in details["types"])
+            yield unexpected(node, expected or _EXPECTED[kind].format(**details))
+
+
+def unknown_name(mapping: Node, name: str, known: list[str], what: str) -> FormatError:
+    """Return the error that a mapping has a key it should not have, with the nearest known one."""
+    expected = f"one of {listed(known)}" if known else "none"
+    node = mapping.field(name) or mapping
+    return FormatError(node, f"found an unknown {what}, expected {expected}{nearest(name, known)}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a message lists them."""
+    return abbreviated(", ".join(names), longest=200)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message that suggests the known name most like one, empty if none is."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _at(root: Node, path: list[str | int]) -> Node:
+    node = root
+    for step in path:
+        if isinstance(step, int):
+            node = (node.items or [])[step]
+        else:
+            node = (node.fields or {})[_unmarked(step)]
+    return node
+
+
+def _marked(key: str) -> str:
+    # The validator's paths turn keys such as "0" and "+7" into indices and leave out an empty one.
+    return key if key.strip(_AMBIGUOUS) else f"\0{key}"
+
+
+def _unmarked(key: str) -> str:
+    return key if key.strip(_AMBIGUOUS) else key[1:]
 
 
 def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:

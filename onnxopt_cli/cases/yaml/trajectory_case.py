@@ -7,14 +7,15 @@ says no more than where it starts and what comes from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.suites.loop_model import loop_inputs, loop_model
 from onnxopt_cli.cases.values.declared import (
     MAX_ELEMENTS,
     DeclaredTensor,
@@ -31,34 +32,10 @@ from onnxopt_cli.cases.yaml.formula_case import (
 )
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import always, element_array
-from onnxopt_cli.core.case import Derived, Trajectory
+from onnxopt_cli.core.case import Content, Derived, Trajectory
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import Operator
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a trajectory is fed with.
-
-    Attributes:
-        operator: of all steps.
-        groups: number of optimized tensors.
-        names: of the node's inputs.
-        places: by the name of an output, the inputs that have its element type and its shape.
-        feedback: by the name of an output, the input that it becomes.
-        counted: the inputs that grow by one.
-        count: number of steps.
-        changing: what the file has for inputs that change.
-    """
-
-    operator: Operator
-    groups: int
-    names: list[str]
-    places: dict[str, tuple[int, int]]
-    feedback: dict[str, str]
-    counted: list[str]
-    count: int
-    changing: dict[str, Node]
+from onnxopt_cli.readings.bound.chained import first_inputs
 
 
 def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
@@ -71,134 +48,137 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     attributes = read_attributes(operator, fields)
     if id(fields.node.field("steps")) in fields.broken:
         raise Incomplete
-    plan = _plan(operator, fields)
+    steps, given = fields.mapping("steps"), fields.mapping("inputs")
+    count = int(number(steps["count"]))
+    changing = (steps["inputs"].fields if "inputs" in steps else None) or {}
+    groups = group_count(operator, {**given, **changing})
+    names = operator.input_names(groups)
+    # For each output the inputs that have its element type and its shape.
+    places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
+    # What an output is the next value of: X_new of X, Z1_new of Z1.
+    feedback = {
+        name: names[like]
+        for name, (like, _) in places.items()
+        if name.removesuffix("_new") == names[like]
+    }
+    counted = [item.name for item in operator.scalars if item.dtypes == ("int64",)]
     recorded: tuple[int, ...] = ()
     with fields.collecting():
-        recorded = _recorded_steps(fields.mapping("steps").get("record"), plan.count)
-    fields.check_names("inputs", plan.names, [it for it in plan.names if it not in plan.changing])
-    dtypes = {name: default_dtype(operator, name) for name in plan.names}
+        recorded = _recorded_steps(steps.get("record"), count)
+    fields.check_names("inputs", names, [name for name in names if name not in changing])
+    dtypes = {name: default_dtype(operator, name) for name in names}
     start = read_tensors(fields, "inputs", dtypes)
-    for name in plan.counted:
-        value = start.get(name)
-        fits = value is not None and value.dtype == np.int64 and value.shape in ((), (1,))
-        if value and fits and value.make().item() + plan.count > np.iinfo(np.int64).max:
-            what = f"found a {name} that leaves int64 within {plan.count} steps"
-            fields.complain(fields.mapping("inputs")[name], f"{what}, expected a smaller")
+    for name in counted:
+        if name in start:
+            _check_count(start[name], given[name], count, fields)
     series: dict[str, DeclaredTensor] = {}
     derived: dict[str, Callable[[], Derived]] = {}
     # As the first step gets them.
     first = dict(start)
-    for name, node in plan.changing.items():
+    for name, node in changing.items():
+        kept = "counts up from" if name in counted else "is fed back after"
         with fields.collecting():
-            _check_place(plan, name, node, fields)
-            if _is_gradient(node):
-                of = _optimized(plan, name, node)
+            _check_place(name, node, names, given, kept * (name in [*counted, *feedback.values()]))
+            if any(node.field(gradient) for gradient in _GRADIENTS):
+                # The first tensor of its group.
+                place = names.index(name) - len(operator.scalars)
+                of = names[len(operator.scalars) + place % groups]
+                if place < 0:
+                    raise FormatError(node, f"found a gradient, expected values for {name}")
                 if of in start:
                     derived[name] = _derived(node, of, start[of], fields)
                     first[name] = start[of]
             else:
-                series[name] = _series(node, plan.count, dtypes[name], fields)
+                series[name] = _series(node, count, dtypes[name], fields)
                 first[name] = replace(series[name], shape=series[name].shape[1:])
     fields.finish()
-    inputs = [first[name] for name in plan.names]
+    inputs = [first[name] for name in names]
     check_signature(operator, fields, inputs, attributes)
-    _check_sizes(plan, inputs, len(recorded), sum(map(element_count, series.values())), fields)
+    _check_shapes({name: places[name] for name in feedback}, inputs, fields)
+    returned = sum(element_count(inputs[like]) for like, _ in places.values())
+    fed_anew = sum(map(element_count, series.values()))
+    if returned * len(recorded) + fed_anew > MAX_ELEMENTS:
+        fields.complain(
+            fields.node.field("steps") or fields.node,
+            f"found {len(recorded)} recorded steps of {returned} elements, and {fed_anew} of "
+            f"inputs that change, expected at most {MAX_ELEMENTS} in all",
+        )
     fields.finish()
 
     @cache
     def trajectory() -> Trajectory:
         return Trajectory(
             model=formula_model(operator, attributes, inputs, graph_name=fields.text("name")),
-            count=plan.count,
+            count=count,
             start={name: value.make() for name, value in start.items()},
-            feedback=plan.feedback,
-            counted=frozenset(plan.counted),
+            feedback=feedback,
+            counted=frozenset(counted),
             series={name: value.make() for name, value in series.items()},
             derived={name: make() for name, make in derived.items()},
             recorded=recorded,
         )
 
-    return DeclaredCase(
-        operators=(operator.name,),
-        model=lambda: trajectory().model,
-        inputs={},
-        outputs=None,
-        output_names=tuple(plan.places),
-        trajectory=trajectory,
-    )
+    return DeclaredCase((operator.name,), tuple(places), _contents(trajectory))
 
 
-def _plan(operator: Operator, fields: CaseFields) -> _Plan:
-    steps = fields.mapping("steps")
-    changing = (steps["inputs"].fields if "inputs" in steps else None) or {}
-    groups = group_count(operator, {**fields.mapping("inputs"), **changing})
-    names = operator.input_names(groups)
-    places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
-    return _Plan(
-        operator=operator,
-        groups=groups,
-        names=names,
-        places=places,
-        # What an output is the next value of: X_new of X, Z1_new of Z1.
-        feedback={
-            name: names[like]
-            for name, (like, _) in places.items()
-            if name.removesuffix("_new") == names[like]
-        },
-        counted=[item.name for item in operator.scalars if item.dtypes == ("int64",)],
-        count=int(number(steps["count"])),
-        changing=changing,
-    )
+def _check_shapes(
+    places: Mapping[str, tuple[int, int]], inputs: Sequence[DeclaredTensor], fields: CaseFields
+) -> None:
+    """Complain of inputs whose shapes are not those of the outputs that take their places."""
+    for name, (like, base) in places.items():
+        given, wanted = inputs[like], list(inputs[base].shape)
+        if list(given.shape) != wanted:
+            fields.complain(
+                fields.mapping("inputs")[name.removesuffix("_new")],
+                f"found {dtype_name(given.dtype)}{list(given.shape)}, expected the shape {wanted} "
+                f"of {name}, which takes its place in the next step",
+            )
 
 
-def _check_place(plan: _Plan, name: str, node: Node, fields: CaseFields) -> None:
+def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Content]]:
+    """Return what makes the content step by step, and in a loop."""
+
+    def step_by_step() -> Content:
+        made = trajectory()
+        return Content(made.model, first_inputs(made), None, trajectory=made)
+
+    def looped() -> Content:
+        made = trajectory()
+        return Content(loop_model(made), loop_inputs(made), None, trajectory=made)
+
+    return {"/steps": step_by_step, "/loop": looped}
+
+
+def _check_count(value: DeclaredTensor, node: Node, count: int, fields: CaseFields) -> None:
+    """Complain of a counter that grows beyond its type."""
+    fits = value.dtype == np.int64 and value.shape in ((), (1,))
+    if fits and value.make().item() + count > np.iinfo(np.int64).max:
+        what = f"leaves int64 within {count} steps, expected a smaller"
+        fields.complain(node, f"found a {node.key} that {what}")
+
+
+def _check_place(
+    name: str, node: Node, names: Sequence[str], given: Container[str], kept: str
+) -> None:
     """Make sure that an input may change and does not stand elsewhere.
+
+    Args:
+        name: of the input.
+        node: where it stands.
+        names: of all inputs.
+        given: the inputs that the case has for the first step.
+        kept: how the input follows from that of the first step; empty if it does not.
 
     Raises:
         FormatError: if not.
     """
-    if name not in plan.names:
-        raise FormatError(node, f"found an unknown input, expected one of {', '.join(plan.names)}")
-    if name in plan.counted or name in plan.feedback.values():
-        how = "counts up from" if name in plan.counted else "is fed back after"
-        what = f"found {name}, expected it in the inputs of the case: it {how} them"
+    if name not in names:
+        raise FormatError(node, f"found an unknown input, expected one of {', '.join(names)}")
+    if kept:
+        what = f"found {name}, expected it in the inputs of the case: it {kept} them"
         raise FormatError(node, what)
-    if name in fields.mapping("inputs"):
+    if name in given:
         raise FormatError(node, f"found {name}, expected it here or in the inputs of the case")
-
-
-def _optimized(plan: _Plan, name: str, node: Node) -> str:
-    """Return the first tensor of the group that an input belongs to.
-
-    Raises:
-        FormatError: if it belongs to none.
-    """
-    tensors = plan.names[len(plan.operator.scalars) :]
-    if name not in tensors:
-        raise FormatError(node, f"found a gradient, expected values for {name}")
-    return tensors[tensors.index(name) % plan.groups]
-
-
-def _check_sizes(
-    plan: _Plan, inputs: Sequence[DeclaredTensor], recorded: int, changing: int, fields: CaseFields
-) -> None:
-    """Make sure that what comes back is what goes in, of X's shape, and not too large."""
-    elements = 0
-    for name, (like, base) in plan.places.items():
-        given, wanted = inputs[like], inputs[base]
-        elements += element_count(given)
-        if name in plan.feedback and given.shape != wanted.shape:
-            fields.complain(
-                fields.mapping("inputs")[plan.names[like]],
-                f"found {dtype_name(given.dtype)}{list(given.shape)}, expected the shape "
-                f"{list(wanted.shape)} of {name}, which takes its place in the next step",
-            )
-    if elements * recorded + changing > MAX_ELEMENTS:
-        fields.complain(
-            fields.node.field("steps") or fields.node,
-            f"found {recorded} recorded steps of {elements} elements, and {changing} of inputs "
-            f"that change, expected at most {MAX_ELEMENTS} in all",
-        )
 
 
 def _recorded_steps(node: Node | None, count: int) -> tuple[int, ...]:
@@ -253,7 +233,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
             return np.broadcast_to(low + (high - low) * share, count).astype(dtype)
 
         return DeclaredTensor(dtype, (count,), line)
-    stacked = _tensor(cycle or node, dtype, fields)
+    stacked = fields.declare_tensor(cycle or node, always(dtype))
     found = stacked.shape[0] if stacked.shape else None
     values = "a single value" if found is None else f"{found} values"
     if cycle is None:
@@ -288,7 +268,9 @@ def _derived(
     ((name, given),) = (node.fields or {}).items()
     gradient = _GRADIENTS[name]
     nodes = given.fields or {}
-    parameters = {key: _tensor(value, base.dtype, fields) for key, value in nodes.items()}
+    parameters = {
+        key: fields.declare_tensor(value, always(base.dtype)) for key, value in nodes.items()
+    }
     for key, parameter in parameters.items():
         if parameter.dtype != base.dtype:
             found, expected = dtype_name(parameter.dtype), dtype_name(base.dtype)
@@ -306,13 +288,6 @@ def _derived(
         return Derived(of, lambda X: gradient.formula(X, **wide), base.dtype)
 
     return make
-
-
-def _tensor(node: Node, dtype: np.dtype[Any], fields: CaseFields) -> DeclaredTensor:
-    value = fields.declare_value(node, always(dtype))
-    if not isinstance(value, DeclaredTensor):
-        raise FormatError(node, "found no tensor, expected one")
-    return value
 
 
 # Gradients as functions of X, each written once as a NumPy formula that every reading can read.
@@ -396,7 +371,3 @@ _GRADIENTS = {
     "rosenbrock": _Gradient(rosenbrock, {"valley": 100.0}, _rosenbrock_misfit),
     "logistic": _Gradient(logistic, {}, _logistic_misfit),
 }
-
-
-def _is_gradient(node: Node) -> bool:
-    return any(node.field(name) for name in _GRADIENTS)
