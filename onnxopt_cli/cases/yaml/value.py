@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,7 +31,6 @@ from onnxopt_cli.cases.values.tensor_file import declare_file
 from onnxopt_cli.cases.yaml.syntax import (
     FormatError,
     Node,
-    Scalar,
     abbreviated,
     number,
     unexpected,
@@ -93,7 +93,7 @@ def declare_value(
             raise unexpected(fields["dtype"], f"one of {', '.join(DTYPES)}")
     shape = fields.get("shape")
     if "random" in fields:
-        return _random(node, dtype or choose(untyped_kinds(node)))
+        return _random(fields["random"], fields["shape"], dtype or choose(untyped_kinds(node)))
     if "data" in fields:
         data = fields["data"]
         return _literal(data, shape, dtype or choose(untyped_kinds(data)))
@@ -106,8 +106,7 @@ def declare_value(
     inner = fields["optional"]
     if inner.fields is None and inner.items is None and inner.scalar is None:
         return DeclaredOptional(dtype or choose(frozenset()), None)
-    value = declare_value(inner, folder, choose, dtype)
-    _require_dtype(inner, value, dtype or value.dtype)
+    value = _of_dtype(inner, declare_value(inner, folder, choose, dtype), dtype)
     return DeclaredOptional(value.dtype, value)
 
 
@@ -140,73 +139,62 @@ def _sequence(
     node: Node, folder: Path, choose: ChooseDtype, dtype: np.dtype[Any] | None
 ) -> DeclaredSequence:
     items = node.items or []
-    typed = {
-        index: declare_value(item, folder, choose)
-        for index, item in enumerate(items)
-        if has_dtype(item)
-    }
-    first = next(iter(typed.values()), None)
-    common = dtype or (first.dtype if first else choose(untyped_kinds(node)))
-    values = [
-        typed.get(index) or declare_value(item, folder, choose, common)
-        for index, item in enumerate(items)
-    ]
-    for item, value in zip(items, values, strict=True):
-        _require_dtype(item, value, common)
-    return DeclaredSequence(common, tuple(values))
+    typed = {id(it): declare_value(it, folder, choose) for it in items if has_dtype(it)}
+    common = dtype or next((value.dtype for value in typed.values()), None)
+    common = common or choose(untyped_kinds(node))
+    values = [typed.get(id(it)) or declare_value(it, folder, choose, common) for it in items]
+    checked = (_of_dtype(it, value, common) for it, value in zip(items, values, strict=True))
+    return DeclaredSequence(common, tuple(checked))
 
 
-def _require_dtype(node: Node, value: Declared, dtype: np.dtype[Any]) -> None:
-    if value.dtype != dtype:
-        raise FormatError(
-            node, f"found {dtype_name(value.dtype)}, expected {dtype_name(dtype)} as around it"
-        )
+def _of_dtype(node: Node, value: Declared, dtype: np.dtype[Any] | None) -> Declared:
+    """Return a value if it is of the type around it, if that is known."""
+    if dtype is not None and dtype != value.dtype:
+        expected = f"expected {dtype_name(dtype)} as around it"
+        raise FormatError(node, f"found {dtype_name(value.dtype)}, {expected}")
+    return value
+
+
+@contextmanager
+def _blaming(node: Node, what: str = "found") -> Iterator[None]:
+    """Say of a node what is wrong with what it names."""
+    try:
+        yield
+    except (Malformed, ValueError) as error:
+        raise FormatError(node, f"{what} {error}") from None
+
+
+def _promised(
+    node: Node, declare: Callable[[], DeclaredTensor | RandomTensor], what: str = "found"
+) -> DeclaredTensor:
+    """Declare a tensor; say of a node what is wrong with it, now and when it is made."""
+    with _blaming(node, what):
+        declared = declare()
+
+    def make() -> Array:
+        with _blaming(node, what):
+            return declared.make()
+
+    return DeclaredTensor(declared.dtype, declared.shape, make)
 
 
 def _from_file(
     node: Node, key: Node | None, folder: Path, dtype: np.dtype[Any] | None
 ) -> DeclaredTensor:
-    @contextmanager
-    def named() -> Iterator[None]:
-        try:
-            yield
-        except Malformed as error:
-            text = f"the file {abbreviated(str(node.scalar))} {error}"
-            raise FormatError(node, text) from None
-
-    def make() -> Array:
-        with named():
-            return declared.make()
-
-    with named():
+    def declare() -> DeclaredTensor:
         path = contained_path(folder, str(node.scalar))
-        declared = declare_file(path, None if key is None else str(key.scalar), dtype)
-    return DeclaredTensor(declared.dtype, declared.shape, make)
+        return declare_file(path, None if key is None else str(key.scalar), dtype)
+
+    return _promised(node, declare, f"the file {abbreviated(str(node.scalar))}")
 
 
-def _random(node: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
-    fields = node.fields or {}
-    random = fields["random"]
-    (distribution,) = set(random.fields or {}) - {"seed"}
-    parameters = (random.fields or {})[distribution].fields or {}
-
-    def make() -> Array:
-        try:
-            return tensor.make()
-        except ValueError as error:
-            raise FormatError(random, f"found {error}") from None
-
-    try:
-        tensor = RandomTensor(
-            distribution,
-            seed=int(number((random.fields or {})["seed"])),
-            shape=_shape(fields["shape"]),
-            dtype=dtype,
-            parameters={name: number(value) for name, value in parameters.items()},
-        )
-    except ValueError as error:
-        raise FormatError(random, f"found {error}") from None
-    return DeclaredTensor(dtype, tensor.shape, make)
+def _random(random: Node, shape: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
+    fields = dict(random.fields or {})
+    seed = int(number(fields.pop("seed")))
+    ((distribution, given),) = fields.items()
+    parameters = {name: number(value) for name, value in (given.fields or {}).items()}
+    tensor = partial(RandomTensor, distribution, seed, _shape(shape), dtype, parameters)
+    return _promised(random, tensor)
 
 
 def _shape(node: Node) -> tuple[int, ...]:
@@ -259,32 +247,27 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
         FormatError: at the first value that the element type cannot hold.
     """
     name = dtype_name(dtype)
-    if name == STRING:
-        return np.array(_values(nodes, lambda it: isinstance(it, str), "text"), dtype)
-    if name == "bool":
-        return np.array(_values(nodes, lambda it: isinstance(it, bool), "true or false"), dtype)
+    fits, expected = _rule(dtype)
+    for node in nodes:
+        if not fits(node.scalar):
+            words = str(node.scalar).lower().lstrip("+-") if isinstance(node.scalar, str) else ""
+            hint = " (.nan, .inf and -.inf are numbers)" * (words in ("nan", "inf", "infinity"))
+            raise unexpected(node, expected + hint)
+    values: list[Any] = [node.scalar for node in nodes]
+    if name in (STRING, "bool"):
+        return np.array(values, dtype)
     if "int" in name:
-        low, high = integer_range(dtype)
-        values = _values(
-            nodes,
-            lambda it: type(it) is int and low <= it <= high,
-            f"an integer from {low} to {high} ({name})",
-        )
         return np.array(values, dtype if dtype.kind in "iu" else np.int64).astype(dtype)
-    if name.startswith("complex"):
-        wide = np.array([_complex_number(node) for node in nodes], np.complex128)
-    else:
-        wide = np.array(
-            _values(nodes, lambda it: type(it) in (int, float), f"a number ({name})"), np.float64
-        )
+    if dtype.kind == "c":
+        values = list(map(complex, values))
+    wide = np.array(values, np.complex128 if dtype.kind == "c" else np.float64)
     with np.errstate(all="ignore"):
         narrow = wide.astype(dtype)
-    part = narrow.real.dtype if dtype.kind == "c" else dtype
+    lost = _lost(wide.real, narrow.real)
     if dtype.kind == "c":
-        lost = _lost(wide.real, narrow.real) | _lost(wide.imag, narrow.imag)
-    else:
-        lost = _lost(wide, narrow)
+        lost |= _lost(wide.imag, narrow.imag)
     if lost.any():
+        part = narrow.real.dtype
         smallest, largest = float(_finfo(part).smallest_subnormal), float(_finfo(part).max)
         limits = f"(magnitudes {smallest:.4g} to {largest:.4g})"
         expected = f"a number that {dtype_name(part)} can hold {limits}"
@@ -292,26 +275,28 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
     return narrow
 
 
-def _values(nodes: Sequence[Node], fits: Callable[[Scalar], bool], expected: str) -> list[Any]:
-    for node in nodes:
-        if not fits(node.scalar):
-            words = str(node.scalar).lower().lstrip("+-") if isinstance(node.scalar, str) else ""
-            special = words in ("nan", "inf", "infinity")
-            hint = " (.nan, .inf and -.inf are numbers)" if special else ""
-            raise unexpected(node, expected + hint)
-    return [node.scalar for node in nodes]
+def _rule(dtype: np.dtype[Any]) -> tuple[Callable[[Any], bool], str]:
+    """Return what tells whether a scalar can be an element, and what is expected in words."""
+    name = dtype_name(dtype)
+    if name == STRING:
+        return lambda it: isinstance(it, str), "text"
+    if name == "bool":
+        return lambda it: isinstance(it, bool), "true or false"
+    if "int" in name:
+        low, high = integer_range(dtype)
+        expected = f"an integer from {low} to {high} ({name})"
+        return lambda it: type(it) is int and low <= it <= high, expected
+    if dtype.kind == "c":
+        return _is_complex, 'a complex number such as "1+2j"'
+    return lambda it: type(it) in (int, float), f"a number ({name})"
 
 
-def _complex_number(node: Node) -> complex:
-    value = node.scalar
+def _is_complex(value: Any) -> bool:
     if isinstance(value, str) and _COMPLEX.fullmatch(value):
-        try:
-            return complex(value)
-        except ValueError:
-            pass
-    elif type(value) in (int, float):
-        return complex(value)  # type: ignore[arg-type]
-    raise unexpected(node, 'a complex number such as "1+2j"')
+        with suppress(ValueError):
+            complex(value)
+            return True
+    return type(value) in (int, float)
 
 
 def _lost(wide: Array, narrow: Array) -> Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.formula_case import default_dtype, group_count
 from onnxopt_cli.cases.yaml.syntax import plain_scalar
 from onnxopt_cli.core.tolerance import Relative
-from onnxopt_cli.core.values import STRING, Array, dtype_name
+from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 #: A tensor, or how to draw one.
@@ -27,7 +27,10 @@ Given: TypeAlias = Array | RandomTensor
 #: ``{"quadratic": {"center": (1.0, 2.0)}}``.
 Notation: TypeAlias = "RandomTensor | float | tuple[Notation, ...] | Mapping[str, Notation]"
 
-_FLOAT32 = np.dtype(np.float32)
+#: What stands in a file: a token, or such values in a list or by names.
+Flow: TypeAlias = "str | list[Any] | Mapping[str, Any]"
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _WIDTH = 100
 # From here on nested lists are harder to read than a flat one, and the depth of a file is limited.
 _DEEPEST_NESTING = 6
@@ -80,17 +83,10 @@ def yaml_text(cases: Sequence[WrittenCase], *, suite: str, about: str = "", note
         about: what the file is for.
         notes: a comment at the top.
     """
-    lines = [
-        *_comment(notes, ""),
-        "onnxopt: 1",
-        f"suite: {suite}",
-        f"operator: {cases[0].operator.name}",
-        *_words("", "about", about),
-        "cases:",
-    ]
+    head = {"onnxopt": "1", "suite": suite, "operator": cases[0].operator.name}
+    lines = [*_comment(notes, ""), *_lines({**head, "about": _Prose(about)}), "cases:"]
     for number, case in enumerate(cases):
-        lines += [""] * (number > 0)
-        lines += _case_lines(case)
+        lines += [""] * (number > 0) + _comment(case.notes, "  ") + _item(_case_fields(case))
     return "\n".join(lines) + "\n"
 
 
@@ -117,69 +113,77 @@ def model_yaml_text(
         about: what the case asks, one sentence.
         source: where the numbers come from.
     """
-    lines = ["onnxopt: 1", f"suite: {suite}", "cases:", f"  - name: {name}"]
-    lines += _words("    ", "about", about)
-    lines += _words("    ", "source", source)
-    lines.append(f"    model: {model}")
-    for title, tensors in (("inputs", inputs), ("outputs", outputs)):
+    fields = {
+        "name": name,
+        "about": _Prose(about),
+        "source": _Prose(source),
+        "model": model,
         # The model declares the element types.
-        lines += _tensor_lines(title, tensors, {name: it.dtype for name, it in tensors.items()})
-    limits = {
-        name: mapping_tokens({"rtol": [number_text(it.rtol)], "atol": [number_text(it.atol)]})
-        for name, it in tolerances.items()
+        "inputs": _tensors(inputs, {name: it.dtype for name, it in inputs.items()}),
+        "outputs": _tensors(outputs, {name: it.dtype for name, it in outputs.items()}),
+        "tolerance": flow(
+            {name: {"rtol": it.rtol, "atol": it.atol} for name, it in tolerances.items()}
+        ),
     }
-    return "\n".join([*lines, *_wrapped("    tolerance: ", mapping_tokens(limits))]) + "\n"
+    lines = [*_lines({"onnxopt": "1", "suite": suite}), "cases:", *_item(fields)]
+    return "\n".join(lines) + "\n"
 
 
-def _case_lines(case: WrittenCase) -> list[str]:
-    indent = " " * 4
-    operator = case.operator
-    lines = [
-        *_comment(case.notes, "  "),
-        f"  - name: {case.name}",
-        *_words(indent, "about", case.about),
-        *_words(indent, "source", case.source),
-    ]
-    if case.tags:
-        lines += _wrapped(f"{indent}tags: ", list_tokens([[tag] for tag in case.tags]))
-    if case.rejects:
-        lines.append(f"{indent}rejects: true")
-    if case.attributes:
-        fields = {
-            name: list_tokens([[_attribute_text(item)] for item in value])
-            if isinstance(value, tuple)
-            else [_attribute_text(value)]
-            for name, value in case.attributes.items()
-        }
-        lines += _wrapped(f"{indent}attributes: ", mapping_tokens(fields))
-    defaults = {name: default_dtype(operator, name) for name in case.inputs}
-    lines += _tensor_lines("inputs", case.inputs, defaults)
-    if case.steps:
-        lines += ["    steps:", f"      count: {case.steps}", "      inputs:"]
-        for name, notation in case.changing.items():
-            lines += _wrapped(f"        {name}: ", _notation_tokens(notation))
-    if case.outputs is not None:
-        groups = group_count(operator, case.inputs)
-        names = operator.input_names(groups)
-        places = zip(operator.output_names(groups), operator.places(groups), strict=True)
-        defaults = {name: case.inputs[names[like]].dtype for name, (like, _) in places}
-        lines += _tensor_lines("outputs", case.outputs, defaults)
+def _case_fields(case: WrittenCase) -> dict[str, Any]:
+    groups = group_count(case.operator, case.inputs)
+    names = case.operator.input_names(groups)
+    places = zip(case.operator.output_names(groups), case.operator.places(groups), strict=True)
+    defaults = {name: default_dtype(case.operator, name) for name in case.inputs}
+    likes = {name: case.inputs[names[like]].dtype for name, (like, _) in places if case.outputs}
+    changing = _Block({name: flow(notation) for name, notation in case.changing.items()})
+    return {
+        "name": case.name,
+        "about": _Prose(case.about),
+        "source": _Prose(case.source),
+        "tags": list(case.tags) or None,
+        "rejects": "true" if case.rejects else None,
+        "attributes": flow(case.attributes, _FLOAT32) or None,
+        "inputs": _tensors(case.inputs, defaults),
+        "steps": _Block({"count": str(case.steps), "inputs": changing}) if case.steps else None,
+        "outputs": _tensors(case.outputs, likes),
+    }
+
+
+def _tensors(
+    tensors: Mapping[str, Given] | None, defaults: Mapping[str, np.dtype[Any]]
+) -> _Block | None:
+    if tensors is None:
+        return None
+    return _Block({name: tensor_flow(it, defaults[name]) for name, it in tensors.items()})
+
+
+class _Prose(str):
+    """Words, folded where they are long."""
+
+    __slots__ = ()
+
+
+class _Block(dict[str, Any]):
+    """Fields that stand on lines of their own."""
+
+
+def _item(fields: Mapping[str, Any]) -> list[str]:
+    """Write an item of a list."""
+    first, *others = _lines(fields, " " * 4)
+    return [f"  - {first[4:]}", *others]
+
+
+def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
+    """Write fields on lines of their own, without those that are None."""
+    lines: list[str] = []
+    for name, value in fields.items():
+        if isinstance(value, _Block):
+            lines += [f"{indent}{name}:", *_lines(value, f"{indent}  ")]
+        elif isinstance(value, _Prose):
+            lines += _words(indent, name, value)
+        elif value is not None:
+            lines += _wrapped(f"{indent}{name}: ", value)
     return lines
-
-
-def _tensor_lines(
-    title: str, tensors: Mapping[str, Given], defaults: Mapping[str, np.dtype[Any]]
-) -> list[str]:
-    lines = [f"    {title}:"]
-    for name, tensor in tensors.items():
-        lines += _wrapped(f"      {name}: ", tensor_tokens(tensor, defaults[name]))
-    return lines
-
-
-def _attribute_text(value: float | str) -> str:
-    if isinstance(value, str):
-        return text_token(value)
-    return number_text(value if isinstance(value, int) else float(_FLOAT32.type(value)), _FLOAT32)
 
 
 def _words(indent: str, name: str, text: str) -> list[str]:
@@ -212,11 +216,11 @@ def _filled(text: str, indent: str) -> list[str]:
     )
 
 
-def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
-    """Join tokens to lines, those after the first indented below it."""
+def _wrapped(start: str, value: Flow) -> list[str]:
+    """Write a value as lines, those after the first indented below it."""
     indent = " " * (len(start) - len(start.lstrip()) + 2)
     lines, line = [], start.rstrip()
-    for token in tokens:
+    for token in flow_tokens(value):
         if len(line) + 1 + len(token) < _WIDTH or line == start.rstrip():
             line = f"{line} {token}"
         else:
@@ -225,7 +229,7 @@ def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
     return [*lines, line]
 
 
-def tensor_tokens(tensor: Given, default: np.dtype[Any]) -> list[str]:
+def tensor_flow(tensor: Given, default: np.dtype[Any]) -> Flow:
     """Write a tensor: as nested lists where these say its shape, its dtype where it is unlike.
 
     NaN is written without its sign and payload.
@@ -234,68 +238,55 @@ def tensor_tokens(tensor: Given, default: np.dtype[Any]) -> list[str]:
         tensor: the array, or what to draw.
         default: the element type that a reader takes where none is written.
     """
-    fields: dict[str, list[str]] = {}
-    nested = False
+    name, shape = dtype_name(tensor.dtype), flow(tensor.shape)
+    unlike: dict[str, Flow] = {} if name == dtype_name(default) else {"dtype": name}
     if isinstance(tensor, RandomTensor):
-        parameters = {name: [number_text(value)] for name, value in tensor.parameters.items()}
-        drawn = {tensor.distribution: mapping_tokens(parameters), "seed": [str(tensor.seed)]}
-        fields["random"] = mapping_tokens(drawn)
-    else:
-        nested = tensor.ndim <= _DEEPEST_NESTING and 0 not in tensor.shape[:-1]
-    if dtype_name(tensor.dtype) != dtype_name(default):
-        fields["dtype"] = [dtype_name(tensor.dtype)]
-    if not nested:
-        fields["shape"] = list_tokens([[str(size)] for size in tensor.shape])
-    if isinstance(tensor, RandomTensor):
-        return mapping_tokens(fields)
-    data = _nested_tokens(tensor if nested else tensor.reshape(-1))
-    return mapping_tokens({**fields, "data": data}) if fields else data
+        drawn = flow({tensor.distribution: tensor.parameters, "seed": tensor.seed})
+        return {"random": drawn, **unlike, "shape": shape}
+    if tensor.ndim > _DEEPEST_NESTING or 0 in tensor.shape[:-1]:
+        data = flow(tensor.reshape(-1).tolist(), tensor.dtype)
+        return {**unlike, "shape": shape, "data": data}
+    data = flow(tensor.tolist(), tensor.dtype)
+    return {**unlike, "data": data} if unlike else data
 
 
-def _nested_tokens(array: Array) -> list[str]:
-    if array.ndim:
-        # The ellipsis keeps the parts arrays, also those that hold a single Python object.
-        return list_tokens([_nested_tokens(array[index, ...]) for index in range(len(array))])
-    value: Any = array[()]
-    name = dtype_name(array.dtype)
-    if name == STRING:
-        return [text_token(value)]
-    if name == "bool":
-        return ["true" if value else "false"]
-    if "int" in name:
-        return [str(int(value))]
-    if name.startswith("complex"):
-        parts = [number_text(float(part), part.dtype) for part in (value.real, value.imag)]
-        real, imaginary = (part.replace(".nan", "nan").replace(".inf", "inf") for part in parts)
-        return [f'"{real}{"" if imaginary.startswith("-") else "+"}{imaginary}j"']
-    return [number_text(float(value), array.dtype)]
+def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> Flow:
+    """Write a value: numbers with as many digits as the element type needs."""
+    if isinstance(value, RandomTensor):
+        return tensor_flow(value, _FLOAT32)
+    if isinstance(value, Mapping):
+        return {name: flow(it, dtype) for name, it in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [flow(it, dtype) for it in value]
+    if isinstance(value, str):
+        return text_token(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, complex):
+        part = np.empty(0, dtype).real.dtype
+        real, imaginary = (
+            number_text(it, part).replace(".nan", "nan").replace(".inf", "inf")
+            for it in (value.real, value.imag)
+        )
+        return f'"{real}{"" if imaginary.startswith("-") else "+"}{imaginary}j"'
+    return number_text(value, dtype)
 
 
-def _notation_tokens(notation: Notation) -> list[str]:
-    """Write an input of each step; numbers with as many digits as a double needs."""
-    if isinstance(notation, RandomTensor):
-        return tensor_tokens(notation, _FLOAT32)
-    if isinstance(notation, Mapping):
-        return mapping_tokens({name: _notation_tokens(it) for name, it in notation.items()})
-    if isinstance(notation, tuple):
-        return list_tokens([_notation_tokens(it) for it in notation])
-    return [number_text(notation)]
-
-
-def number_text(value: float, dtype: np.dtype[Any] | None = None) -> str:
+def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
     """Write a number with the fewest digits that a reader rounds to it.
 
     Args:
-        value: the number; an integer stays one.
-        dtype: the element type that it is rounded to; float64 if left out.
+        value: the number, rounded to the element type first; an integer stays as it is.
+        dtype: the element type.
     """
     if isinstance(value, int):
         return str(value)
+    value = float(np.float64(value).astype(dtype))
     if value != value:  # noqa: PLR0124 - the definition of NaN
         return ".nan"
     if value in (float("inf"), float("-inf")):
         return ".inf" if value > 0 else "-.inf"
-    digits = _digits(value, dtype or np.dtype(np.float64))
+    digits = _digits(value, dtype)
     smallest, largest = _SHORT_RANGE
     if value == 0 or smallest <= abs(value) < largest:
         return repr(float(f"{value:.{digits}g}"))
@@ -330,25 +321,20 @@ def text_token(text: str, *, in_block: bool = False) -> str:
     return '"' + "".join(escaped) + '"'
 
 
-def list_tokens(items: Sequence[Sequence[str]]) -> list[str]:
-    """Write a flow list of items."""
-    return _enclosed("[", items, "]")
-
-
-def mapping_tokens(fields: Mapping[str, Sequence[str]]) -> list[str]:
-    """Write a flow mapping of names to values."""
-    items = ([f"{name}: {value[0]}", *value[1:]] for name, value in fields.items())
-    return _enclosed("{", items, "}")
-
-
-def _enclosed(opening: str, items: Iterable[Sequence[str]], closing: str) -> list[str]:
-    tokens: list[str] = []
-    for item in items:
-        if tokens:
-            tokens[-1] += ","
-        tokens += item
-    if not tokens:
-        return [opening + closing]
+def flow_tokens(value: Flow) -> list[str]:
+    """Write a value in brackets and braces, as tokens to be joined by spaces or line ends."""
+    if isinstance(value, str):
+        return [value]
+    opening, closing = "{}" if isinstance(value, Mapping) else "[]"
+    if isinstance(value, Mapping):
+        items = [flow_tokens(it) for it in value.values()]
+        for name, item in zip(value, items, strict=True):
+            item[0] = f"{name}: {item[0]}"
+    else:
+        items = list(map(flow_tokens, value))
+    for item in items[:-1]:
+        item[-1] += ","
+    tokens = [token for item in items for token in item] or [""]
     tokens[0] = opening + tokens[0]
     tokens[-1] += closing
     return tokens
