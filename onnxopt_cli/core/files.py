@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -50,6 +51,39 @@ def write_atomically(path: Path, data: bytes, *, new: bool = False) -> None:
         if new and isinstance(error, FileExistsError):
             raise
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
+    """Hold a lock on a folder, which ends with this process however it ends.
+
+    Args:
+        folder: the folder, no link to one.
+        seconds: how long to wait for another process to let go of it.
+
+    Yields:
+        Whether the lock is held; False also where the system or the file system has no such locks.
+    """
+    try:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (ImportError, OSError):
+        yield False
+        return
+    deadline, held = monotonic() + seconds, False
+    try:
+        while not held:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except OSError as error:
+                if not isinstance(error, BlockingIOError) or monotonic() >= deadline:
+                    break
+                sleep(_LOOK_SECONDS)
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def shown_path(path: Path) -> str:

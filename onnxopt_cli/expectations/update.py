@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, sleep
 
 from onnxopt_cli.cases.yaml.syntax import Node, yaml_text
-from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.files import locked, write_atomically
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
@@ -20,7 +17,6 @@ from onnxopt_cli.expectations.expectations import Expectations
 from onnxopt_cli.expectations.file import FLAKY, Entry, Layer, parse_layer
 
 _LOCK_SECONDS = 5.0
-_LOOK_SECONDS = 0.01
 _EMPTY = "onnxopt-expect: 1\nexpect:\n"
 
 
@@ -64,7 +60,8 @@ def update_expectations(
         ) from None
     if update.own.text == before:
         return f"{name} already says so"
-    with _alone(path):
+    # The folder, since the file is replaced; whoever holds it for long does something else with it.
+    with locked(path.absolute().parent, _LOCK_SECONDS):
         now = yaml_text(path) if path.exists() else ""
         if now != before:
             raise UsageError(
@@ -74,30 +71,6 @@ def update_expectations(
         write_atomically(path, update.own.text.encode())
     counts = (update.added, "added"), (update.changed, "changed"), (update.removed, "removed")
     return f"{name} written: " + ", ".join(f"{count} {what}" for count, what in counts if count)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other runs that update a file of this folder waiting for as long as a write takes."""
-    try:
-        import fcntl
-
-        # The folder, since the file is replaced; a lock of its own would be one more file.
-        descriptor = os.open(path.absolute().parent, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        deadline = monotonic() + _LOCK_SECONDS
-        while monotonic() < deadline:
-            # Whoever holds it for long does something else with it.
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            sleep(_LOOK_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(slots=True)

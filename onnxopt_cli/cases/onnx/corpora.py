@@ -24,12 +24,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,7 @@ from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.files import locked
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 from onnxopt_cli.core.values import Value
@@ -309,7 +309,6 @@ def _normal(value: Any) -> Value:
 
 # Others hold a lock for as long as it takes to remove what was left; some may never let go.
 _LOCK_SECONDS = 3.0
-_LOOK_SECONDS = 0.05
 
 
 @contextmanager
@@ -327,65 +326,19 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
         OSError: if it cannot be made.
     """
-    whole = _lock(parent, wait=True)
-    try:
-        if whole is not None:
-            _remove_abandoned(parent, prefix)
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
-        own = _lock(folder, wait=True)
-    finally:
-        _unlock(whole)
-    try:
+    with ExitStack() as stack:
+        with locked(parent, _LOCK_SECONDS) as held:
+            for left in parent.glob(f"{prefix}*") if held else ():
+                with locked(left) as abandoned:
+                    if abandoned:
+                        _remove(left)
+            folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+            stack.enter_context(locked(folder, _LOCK_SECONDS))
+            stack.callback(_remove, folder)
         yield folder
-    finally:
-        _remove(folder)
-        _unlock(own)
-
-
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the folders that no process holds; nobody else may make one meanwhile."""
-    for folder in parent.glob(f"{prefix}*"):
-        lock = _lock(folder, wait=False)
-        if lock is not None:
-            _remove(folder)
-            _unlock(lock)
 
 
 def _remove(folder: Path) -> None:
     # Folders may be nested deeper than Python can follow.
     with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock(folder: Path, *, wait: bool) -> int | None:
-    """Lock a folder and return the descriptor that holds the lock; None if that is not possible.
-
-    With ``wait`` another process has a moment to let go of it.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    deadline = monotonic() + (_LOCK_SECONDS if wait else 0)
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if monotonic() < deadline:
-                sleep(_LOOK_SECONDS)
-                continue
-        except OSError:
-            pass
-        else:
-            return descriptor
-        os.close(descriptor)
-        return None
-
-
-def _unlock(lock: int | None) -> None:
-    if lock is not None:
-        os.close(lock)

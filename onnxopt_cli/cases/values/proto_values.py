@@ -5,15 +5,17 @@ A file holds one such message and no tag that says which; the graph's declared t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from reprlib import repr as shortened
 from typing import Any, TypeAlias
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
 from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto
 
 from onnxopt_cli.cases.values.regular_file import Malformed
@@ -284,19 +286,14 @@ def _check_key(key: object, key_type: int, place: str) -> None:
         raise Malformed(f"has the key {shortened(key)}{where}, but declares {name} keys")
 
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_FIXED_SIZES = {_FIXED32: 4, _FIXED64: 8}
+# How a field is encoded, by what it is in memory; of other kinds ONNX has none but integers.
 _WIRE_TYPES = {
-    FieldDescriptor.TYPE_DOUBLE: _FIXED64,
-    FieldDescriptor.TYPE_FLOAT: _FIXED32,
-    FieldDescriptor.TYPE_INT32: _VARINT,
-    FieldDescriptor.TYPE_INT64: _VARINT,
-    FieldDescriptor.TYPE_UINT64: _VARINT,
-    FieldDescriptor.TYPE_ENUM: _VARINT,
-    FieldDescriptor.TYPE_STRING: _LENGTH,
-    FieldDescriptor.TYPE_BYTES: _LENGTH,
-    FieldDescriptor.TYPE_MESSAGE: _LENGTH,
+    FieldDescriptor.CPPTYPE_DOUBLE: 1,
+    FieldDescriptor.CPPTYPE_STRING: 2,
+    FieldDescriptor.CPPTYPE_MESSAGE: 2,
+    FieldDescriptor.CPPTYPE_FLOAT: 5,
 }
+_LENGTH = 2
 
 
 def parse_strictly(message_class: type[Any], data: bytes) -> Any:
@@ -319,60 +316,33 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
     # Equal sizes prove that nothing was dropped or merged. Unequal ones prove nothing: packed and
     # unpacked numbers, for one, are the same message.
     if message.ByteSize() != len(data):
-        fault = _fault(memoryview(data), message_class.DESCRIPTOR)
+        fault = _fault(data, message_class.DESCRIPTOR)
         if fault:
             raise Malformed(f"is not a {kind}: {fault}")
     return message
 
 
-def _fault(data: memoryview, descriptor: Descriptor) -> str | None:
+def _fault(data: bytes, descriptor: Descriptor) -> str | None:
     """Say what keeps data, which protobuf has parsed, from being exactly this message."""
     blank = GetMessageClass(descriptor)()
     seen = set()
-    for number, wire_type, value in _fields(data):
+    # To a message without fields all of them are unknown ones.
+    for found in UnknownFieldSet(Empty.FromString(data)):
+        number, wire_type = found.field_number, found.wire_type
         field = descriptor.fields_by_number.get(number)
         if field is None:
             return f"it has a field {number}, which {descriptor.name} lacks"
         repeated = hasattr(getattr(blank, field.name), "extend")
         packed = repeated and wire_type == _LENGTH
-        if wire_type != _WIRE_TYPES[field.type] and not packed:
+        if wire_type != _WIRE_TYPES.get(field.cpp_type, 0) and not packed:
             return f"its field {number} is no {descriptor.name}.{field.name}"
         if not repeated and number in seen:
             return f"it has the field {field.name} more than once"
         seen.add(number)
-        if field.enum_type is not None and value not in field.enum_type.values_by_number:
-            return f"its {field.name} has the unknown value {value}"
-        if field.message_type is not None and isinstance(value, memoryview):
-            fault = _fault(value, field.message_type)
+        if field.enum_type is not None and found.data not in field.enum_type.values_by_number:
+            return f"its {field.name} has the unknown value {found.data}"
+        if field.message_type is not None:
+            fault = _fault(found.data, field.message_type)
             if fault:
                 return f"in {field.name}, {fault}"
     return None
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview | None]]:
-    """Yield number, wire type and content (None if of no interest) of a message's fields."""
-    position = 0
-    while position < len(data):
-        tag, position = _varint(data, position)
-        number, wire_type = tag >> 3, tag & 7
-        if wire_type == _VARINT:
-            value, position = _varint(data, position)
-            yield number, wire_type, value
-        elif wire_type == _LENGTH:
-            length, position = _varint(data, position)
-            yield number, wire_type, data[position : position + length]
-            position += length
-        else:
-            yield number, wire_type, None
-            position += _FIXED_SIZES.get(wire_type, 0)
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
-            return value, position
-        shift += 7
