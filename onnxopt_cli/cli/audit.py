@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from onnxopt_cli.cli.completion import complete_our_operator, complete_target
-from onnxopt_cli.cli.shared_options import jobs_option, operator_option
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from onnxopt_cli.grade.audit import Grade
+from onnxopt_cli.cli.completion import complete_our_operator
+from onnxopt_cli.cli.shared_options import (
+    jobs_option,
+    operator_option,
+    targets_argument,
+    tolerance_option,
+)
 
 
 @click.command("audit")
-@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
+@targets_argument
 @operator_option(complete_our_operator)
-@click.option(
-    "--tolerance",
-    "rule",
-    type=click.Choice(["derived", "onnx"]),
-    help="Judge by this rule, whatever the cases say.",
-)
+@tolerance_option
 @click.option(
     "--allow",
     "allowed",
@@ -41,15 +36,7 @@ if TYPE_CHECKING:
     help="Also write all of it as JSON.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also list redundant and weak cases.")
-def command(
-    targets: tuple[str, ...],
-    operators: tuple[str, ...],
-    rule: str | None,
-    allowed: tuple[str, ...],
-    jobs: int,
-    json_path: Path | None,
-    verbose: bool,
-) -> int:
+def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any) -> int:
     """Grade cases: which wrong implementations do they reject?
 
     Every case is put to named wrong implementations and to automatic mutants of the formula, which
@@ -72,6 +59,7 @@ def command(
     from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
     from onnxopt_cli.run.select import Selection
 
+    rule, json_path, allowed = options["rule"], options["json_path"], options["allowed"]
     if json_path is not None:
         go_on_without_reader()
     collection = collect(targets)
@@ -85,21 +73,12 @@ def command(
             f"none of {len(chosen)} cases is one node of an operator with a formula"
         )
     with stderr().status("putting every implementation to every case"):
-        grades = audit(trials, jobs)
+        grades = audit(trials, options["jobs"])
     for grade in grades:
-        for renderable in audit_page(grade, verbose=verbose):
+        for renderable in audit_page(grade, verbose=options["verbose"]):
             stdout().print(renderable)
     if json_path is not None:
         write_atomically(json_path, audit_json(grades).encode())
-    return 2 if problems else int(_disappoints(grades, allowed))
-
-
-def _disappoints(grades: Sequence[Grade], allowed: tuple[str, ...]) -> bool:
-    return any(
-        grade.false_alarms
-        or any(
-            not any(fnmatchcase(survivor.name, pattern) for pattern in allowed)
-            for survivor in grade.survivors
-        )
-        for grade in grades
-    )
+    survivors = {survivor.name for grade in grades for survivor in grade.survivors}
+    wrong = {name for name in survivors if not any(fnmatchcase(name, it) for it in allowed)}
+    return 2 if problems else int(bool(wrong) or any(grade.false_alarms for grade in grades))

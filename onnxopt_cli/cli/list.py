@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import click
 
-from onnxopt_cli.cli.completion import complete_target
-from onnxopt_cli.cli.shared_options import case_options, name_unmatched
+from onnxopt_cli.cli.shared_options import case_options, name_unmatched, targets_argument
 
 
 @click.command("list")
-@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
+@targets_argument
 @case_options
 def command(
     targets: tuple[str, ...],

@@ -9,17 +9,15 @@ from typing import Any
 
 import click
 
-from onnxopt_cli.cli.completion import (
-    complete_backend,
-    complete_report,
-    complete_target,
-)
+from onnxopt_cli.cli.completion import complete_backend, complete_report
 from onnxopt_cli.cli.shared_options import (
     case_options,
     explain_options,
     jobs_option,
     lower_option,
     session_options,
+    targets_argument,
+    tolerance_option,
     worker_options,
 )
 
@@ -42,7 +40,7 @@ class _Limit(click.ParamType[float]):
 
 
 @click.command("run")
-@click.argument("targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target)
+@targets_argument
 @click.option(
     "-b",
     "--backend",
@@ -55,12 +53,7 @@ class _Limit(click.ParamType[float]):
     "May be given several times.",
 )
 @case_options
-@click.option(
-    "--tolerance",
-    "rule",
-    type=click.Choice(["derived", "onnx"]),
-    help="Judge by this rule, whatever the cases say.",
-)
+@tolerance_option
 @click.option("--rtol", type=_Limit(), help="Judge by this relative tolerance.")
 @click.option("--atol", type=_Limit(), help="Judge by this absolute tolerance.")
 @click.option("--ulp", type=click.IntRange(min=0), help="Judge by this distance in ulp.")

@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from onnxopt_cli.cli.completion import complete_operator, complete_path
+from onnxopt_cli.cli.completion import complete_operator, complete_path, complete_target
 
 if TYPE_CHECKING:
     from onnxopt_cli.core.case import Case
@@ -60,7 +60,10 @@ class _Size(click.ParamType[int]):
         return size
 
 
-def _together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+_Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _together(*options: _Option) -> _Option:
     """Return what adds options to a command, in their order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,34 +74,41 @@ def _together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     return add
 
 
-def operator_option(
-    complete: Callable[..., Any], what: str = "Only this operator."
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def many(*names: str, help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
+    """Return an option that may be given several times, and says so."""
+    text = f"{help} Given several times: any of them."
+    return click.option(*names, multiple=True, help=text, **others)
+
+
+def operator_option(complete: Callable[..., Any], what: str = "Only this operator.") -> _Option:
     """Return the option that chooses operators, with what completes it and its help."""
-    return click.option(
-        "--operator",
-        "operators",
-        multiple=True,
-        metavar="NAME",
-        shell_complete=complete,
-        help=f"{what} Given several times: any of them.",
-    )
+    return many("--operator", "operators", metavar="NAME", shell_complete=complete, help=what)
 
 
-_UNION = "Given several times: any of them."
+def _file_option(name: str, help: str, metavar: str = "FILE", **others: Any) -> _Option:  # noqa: A002
+    """Return an option that names a file."""
+    return click.option(name, metavar=metavar, shell_complete=complete_path, help=help, **others)
+
+
+targets_argument = click.argument(
+    "targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target
+)
 #: The options that choose among cases.
 case_options = _together(
-    click.option(
+    many(
         "-k",
         "patterns",
-        multiple=True,
         metavar="PATTERN",
-        help=f"Only cases whose id is this, matches this glob or contains this text. {_UNION}",
+        help="Only cases whose id is this, matches this glob or contains this text.",
     ),
     operator_option(complete_operator, "Only cases whose model contains this operator."),
-    click.option(
-        "--tag", "tags", multiple=True, metavar="TAG", help=f"Only cases with this tag. {_UNION}"
-    ),
+    many("--tag", "tags", metavar="TAG", help="Only cases with this tag."),
+)
+tolerance_option = click.option(
+    "--tolerance",
+    "rule",
+    type=click.Choice(["derived", "onnx"]),
+    help="Judge by this rule, whatever the cases say.",
 )
 
 
@@ -136,7 +146,7 @@ jobs_option = click.option(
 )
 
 
-def explain_time_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def explain_time_option(default: str) -> _Option:
     """Return the option that says how long to look for known mistakes, given its default."""
     return click.option(
         "--explain-time",
@@ -146,7 +156,7 @@ def explain_time_option(default: str) -> Callable[[Callable[..., Any]], Callable
     )
 
 
-def explain_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def explain_options(default: str) -> _Option:
     """Return what adds the options about known mistakes to a command that looks for some itself."""
     return _together(
         click.option(
@@ -158,7 +168,12 @@ def explain_options(default: str) -> Callable[[Callable[..., Any]], Callable[...
     )
 
 
-_SECONDS = click.FloatRange(min=0, min_open=True, max=1e6)
+def _limit(name: str, default: object, help: str, **others: Any) -> _Option:  # noqa: A002
+    return click.option(name, default=default, show_default=True, help=help, **others)
+
+
+_SECONDS = {"type": click.FloatRange(min=0, min_open=True, max=1e6), "metavar": "SECONDS"}
+_MEMORY = "How much memory a backend's process may hold, or none for no limit."
 #: The options about the processes of backends.
 worker_options = _together(
     click.option(
@@ -167,30 +182,9 @@ worker_options = _together(
         help="Run backends in processes of their own, or all in this one.  "
         "[default: process, but none for our own formulas]",
     ),
-    click.option(
-        "--timeout",
-        type=_SECONDS,
-        default=60.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long a case may take.",
-    ),
-    click.option(
-        "--startup-timeout",
-        type=_SECONDS,
-        default=60.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long a backend may take to start.",
-    ),
-    click.option(
-        "--memory",
-        type=_Size(),
-        default="4GiB",
-        show_default=True,
-        metavar="SIZE",
-        help="How much memory a backend's process may hold, or none for no limit.",
-    ),
+    _limit("--timeout", 60.0, "How long a case may take.", **_SECONDS),
+    _limit("--startup-timeout", 60.0, "How long a backend may take to start.", **_SECONDS),
+    _limit("--memory", "4GiB", _MEMORY, type=_Size(), metavar="SIZE"),
 )
 
 
@@ -243,18 +237,12 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
 
 #: The options about logs, expectations, shards and running again.
 session_options = _together(
-    click.option(
-        "--expect",
-        multiple=True,
-        metavar="FILE",
-        shell_complete=complete_path,
-        help="What is expected to fail; a later file precedes an earlier one.",
+    _file_option(
+        "--expect", "What is expected to fail; a later file precedes an earlier one.", multiple=True
     ),
-    click.option(
+    _file_option(
         "--update-expect",
-        metavar="FILE",
-        shell_complete=complete_path,
-        help="Let an expectation file say what this run shows; it also counts as --expect.",
+        "Let an expectation file say what this run shows; it also counts as --expect.",
     ),
     click.option(
         "--rerun",
@@ -263,18 +251,8 @@ session_options = _together(
         help="Run what does not conform N times more, to tell flaky from failing.",
     ),
     click.option("--shard", metavar="I/N", help="Only part I of N, by a hash of the id."),
-    click.option(
-        "--log",
-        metavar="FILE",
-        shell_complete=complete_path,
-        help="Write each result to a log when it is there.",
-    ),
-    click.option(
-        "--resume",
-        metavar="LOG",
-        shell_complete=complete_path,
-        help="Go on with a log; run only what it lacks.",
-    ),
+    _file_option("--log", "Write each result to a log when it is there."),
+    _file_option("--resume", "Go on with a log; run only what it lacks.", "LOG"),
 )
 
 
