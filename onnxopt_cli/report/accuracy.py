@@ -116,12 +116,15 @@ def _of_group(backend: str, operator: str, output: str, diffs: list[Diff]) -> Ac
     )
 
 
-def accuracy_table(results: Sequence[Result]) -> Table | None:
-    """Return budget used and bits lost by backend and output; None if no budget applied."""
-    rows = [
+#: The columns of :func:`accuracy_rows`.
+COLUMNS = ("backend", "operator", "output", "budget used", "median", "bits lost", "99% ulp")
+
+
+def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
+    """Return the accuracy of each backend in each output as text, in :data:`COLUMNS`."""
+    return [
         (
-            row.backend,
-            f"{row.operator} {row.output}",
+            *(row.backend, row.operator, row.output),
             numbers.error(row.budget_most),
             numbers.error(row.budget_median),
             f"{row.bits_lost:.1f}",
@@ -129,5 +132,12 @@ def accuracy_table(results: Sequence[Result]) -> Table | None:
         )
         for row in accuracy(results)
     ]
-    measures = ("budget used", "median", "bits lost", "99% ulp")
-    return plain_table(rows, ("backend", "output"), measures) if rows else None
+
+
+def accuracy_table(results: Sequence[Result]) -> Table | None:
+    """Return budget used and bits lost by backend and output; None if no budget applied."""
+    rows = [
+        (backend, f"{operator} {output}", *measures)
+        for backend, operator, output, *measures in accuracy_rows(results)
+    ]
+    return plain_table(rows, ("backend", "output"), COLUMNS[3:]) if rows else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.core.case import Case, Content, Trajectory
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.operator import Attribute, Operator
 from onnxopt_cli.readings.show import formula_description, formula_text
 from onnxopt_cli.report.terminal import plain_table
 
@@ -47,40 +48,35 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     yield _heading("Formula")
     yield Padding(Syntax(formula_text(operator), "python", background_color="default"), (0, 2))
     yield Padding(Text(formula_description(operator)), (1, 2, 0, 2))
-    yield _heading("Inputs")
-    table = _table()
-    for scalar in operator.scalars:
-        table.add_row(scalar.name, " or ".join(scalar.dtypes), "one element, of any rank")
+    first = operator.tensors[0]
+    inputs = [
+        (it.name, " or ".join(it.dtypes), "one element, of any rank") for it in operator.scalars
+    ]
     for name in operator.tensors:
-        first = "" if name == operator.tensors[0] else f"broadcasts to {operator.tensors[0]}"
-        table.add_row(f"{name}1 .. {name}n", " or ".join(operator.dtypes), first)
-    yield table
-    yield _heading("Outputs")
-    table = _table()
+        shape = "" if name == first else f"broadcasts to {first}"
+        inputs.append((f"{name}1 .. {name}n", " or ".join(operator.dtypes), shape))
+    yield from _section("Inputs", inputs)
+    outputs = []
     for name, like in operator.outputs.items():
-        if operator.carries(name):
-            table.add_row(name, f"as {like}, one for all")
-            continue
         stem, bar, suffix = name.partition("_")
-        shape = f"as {like}, of {operator.tensors[0]}'s shape"
-        table.add_row(f"{stem}1{bar}{suffix} .. {stem}n{bar}{suffix}", shape)
-    yield table
-    yield _heading("Attributes")
-    table = _table()
-    for attribute in operator.attributes:
-        kind = " or ".join(attribute.choices) or "float"
-        if attribute.each:
-            kind = "floats, one for all or one for each"
-        if attribute.limits:
-            kind += f", {attribute.limits[0]:g} to {attribute.limits[1]:g}"
-        default = "required" if attribute.default is None else f"default {attribute.default!r}"
-        table.add_row(attribute.name, kind, default)
-    yield table
-    yield _heading("Known mistakes")
-    table = _table()
-    for deviation in operator.deviations:
-        table.add_row(deviation.name, Text(", ".join(deviation.seen_in), style="dim"))
-    yield table
+        numbered = f"{stem}1{bar}{suffix} .. {stem}n{bar}{suffix}"
+        carried = operator.carries(name)
+        shape = "one for all" if carried else f"of {first}'s shape"
+        outputs.append((name if carried else numbered, f"as {like}, {shape}"))
+    yield from _section("Outputs", outputs)
+    yield from _section("Attributes", map(_attribute_row, operator.attributes))
+    mistakes = ((it.name, Text(", ".join(it.seen_in), style="dim")) for it in operator.deviations)
+    yield from _section("Known mistakes", mistakes)
+
+
+def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
+    kind = " or ".join(attribute.choices) or "float"
+    if attribute.each:
+        kind = "floats, one for all or one for each"
+    if attribute.limits:
+        kind += f", {attribute.limits[0]:g} to {attribute.limits[1]:g}"
+    default = "required" if attribute.default is None else f"default {attribute.default!r}"
+    return attribute.name, kind, default
 
 
 def case_page(case: Case, content: Content) -> Iterable[RenderableType]:
@@ -89,42 +85,28 @@ def case_page(case: Case, content: Content) -> Iterable[RenderableType]:
     for label, text in (("", case.about), ("source: ", case.source), ("", str(case.location))):
         if text:
             yield Text(f"{label}{printable(text)}", style="" if text is case.about else "dim")
-    yield _heading("Model")
-    table = _table()
+    nodes = []
     for node in content.model.graph.node:
-        attributes = ", ".join(
-            f"{attribute.name}={_attribute(attribute)}" for attribute in node.attribute
-        )
         name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
-        table.add_row(*(Text(printable(cell)) for cell in (name, attributes)))
-    yield table
-    yield _heading("Inputs")
-    yield _values(content.inputs.items())
+        nodes.append((name, ", ".join(f"{it.name}={_attribute(it)}" for it in node.attribute)))
+    yield from _section("Model", nodes)
+    yield from _section("Inputs", _values(content.inputs))
     if content.trajectory is not None:
-        yield _heading("Steps")
-        yield Padding(Text(printable(_steps(content.trajectory))), (0, 2))
-    yield _heading("Expected outputs")
+        yield from _section("Steps", [(_steps(content.trajectory),)])
+    expected: Iterable[tuple[str, ...]] = [("what the formula yields",)]
     if content.rejects:
-        yield Padding(Text("none: a right backend refuses this"), (0, 2))
-    elif content.expected is None:
-        yield Padding(Text("what the formula yields"), (0, 2))
-    else:
-        yield _values(content.expected.items())
-    if content.tolerance or content.output_tolerances:
-        yield _heading("Tolerance")
-        table = _table()
-        if content.tolerance:
-            table.add_row("all outputs", str(content.tolerance))
-        for name, tolerance in content.output_tolerances.items():
-            table.add_row(printable(name), str(tolerance))
-        yield table
+        expected = [("none: a right backend refuses this",)]
+    elif content.expected is not None:
+        expected = _values(content.expected)
+    yield from _section("Expected outputs", expected)
+    limits = {"all outputs": content.tolerance, **content.output_tolerances}
+    shown = [(name, str(limit)) for name, limit in limits.items() if limit]
+    if shown:
+        yield from _section("Tolerance", shown)
 
 
-def _values(items: Iterable[tuple[str, Value]]) -> Table:
-    table = _table()
-    for name, value in items:
-        table.add_row(*(Text(printable(cell)) for cell in (name, describe(value), _brief(value))))
-    return table
+def _values(values: Mapping[str, Value]) -> Iterable[tuple[str, ...]]:
+    return [(name, describe(value), _brief(value)) for name, value in values.items()]
 
 
 def _brief(value: Value) -> str:
@@ -159,8 +141,13 @@ def _heading(text: str) -> Padding:
     return Padding(Text(text, style="bold"), (1, 0, 0, 0))
 
 
-def _table() -> Table:
-    return Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
+def _section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
+    """Yield a heading and a table without lines."""
+    yield _heading(title)
+    table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
+    for row in rows:
+        table.add_row(*(it if isinstance(it, Text) else Text(printable(it)) for it in row))
+    yield table
 
 
 _STYLES = {RuleOutcome.PASS: "green", RuleOutcome.FAIL: "bold red", RuleOutcome.NOT_SHOWN: "dim"}
@@ -187,9 +174,6 @@ def rule_line(finding: RuleResult) -> RenderableType:
 
 def rule_summary(findings: Sequence[RuleResult]) -> Text:
     """Return how many rules are kept and broken."""
-    counts = {
-        verdict: sum(finding.verdict is verdict for finding in findings) for verdict in RuleOutcome
-    }
-    shown = [f"{count} {verdict}" for verdict, count in counts.items() if count]
-    broken = counts[RuleOutcome.FAIL]
-    return Text(", ".join(shown), style="bold red" if broken else "bold green")
+    counts = Counter(finding.verdict for finding in findings)
+    shown = [f"{counts[verdict]} {verdict}" for verdict in RuleOutcome if counts[verdict]]
+    return Text(", ".join(shown), style="bold red" if counts[RuleOutcome.FAIL] else "bold green")

@@ -9,13 +9,12 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from onnxopt_cli.core import numbers
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
-from onnxopt_cli.report.accuracy import accuracy
+from onnxopt_cli.report.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline, repeat_command
 from onnxopt_cli.report.verdict import by_kind, failures, tallies, verdict
 
@@ -53,15 +52,16 @@ def _room(parts: Sequence[str]) -> int:
     return _MOST - sum(len(part) + 2 for part in parts) - 4
 
 
-def _fitting(lines: Iterable[str], room: int) -> list[str]:
-    """Return the lines, or those that there is room for, from the first on."""
-    taken = []
+def _fitting(lines: Sequence[str], more: str) -> list[str]:
+    """Return the lines, or those that there is room for in a part; then how many are left."""
+    taken, room = [], _PART
     for line in lines:
         room -= len(line) + 1
         if room < 0:
             break
         taken.append(line)
-    return taken
+    left = len(lines) - len(taken)
+    return [*taken, more.format(left)] if left else taken
 
 
 def _causes(record: RunRecord) -> list[str]:
@@ -69,35 +69,30 @@ def _causes(record: RunRecord) -> list[str]:
         f"- {_code(it.backend)}, {_code(it.operator)}: {_code(it.text, _CAUSE)}"
         for it in record.explanations
     ]
-    taken = _fitting(lines, _PART)
-    left = len(lines) - len(taken)
-    return ["\n".join(taken + ([f"- {left} more explanations; {ELSEWHERE}"] if left else []))]
+    return ["\n".join(_fitting(lines, f"- {{}} more explanations; {ELSEWHERE}"))]
 
 
 def _summary(record: RunRecord) -> list[str]:
     counts = tallies(record)
     used = [outcome for outcome in Outcome if any(outcome in it.outcomes for it in counts)]
     header = ["backend", "version", *(outcome.value for outcome in used), "lowered", ""]
-    rows = []
-    for tally in counts:
-        word = "does not conform" if tally.against else "conforms"
-        numbers_of = [str(tally.outcomes.get(outcome, "")) for outcome in used]
-        rows.append(
-            [_code(tally.name), _code(tally.version), *numbers_of, str(tally.lowered or ""), word]
-        )
+    rows = [
+        [
+            *(_code(tally.name), _code(tally.version)),
+            *(str(tally.outcomes.get(outcome, "")) for outcome in used),
+            *(str(tally.lowered or ""), "does not conform" if tally.against else "conforms"),
+        ]
+        for tally in counts
+    ]
     head, rule, *lines = _table([header, *rows], left=2)
-    taken = _fitting(lines, _PART)
-    left = len(lines) - len(taken)
-    return ["\n".join((head, rule, *taken)), f"{left} more backends; {ELSEWHERE}." if left else ""]
+    return ["\n".join((head, rule, *_fitting(lines, f"\n{{}} more backends; {ELSEWHERE}.")))]
 
 
 def _problems(record: RunRecord) -> list[str]:
     problems = [*record.problems, *record.findings]
     lines = [f"- {_code(it.where)}: {_code(it.what)}" for it in problems]
-    taken = _fitting(lines, _PART)
-    if len(lines) > len(taken):
-        taken.append(f"- and {len(lines) - len(taken)} more")
-    return ["## Case and expectation files", "\n".join(taken)] if lines else []
+    listed = "\n".join(_fitting(lines, "- and {} more"))
+    return ["## Case and expectation files", listed] if lines else []
 
 
 def _failures(record: RunRecord, room: int) -> list[str]:
@@ -140,24 +135,13 @@ def _failure(result: Result, record: RunRecord) -> str:
 
 def _accuracy(record: RunRecord) -> str:
     rows = [
-        ["backend", "operator", "output", "budget used, most", "median", "bits lost", "99 % within"]
+        [_code(backend), operator, _code(output), *measures, f"{within} ulp"]
+        for backend, operator, output, *measures, within in accuracy_rows(record.results)
     ]
-    for row in accuracy(record.results):
-        within = row.ulp_within(0.99)
-        rows.append(
-            [
-                _code(row.backend),
-                row.operator,
-                _code(row.output),
-                numbers.error(row.budget_most),
-                numbers.error(row.budget_median),
-                f"{row.bits_lost:.1f}",
-                f"{numbers.count(within)} ulp",
-            ]
-        )
-    if len(rows) == 1:
+    if not rows:
         return ""
-    table = "\n".join(_table(rows, left=3))
+    header = [*COLUMNS[:3], "budget used, most", "median", "bits lost", "99 % within"]
+    table = "\n".join(_table([header, *rows], left=3))
     return f"<details><summary>Accuracy</summary>\n\n{table}\n\n</details>"
 
 
