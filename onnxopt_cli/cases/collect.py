@@ -58,7 +58,7 @@ def collect(targets: Sequence[str]) -> Collection:
                     hint="it stands for what backends do outside of cases; rename the suite",
                 )
             other = cases.setdefault(case.id, case)
-            if not _same_place(other, case):
+            if other is not case and not _same_place(other, case):
                 raise UsageError(
                     f"two cases have the id {printable(case.id)}: "
                     f"{other.location} and {case.location}",

@@ -68,7 +68,9 @@ def heading(backends: Sequence[str], id_width: int) -> Text:
     line = Text(f"{'case':<{id_width}}", style="bold")
     for backend in backends:
         width = column_width(backend)
-        line.append(f"  {_shortened(printable(backend), width):<{width}}")
+        name = printable(backend)
+        name = name if len(name) <= width else f"{name[: width - 2]}.."
+        line.append(f"  {name:<{width}}")
     line.rstrip()
     return line
 
@@ -263,7 +265,3 @@ def _operator(result: Result) -> str:
         return "(outside of cases)"
     names = result.operators
     return names[0] if len(names) == 1 else "(several)" if names else "(unknown)"
-
-
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 2]}.."

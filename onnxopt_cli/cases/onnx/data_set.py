@@ -26,7 +26,7 @@ from onnxopt_cli.cases.values.proto_values import (
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 
 #: What the name of a light model begins with.
@@ -39,91 +39,85 @@ _MAXIMUM_ELEMENTS = 2**28
 _LIMIT = 1_000_000
 
 
-def read_data_set(directory: Path, number: int) -> Content:
-    """Read ``test_data_set_<number>`` of a test directory.
+class CaseFiles(NamedTuple):
+    """Where the files of a case are.
 
-    Raises:
-        InvalidCase: with everything that is wrong with the data set, its model and ``data.json``.
+    Attributes:
+        model: the model.
+        data: the ``data.json`` with its tolerance, which need not be there.
+        folder: of its values.
+        inputs: how names of files with inputs begin; None if there are none and they are made.
+        outputs: how names of files with outputs begin.
     """
-    problems: list[Problem] = []
-    data = _directory_data(directory / DATA_FILE, problems)
+
+    model: Path
+    data: Path
+    folder: Path
+    inputs: str | None
+    outputs: str
+
+    def present(self) -> dict[str, tuple[()]]:
+        """Return the files that :func:`read_case` may read, as far as they are there."""
+        prefixes = tuple(f"{it}_" for it in (self.inputs, self.outputs) if it)
+        try:
+            inside = sorted(it for it in self.folder.iterdir() if it.name.startswith(prefixes))
+        except OSError:
+            # Reading the case says so.
+            inside = []
+        data = [self.data] if os.path.lexists(self.data) else []
+        files = [self.model, *data, *inside, *external_files(self.model)]
+        return {str(path): () for path in files}
+
+
+def data_set_files(directory: Path, number: int) -> CaseFiles:
+    """Return where ``test_data_set_<number>`` of a test directory has its files."""
     folder = directory / f"test_data_set_{number}"
-    files: dict[str, list[Path]] = {"input": [], "output": []}
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError as error:
-        problems.append(Problem(str(folder), f"cannot be read: {error.strerror}"))
-    else:
-        files = {kind: _numbered_files(folder, names, kind, problems) for kind in files}
-    model = _model(directory / "model.onnx", problems)
-    inputs = _read_values(folder, files["input"], fed_inputs(model.graph), "input", problems)
-    expected = _read_values(folder, files["output"], model.graph.output, "output", problems)
-    if problems:
-        raise InvalidCase(problems)
-    return Content(model, inputs, expected, data.tolerance)
+    return CaseFiles(directory / "model.onnx", directory / DATA_FILE, folder, "input", "output")
 
 
-def read_light(path: Path) -> Content:
-    """Read a model of onnx's light corpus, its expected outputs beside it, and make its inputs.
+def light_files(model: Path) -> CaseFiles:
+    """Return where a model of onnx's light corpus has its files.
 
     The tolerance is that of the directory ``../real/test_<x>``, whose ``data.json`` names the model
     as its own. There are no stored inputs: onnx's runner feeds numbers that it makes from the
     declared shapes.
+    """
+    name = f"test_{model.stem.removeprefix(LIGHT_PREFIX)}"
+    data = model.parent.parent / "real" / name / DATA_FILE
+    return CaseFiles(model, data, model.parent, None, f"{model.stem}_output")
+
+
+def read_case(files: CaseFiles) -> Content:
+    """Read a case.
 
     Raises:
-        InvalidCase: with everything that is wrong.
+        InvalidCase: with everything that is wrong with its values, its model and ``data.json``.
     """
     problems: list[Problem] = []
-    data = _directory_data(_light_data(path), problems)
-    model = _model(path, problems)
-    inputs = {}
-    for declared in fed_inputs(model.graph):
-        try:
-            inputs[declared.name] = _ramp(declared)
-        except Malformed as error:
-            problems.append(Problem(str(path), f"the input {declared.name!r} {error}"))
-    folder = path.parent
-    names = [neighbour.name for neighbour in folder.iterdir()]
-    files = _numbered_files(folder, names, f"{path.stem}_output", problems)
-    expected = _read_values(folder, files, model.graph.output, "output", problems)
-    if problems:
-        raise InvalidCase(problems)
-    own = data.url.endswith(f"/light/{path.name}")
-    return Content(model, inputs, expected, data.tolerance if own else None)
-
-
-def data_set_files(directory: Path, number: int) -> list[Path]:
-    """Return the files that :func:`read_data_set` may read, as far as they are there."""
-    folder = directory / f"test_data_set_{number}"
+    data = _directory_data(files.data, problems)
+    paths: dict[str | None, list[Path]] = {files.inputs: [], files.outputs: []}
     try:
-        inside = sorted(path for path in folder.iterdir() if path.suffix == ".pb")
-    except OSError:
-        # Reading the case says so.
-        inside = []
-    return _existing(directory / "model.onnx", directory / DATA_FILE, inside)
-
-
-def light_files(path: Path) -> list[Path]:
-    """Return the files that :func:`read_light` may read, as far as they are there."""
-    prefix = f"{path.stem}_output_"
-    outputs = sorted(it for it in path.parent.iterdir() if it.name.startswith(prefix))
-    return _existing(path, _light_data(path), outputs)
-
-
-def _existing(model: Path, data: Path, values: list[Path]) -> list[Path]:
-    return [model, *([data] if os.path.lexists(data) else []), *values, *external_files(model)]
-
-
-def _light_data(path: Path) -> Path:
-    name = f"test_{path.stem.removeprefix(LIGHT_PREFIX)}"
-    return path.parent.parent / "real" / name / DATA_FILE
-
-
-def _model(path: Path, problems: list[Problem]) -> onnx.ModelProto:
+        names = [path.name for path in files.folder.iterdir()]
+    except OSError as error:
+        problems.append(Problem(str(files.folder), f"cannot be read: {error.strerror}"))
+    else:
+        for prefix in filter(None, paths):
+            numbers = find_numbers(files.folder, names, f"{prefix}_", ".pb", problems)
+            paths[prefix] = [files.folder / f"{prefix}_{number}.pb" for number in numbers]
     try:
-        return read_model(path)
+        model = read_model(files.model)
     except InvalidCase as error:
         raise InvalidCase([*problems, *error.problems]) from None
+    fed, graph = fed_inputs(model.graph), model.graph
+    if files.inputs:
+        inputs = _read_values(files.folder, paths[files.inputs], fed, "input", problems)
+    else:
+        inputs = _ramps(files.model, fed, problems)
+    outputs = _read_values(files.folder, paths[files.outputs], graph.output, "output", problems)
+    if problems:
+        raise InvalidCase(problems)
+    own = files.inputs or data.url.endswith(f"/light/{files.model.name}")
+    return Content(model, inputs, outputs, data.tolerance if own else None)
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
@@ -131,14 +125,6 @@ def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {sparse.values.name for sparse in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in constants]
-
-
-def _numbered_files(
-    folder: Path, names: Iterable[str], prefix: str, problems: list[Problem]
-) -> list[Path]:
-    """Return the files ``<prefix>_<i>.pb`` among the names, by number."""
-    numbers = find_numbers(folder, names, f"{prefix}_", ".pb", problems)
-    return [folder / f"{prefix}_{number}.pb" for number in numbers]
 
 
 def find_numbers(
@@ -237,19 +223,29 @@ def _named_message(
     raise Malformed(f"names itself {name!r}; the graph's {kind}s are {names}")
 
 
-def _ramp(declared: ValueInfoProto) -> Array:
-    """Return 0, 1/n, ..., (n-1)/n in the declared shape, unknown dimensions being 1.
+def _ramps(
+    model: Path, declared: Iterable[ValueInfoProto], problems: list[Problem]
+) -> dict[str, Value]:
+    """Return 0, 1/n, ..., (n-1)/n in each declared shape, unknown dimensions being 1.
 
     Source: ``Runner.generate_dummy_data`` in onnx/backend/test/runner.
     """
-    tensor = declared.type.tensor_type
-    if tensor.elem_type != TensorProto.FLOAT:
-        raise Malformed("is no float32 tensor, and no other kind can be made")
-    shape = [size.dim_value if size.HasField("dim_value") else 1 for size in tensor.shape.dim]
-    count = math.prod(shape)
-    if min(shape, default=0) < 0 or count > _MAXIMUM_ELEMENTS:
-        raise Malformed(f"has the shape {shape}, which is negative or too large to be made")
-    return (np.arange(count) / max(count, 1)).astype(np.float32).reshape(shape)
+    values: dict[str, Value] = {}
+    for it in declared:
+        tensor = it.type.tensor_type
+        shape = [size.dim_value if size.HasField("dim_value") else 1 for size in tensor.shape.dim]
+        count = math.prod(shape)
+        wrong = ""
+        if tensor.elem_type != TensorProto.FLOAT:
+            wrong = "is no float32 tensor, and no other kind can be made"
+        elif min(shape, default=0) < 0 or count > _MAXIMUM_ELEMENTS:
+            wrong = f"has the shape {shape}, which is negative or too large to be made"
+        if wrong:
+            problems.append(Problem(str(model), f"the input {it.name!r} {wrong}"))
+        else:
+            ramp = np.arange(count) / max(count, 1)
+            values[it.name] = ramp.astype(np.float32).reshape(shape)
+    return values
 
 
 class DirectoryData(NamedTuple):

@@ -10,23 +10,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 from onnxopt_cli.cases.onnx.data_set import (
     DATA_FILE,
+    CaseFiles,
     data_set_files,
     find_numbers,
     is_light_model,
     is_number,
     light_files,
-    read_data_set,
+    read_case,
     read_directory_data,
-    read_light,
 )
 from onnxopt_cli.cases.values.regular_file import Malformed
-from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.errors import Problem
 
 #: The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.
@@ -80,11 +80,8 @@ class _Search:
     def data_set(self, path: Path, real: str, number: int) -> None:
         """Take one data set of the test directory at ``path``, or ``real`` without links."""
         parent, name = os.path.split(real)
-        location = Location(path / f"{_DATA_SET}{number}")
-        read = partial(read_data_set, path, number)
-        self._case(
-            parent, f"{name}/{number}", location, read, partial(data_set_files, path, number)
-        )
+        files = data_set_files(path, number)
+        self._case(parent, f"{name}/{number}", files.folder, files)
 
     def folder(self, path: Path, real: str, depth: int) -> None:
         """Take a folder, or what lies below it.
@@ -133,26 +130,18 @@ class _Search:
     def _light_models(self, path: Path, real: str, names: Iterable[str]) -> None:
         for name in sorted(filter(is_light_model, names)):
             model = path / name
-            case_name = f"{name.removesuffix('.onnx')}/0"
-            read, files = partial(read_light, model), partial(light_files, model)
-            self._case(real, case_name, Location(model), read, files)
+            self._case(real, f"{model.stem}/0", model, light_files(model))
 
-    def _case(
-        self,
-        folder: str,
-        name: str,
-        location: Location,
-        read: Callable[[], Content],
-        files: Callable[[], list[Path]],
-    ) -> None:
+    def _case(self, folder: str, name: str, place: Path, files: CaseFiles) -> None:
         suite = os.path.basename(folder) or "root"  # noqa: PTH119 - many, and strings do
         if suite in ONNX_KINDS:
             suite = f"onnx-{suite}"
         case_id = f"{suite}/{name}"
         if case_id.isprintable():
-            self.cases.append(Case(case_id, location, read, files=partial(_unopened, files)))
+            read = partial(read_case, files)
+            self.cases.append(Case(case_id, Location(place), read, files=files.present))
         else:
-            self._problem(location.path, f"has a name that cannot be shown: {case_id!a}")
+            self._problem(place, f"has a name that cannot be shown: {case_id!a}")
 
     def _lost_model(self, path: Path, names: dict[str, os.DirEntry[str]]) -> bool:
         """Tell whether a folder without model and data sets is a test directory all the same."""
@@ -175,10 +164,6 @@ class _Search:
 
     def _problem(self, path: Path, what: str) -> None:
         self.problems.append(Problem(str(path), what))
-
-
-def _unopened(files: Callable[[], list[Path]]) -> dict[str, tuple[()]]:
-    return {str(path): () for path in files()}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

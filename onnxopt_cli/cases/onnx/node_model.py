@@ -109,7 +109,12 @@ def formula_model(
         input_names: of the graph; those of the operator if left out.
     """
     size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
-    pairs = [(inputs[like], inputs[base]) for like, base in operator.places(size)]
+    outputs: list[tuple[Array | DeclaredTensor, Shape]] = []
+    for like, base in operator.places(size):
+        own, shape = inputs[like].shape, inputs[base].shape
+        # As far as onnx's shape inference lets us, which takes the shape of the first.
+        known = [size if size == other else None for size, other in zip(shape, own, strict=False)]
+        outputs.append((inputs[like], known if len(own) == len(shape) else shape))
     return node_model(
         operator.name,
         domain=operator.domain,
@@ -119,8 +124,8 @@ def formula_model(
             for name, tensor in zip(input_names or operator.input_names(size), inputs, strict=True)
         ],
         outputs=[
-            tensor_info(name, like.dtype, _output_shape(like.shape, base.shape))
-            for name, (like, base) in zip(operator.output_names(size), pairs, strict=True)
+            tensor_info(name, like.dtype, shape)
+            for name, (like, shape) in zip(operator.output_names(size), outputs, strict=True)
         ],
         attributes=[
             helper.make_attribute(item.name, attribute_value(operator, item, attributes[item.name]))
@@ -157,10 +162,3 @@ def _type_of(value: Declared | Array) -> onnx.TypeProto:
 
 def _tensor_type(dtype: np.dtype[Any], shape: Shape | None) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), shape)
-
-
-def _output_shape(like: tuple[int, ...], base: tuple[int, ...]) -> Shape:
-    """Declare the base's shape as far as onnx's shape inference, which takes like's, lets us."""
-    if len(like) != len(base):
-        return base
-    return [size if size == other else None for size, other in zip(base, like, strict=True)]

@@ -174,7 +174,7 @@ class CaseFields:
         given, place = self.mapping(what), self.node.field(what) or self.node
         one = what.removesuffix("s")
         self.errors += [
-            unknown_name(place, name, list(known), one) for name in given if name not in known
+            unknown_name(place, name, known, one) for name in given if name not in known
         ]
         missing = [name for name in required if name not in given]
         if missing and (place is self.node or place.fields is not None):

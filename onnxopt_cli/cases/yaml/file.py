@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from onnxopt_cli.cases.values.regular_file import recorded
 from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, Incomplete
@@ -103,24 +104,19 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
                 declared = _declare(fields, root)
             tolerance = item.field("tolerance") or root.field("tolerance")
             outputs.update(declared.output_names)
-            fields.errors += _unknown_outputs(item, declared.output_names)
+            fields.errors += _unknown_outputs(item.field("tolerance"), declared.output_names)
             fields.finish(tolerance)
         except Incomplete:
             incomplete = True
             continue
         finally:
             errors += fields.errors
-        single = {
-            name: limits
-            for name in declared.output_names
-            if tolerance and (limits := _tolerance(tolerance.field(name), Provenance.OUTPUT))
-        }
-        general = _tolerance(tolerance, Provenance.CASE)
+        limits = _limits(tolerance, declared.output_names) if tolerance else {}
         cases += [
             Case(
                 id=f"{prefix}{fields.text('name')}{ending}",
                 location=Location(path, item.line),
-                read=partial(_read, path, make, general, single),
+                read=partial(_read, path, make, limits),
                 operators=declared.operators,
                 about=fields.text("about"),
                 source=fields.text("source"),
@@ -130,7 +126,7 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
             for ending, make in declared.contents.items()
         ]
     if not incomplete:
-        errors += _unknown_outputs(root, sorted(outputs))
+        errors += _unknown_outputs(root.field("tolerance"), sorted(outputs))
     return cases if prefix else []
 
 
@@ -151,13 +147,14 @@ def _prefix(root: Node, path: Path, errors: list[FormatError]) -> str:
     return f"{name}/{path.stem}/"
 
 
-def _unknown_outputs(node: Node, outputs: Sequence[str]) -> list[FormatError]:
-    """Return what is wrong with the tolerance, of a case or of the file, for single outputs."""
-    tolerance = node.field("tolerance")
+def _unknown_outputs(tolerance: Node | None, outputs: Sequence[str]) -> list[FormatError]:
+    """Return what is wrong with a tolerance, of a case or of the file, for single outputs."""
+    if tolerance is None:
+        return []
     return [
-        unknown_name(tolerance, name, list(outputs), "output")
-        for name in (tolerance.fields if tolerance else None) or {}
-        if tolerance and name not in _LIMITS and name not in outputs
+        unknown_name(tolerance, name, outputs, "output")
+        for name in tolerance.fields or {}
+        if name not in _LIMITS and name not in outputs
     ]
 
 
@@ -205,24 +202,28 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
     raise Incomplete
 
 
-def _tolerance(node: Node | None, provenance: Provenance) -> Tolerance | None:
-    """Return ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp: 2}``, of which the schema has made sure."""
-    fields = (node.fields if node else None) or {}
-    limits = {name: number(value) for name, value in fields.items() if name in _LIMITS}
-    if "ulp" in limits:
-        return Ulps(int(limits["ulp"]), provenance)
-    rtol, atol = (float(limits.get(name, 0)) for name in ("rtol", "atol"))
-    return Relative(rtol, atol, provenance) if limits else None
+def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a content that have the tolerance for all outputs and single ones.
+
+    Each is ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp: 2}``; the schema has made sure of it.
+    """
+    found: dict[str | None, Tolerance] = {}
+    for place in (tolerance, *filter(None, map(tolerance.field, outputs))):
+        name = None if place is tolerance else str(place.key)
+        provenance = Provenance.CASE if name is None else Provenance.OUTPUT
+        fields = place.fields or {}
+        limits = {limit: number(fields[limit]) for limit in _LIMITS if limit in fields}
+        if "ulp" in limits:
+            found[name] = Ulps(int(limits["ulp"]), provenance)
+        elif limits:
+            rtol, atol = (float(limits.get(limit, 0)) for limit in ("rtol", "atol"))
+            found[name] = Relative(rtol, atol, provenance)
+    return {"tolerance": found.pop(None, None), "output_tolerances": found}
 
 
-def _read(
-    path: Path,
-    make: Callable[[], Content],
-    tolerance: Tolerance | None,
-    output_tolerances: dict[str, Tolerance],
-) -> Content:
+def _read(path: Path, make: Callable[[], Content], limits: dict[str, Any]) -> Content:
     """Return a case's content."""
     try:
-        return replace(make(), tolerance=tolerance, output_tolerances=output_tolerances)
+        return replace(make(), **limits)
     except FormatError as error:
         raise InvalidCase([problem_of(path, error)]) from None

@@ -17,7 +17,7 @@ from onnxopt_cli.cases.yaml.case_fields import (
     case_of_one_step,
     rejected_case,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, unexpected
 from onnxopt_cli.cases.yaml.value import always, element_array
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
@@ -121,7 +121,7 @@ def _attribute(operator: Operator, attribute: Attribute, node: Node) -> Attribut
         return str(node.scalar)
     nodes = node.items if attribute.each and node.items is not None else [node]
     element_array(nodes, np.dtype(np.float32))
-    value = [number(item) for item in nodes]
+    value: list[Any] = [item.scalar for item in nodes]
     try:
         return attribute_value(operator, attribute, value if attribute.each else value[0])
     except NodeError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -55,6 +55,7 @@ _EXPECTED = {
     "minItems": "at least {limit} of them",
     "maxItems": "at most {limit} of them",
 }
+_SECOND = "found a second YAML document, expected one a file"
 _AMBIGUOUS = "\0+0123456789"
 # A case is an item of the list under the key "cases".
 _CASE_DEPTH = 2
@@ -275,7 +276,7 @@ def _ours(
             yield unexpected(node, expected or _EXPECTED[kind].format(**details))
 
 
-def unknown_name(mapping: Node, name: str, known: list[str], what: str) -> FormatError:
+def unknown_name(mapping: Node, name: str, known: Collection[str], what: str) -> FormatError:
     """Return the error that a mapping has a key it should not have, with the nearest known one."""
     expected = f"one of {listed(known)}" if known else "none"
     node = mapping.field(name) or mapping
@@ -325,7 +326,15 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
     loader = None
     try:
         loader = _Loader(text)
-        return _Builder(iter(loader.get_event, None), errors).document(), errors
+        builder = _Builder(iter(loader.get_event, None), errors)
+        root = None
+        for event in builder.events:
+            here = Node(event.start_mark.line + 1)
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    raise FormatError(here, _SECOND)  # noqa: TRY301 - as those of the builder
+                root = builder.node(next(builder.events), Node(line=1), 0)
+        return root or Node(line=1), errors
     except FormatError as error:
         return None, [*errors, error]
     except yaml.YAMLError as error:
@@ -335,40 +344,27 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
             loader.dispose()
 
 
+@dataclass
 class _Builder:
     """Builds nodes from the events of the parser; collects what need not stop it."""
 
-    def __init__(self, events: Iterator[Any], errors: list[FormatError]) -> None:
-        self.events = events
-        self.errors = errors
-        self.count = 0
-
-    def document(self) -> Node:
-        root = None
-        for event in self.events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                if root is not None:
-                    raise FormatError(
-                        Node(_line(event)), "found a second YAML document, expected one a file"
-                    )
-                root = self.node(next(self.events), Node(line=1), 0)
-        return root or Node(line=1)
+    events: Iterator[Any]
+    errors: list[FormatError]
+    count: int = 0
 
     def node(self, event: Any, node: Node, depth: int) -> Node:
         """Fill a node from an event and, for a collection, those that follow it."""
         self.count += 1
+        line = event.start_mark.line + 1
         if self.count > MAX_NODES:
-            raise FormatError(
-                Node(_line(event)),
-                f"found over {MAX_NODES} values, expected large tensors as {{random: ...}} or "
-                "{file: ...}",
-            )
+            large = "expected large tensors as {random: ...} or {file: ...}"
+            raise FormatError(Node(line), f"found over {MAX_NODES} values, {large}")
         alias = isinstance(event, yaml.AliasEvent)
         if alias or event.anchor is not None or event.tag is not None:
             named = f"the anchor &{event.anchor}" if event.anchor else f"the tag {event.tag}"
             found = abbreviated(f"the alias *{event.anchor}" if alias else named)
             what = f"found {found}, expected plain values (anchors, aliases and tags "
-            error = FormatError(node, f"{what}are not allowed)", line=_line(event))
+            error = FormatError(node, f"{what}are not allowed)", line=line)
             self.errors.append(error)
         if isinstance(event, yaml.ScalarEvent):
             node.scalar = event.value
@@ -379,11 +375,11 @@ class _Builder:
                     self.errors.append(FormatError(node, f"found {error}"))
         elif not alias and depth == MAX_DEPTH:
             what = f"found nesting deeper than {MAX_DEPTH}, expected less"
-            raise FormatError(Node(_line(event)), what)
+            raise FormatError(Node(line), what)
         elif isinstance(event, yaml.SequenceStartEvent):
             node.items = []
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-                item = Node(_line(event), node, len(node.items))
+                item = Node(event.start_mark.line + 1, node, len(node.items))
                 node.items.append(self.node(event, item, depth + 1))
         elif isinstance(event, yaml.MappingStartEvent):
             self.mapping(node, depth + 1)
@@ -393,7 +389,7 @@ class _Builder:
         """Read the keys and values of a mapping."""
         fields = node.fields = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
-            line = _line(event)
+            line = event.start_mark.line + 1
             name = self.node(event, Node(line, node, "(key)"), depth)
             if not isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent)):
                 what = f"found {name} as a key, expected a name"
@@ -435,10 +431,6 @@ def plain_scalar(text: str) -> Scalar:
     if value == 0 and match[1].strip("0."):
         raise ValueError(f"{text[:40]}, expected a number that a double can tell from zero")
     return value
-
-
-def _line(event: Any) -> int:
-    return int(event.start_mark.line) + 1
 
 
 def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
