@@ -34,8 +34,6 @@ from onnxopt_cli.run.session import Session, Terms
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from onnxopt_cli.log.contents import Witness
-
 
 _PANELS = 20
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
@@ -121,10 +119,9 @@ class Display:
             from onnxopt_cli.report.accuracy import accuracy_table
 
             tables.append(accuracy_table(results))
-        for table in tables:
-            if table is not None:
-                self._console.print()
-                self._console.print(table)
+        for table in filter(None, tables):
+            self._console.print()
+            self._console.print(table)
         self._console.print()
         # The other problems were shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
@@ -182,8 +179,13 @@ def execute(options: Mapping[str, Any]) -> int:
     reports = parse_reports(options["reports"])
     shard, expectations = _checked(options)
     log = options["resume"] or options["log"]
-    # A run without a log has no use for it.
-    witness = _witness(options["backends"]) if log else None
+    witness = None
+    if log:
+        # A run without a log has no use for it.
+        from onnxopt_cli.log.contents import Witness
+
+        witness = Witness()
+        witness.see_backends(list(dict.fromkeys(options["backends"])))
     if reports or log or options["artifacts"] or options["update_expect"] or step_summary():
         go_on_without_reader()
     with interruptible() as interruption:
@@ -259,14 +261,6 @@ def _checked(options: Mapping[str, Any]) -> tuple[Shard | None, Expectations]:
     return shard, Expectations.read(tuple(files))
 
 
-def _witness(backends: Sequence[str]) -> Witness:
-    from onnxopt_cli.log.contents import Witness
-
-    witness = Witness()
-    witness.see_backends(list(dict.fromkeys(backends)))
-    return witness
-
-
 def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, Path]]) -> int:
     """End a session, show the verdict, write what was asked for, and return the exit code."""
     terms, options = session.terms, session.terms.options
@@ -275,16 +269,22 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
     display.finish(record, seconds, perf_counter() - session.began - seconds)
     if terms.shard and not session.plan.cases:
         display.print(f"no selected case belongs to shard {terms.shard}")
-    writes: list[Callable[[], None]] = []
-    if options["artifacts"]:
-        writes.append(partial(_write_artifacts, session, record))
-    if options["update_expect"]:
-        writes.append(partial(_update_expectations, session, display, record))
-    writes += [
+    writes: list[Callable[[], object]] = [
         partial(write_reports, reports, record),
         partial(append_step_summary, record),
         session.require_log,
     ]
+    if options["update_expect"]:
+        from onnxopt_cli.expectations.update import update_expectations
+
+        path, known = Path(options["update_expect"]), terms.expectations
+        writes.insert(0, lambda: display.print(update_expectations(path, known, record, terms.ids)))
+    if options["artifacts"]:
+        from onnxopt_cli.report.artifacts import write_artifacts
+
+        cases, folder = session.plan.cases, options["artifacts"]
+        by_id = {case.id: case for case in cases}
+        writes.insert(0, partial(write_artifacts, folder, record, by_id, session.plan.judging))
     failed = []
     for write in writes:
         try:
@@ -296,20 +296,6 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
         hints = dict.fromkeys(error.hint for error in failed if error.hint)
         raise UsageError(message, hint="\n".join(hints))
     return record.exit_code or 0
-
-
-def _update_expectations(session: Session, display: Display, record: RunRecord) -> None:
-    from onnxopt_cli.expectations.update import update_expectations
-
-    path, terms = Path(session.terms.options["update_expect"]), session.terms
-    display.print(update_expectations(path, terms.expectations, record, terms.ids))
-
-
-def _write_artifacts(session: Session, record: RunRecord) -> None:
-    from onnxopt_cli.report.artifacts import write_artifacts
-
-    cases = {case.id: case for case in session.plan.cases}
-    write_artifacts(session.terms.options["artifacts"], record, cases, session.plan.judging)
 
 
 def _explanations(session: Session, ran: float) -> list[Explanation]:

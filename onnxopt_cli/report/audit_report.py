@@ -25,20 +25,33 @@ _SHOWN = 12
 def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
     """Yield an operator's grade: a table, then survivors and false alarms, then details."""
     yield Text.assemble((grade.operator.name, "bold"), f"  {len(grade.trials)} cases")
+    equal = sum(verdict.equivalent for verdict in grade.automatic)
+    used = "none installed"
+    if grade.right:
+        most = max(grade.right, key=lambda verdict: verdict.largest)
+        used = f"at most {numbers.error(most.largest)} of a limit used, by {most.name}"
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("  wrong, named", _share(grade.named), "rejected")
-    equal = sum(verdict.equivalent for verdict in grade.automatic)
-    note = f"rejected; {equal} more equal the formula on every input"
-    table.add_row("  wrong, automatic", _share(grade.automatic), note)
-    accepted = [verdict for verdict in grade.right if not verdict.rejected]
-    bad = len(accepted) < len(grade.right)
-    right = Text(f"{len(accepted)} of {len(grade.right)}", style="bold red" if bad else "green")
-    table.add_row("  right", right, f"accepted; {_most_used(grade)}")
+    for label, verdicts, rejected, note in (
+        ("wrong, named", grade.named, True, "rejected"),
+        (
+            "wrong, automatic",
+            grade.automatic,
+            True,
+            f"rejected; {equal} more equal the formula on every input",
+        ),
+        ("right", grade.right, False, f"accepted; {used}"),
+    ):
+        counted = [verdict for verdict in verdicts if not (rejected and verdict.equivalent)]
+        good = sum(verdict.rejected == rejected for verdict in counted)
+        style = "green" if good == len(counted) else "bold red"
+        table.add_row(f"  {label}", Text(f"{good} of {len(counted)}", style=style), note)
     yield table
-    hardest = _hardest(grade)
+    # The wrong implementation that is rejected by the smallest margin.
+    rejected_ones = [verdict for verdict in grade.named + grade.automatic if verdict.rejected]
+    hardest = min(rejected_ones, key=lambda verdict: verdict.largest, default=None)
     if hardest is not None:
         share = numbers.error(hardest.largest)
         yield Text(f"  nearest miss: {hardest.name}, {share} times its limit", style="dim")
@@ -59,26 +72,6 @@ def audit_json(grades: Sequence[Grade]) -> str:
     """Return all grades as JSON text."""
     document = {"schema": SCHEMA, "operators": [_grade(grade) for grade in grades]}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def _share(verdicts: Sequence[Verdict]) -> Text:
-    counted = [verdict for verdict in verdicts if not verdict.equivalent]
-    rejected = sum(verdict.rejected for verdict in counted)
-    style = "green" if rejected == len(counted) else "bold red"
-    return Text(f"{rejected} of {len(counted)}", style=style)
-
-
-def _most_used(grade: Grade) -> str:
-    if not grade.right:
-        return "none installed"
-    most = max(grade.right, key=lambda verdict: verdict.largest)
-    return f"at most {numbers.error(most.largest)} of a limit used, by {most.name}"
-
-
-def _hardest(grade: Grade) -> Verdict | None:
-    """Return the wrong implementation that is rejected by the smallest margin."""
-    rejected = [verdict for verdict in grade.named + grade.automatic if verdict.rejected]
-    return min(rejected, key=lambda verdict: verdict.largest, default=None)
 
 
 def _survivor(verdict: Verdict) -> Text:

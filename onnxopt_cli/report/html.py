@@ -23,7 +23,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
-from onnxopt_cli.report.charts import WIDTH, Chart, budget_chart, curve_chart, spread_chart
+from onnxopt_cli.report.charts import WIDTH, budget_chart, curve_chart, spread_chart
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import failures, tallies, verdict
 
@@ -124,7 +124,7 @@ def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[Any]
     ]
 
 
-def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[Chart]]]:
+def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:
     """Yield each backend's accuracy, in numbers and charts."""
     for backend, group in groupby(accuracy(record.results), key=lambda row: row.backend):
         rows = list(group)
