@@ -45,10 +45,13 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
     except Malformed as error:
         raise InvalidCase([Problem(str(path), str(error))]) from None
     problems = []
-    external = ExternalData(path.parent)
+    # Many tensors may name the same bytes, so the files' sizes do not bound what is read.
+    allowance = PROTOBUF_LIMIT
     for place, tensor in _tensors(model):
         try:
-            external.take_in(tensor)
+            if tensor.data_location == TensorProto.EXTERNAL:
+                allowance -= byte_size(tensor)
+                _take_in(tensor, path.parent, allowance)
             check_tensor(tensor)
         except Malformed as error:
             problems.append(Problem(str(path), f"{place} {tensor.name!r} {error}"))
@@ -113,69 +116,58 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
                 yield from _tensors(item, owner)
 
 
-class ExternalData:
-    """The external data of one model.
+def _take_in(tensor: TensorProto, folder: Path, allowance: int) -> None:
+    """Move a tensor's external data into its raw_data.
 
     Args:
+        tensor: the tensor.
         folder: where the model stands; no file outside of it is opened.
+        allowance: how many bytes are left, after this tensor, of what a model can hold.
+
+    Raises:
+        Malformed: if the location leads out of the folder or through a link, the offset and length
+            do not fit the tensor and the file, or there is too much data.
     """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) != len(tensor.external_data):
+        raise Malformed("names its external data twice")
+    location = entries.get("location")
+    if not location or not isinstance(location, str):
+        raise Malformed("has external data without a location")
+    needed = byte_size(tensor)
+    offset = _number(entries, "offset", 0)
+    length = _number(entries, "length", needed)
+    if length != needed:
+        raise Malformed(f"has external data of length {length}; type and dims need {needed}")
+    if allowance < 0:
+        raise Malformed(f"brings the external data to more than {PROTOBUF_LIMIT} bytes")
+    try:
+        data = _external_data(folder, location, offset, needed)
+    except Malformed as error:
+        raise Malformed(f"has external data in {location!r}, which {error}") from None
+    tensor.raw_data = data
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # Many tensors may name the same bytes, so the files' sizes do not bound what is read.
-        self._allowance = PROTOBUF_LIMIT
 
-    def take_in(self, tensor: TensorProto) -> None:
-        """Move a tensor's external data into its raw_data; leave any other tensor alone.
-
-        Raises:
-            Malformed: if the location leads out of the folder or through a link, the offset and
-                length do not fit the tensor and the file, or all data of the model together exceed
-                what a model can hold.
-        """
-        if tensor.data_location != TensorProto.EXTERNAL:
-            return
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        if len(entries) != len(tensor.external_data):
-            raise Malformed("names its external data twice")
-        location = entries.get("location")
-        if not location or not isinstance(location, str):
-            raise Malformed("has external data without a location")
-        needed = byte_size(tensor)
-        offset = _number(entries, "offset", 0)
-        length = _number(entries, "length", needed)
-        if length != needed:
-            raise Malformed(f"has external data of length {length}; type and dims need {needed}")
-        self._allowance -= needed
-        if self._allowance < 0:
-            raise Malformed(f"brings the external data to more than {PROTOBUF_LIMIT} bytes")
-        try:
-            data = self._read(location, offset, needed)
-        except Malformed as error:
-            raise Malformed(f"has external data in {location!r}, which {error}") from None
-        tensor.raw_data = data
-        tensor.ClearField("external_data")
-        tensor.ClearField("data_location")
-
-    def _read(self, location: str, offset: int, length: int) -> bytes:
-        path = self._folder
-        parts = inner_parts(location)
-        if parts is None:
-            raise Malformed("is not a path inside the model's folder")
-        for part in parts:
-            path = path / part
-            if path.is_symlink():
-                raise Malformed("leads through a symbolic link")
-        # The last part may have become a link since.
-        with open_regular_file(path, getattr(os, "O_NOFOLLOW", 0)) as (descriptor, status):
-            if status.st_nlink > 1:
-                raise Malformed("is a hard link: the file has another name elsewhere")
-            if offset + length > status.st_size:
-                raise Malformed(
-                    f"has {status.st_size} bytes; offset {offset} and length {length} need more"
-                )
-            os.lseek(descriptor, offset, os.SEEK_SET)
-            return read_exactly(descriptor, length)
+def _external_data(path: Path, location: str, offset: int, length: int) -> bytes:
+    parts = inner_parts(location)
+    if parts is None:
+        raise Malformed("is not a path inside the model's folder")
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise Malformed("leads through a symbolic link")
+    # The last part may have become a link since.
+    with open_regular_file(path, getattr(os, "O_NOFOLLOW", 0)) as (descriptor, status):
+        if status.st_nlink > 1:
+            raise Malformed("is a hard link: the file has another name elsewhere")
+        if offset + length > status.st_size:
+            raise Malformed(
+                f"has {status.st_size} bytes; offset {offset} and length {length} need more"
+            )
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return read_exactly(descriptor, length)
 
 
 def external_path(folder: Path, tensor: TensorProto) -> Path | None:

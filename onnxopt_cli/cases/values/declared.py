@@ -155,10 +155,23 @@ class RandomTensor:
         oversize = too_large(self.shape)
         if oversize:
             raise ValueError(oversize)
+        name, given = dtype_name(self.dtype), dict(self.parameters)
         if self.distribution == "integers":
-            self._check_integers()
-        else:
-            self._check_floats()
+            smallest, largest = _integers_drawn(self.dtype)
+            if not smallest <= given["low"] < given["high"] <= largest + 1:
+                raise ValueError(
+                    f"integers from {int(given['low'])} up to {int(given['high'])}, expected some "
+                    f"between {smallest} and {largest + 1} for {name}"
+                )
+            return
+        if "float" not in name:
+            raise ValueError(
+                f"a {self.distribution} distribution of {name}, expected a float type (or integers)"
+            )
+        values = _DISTRIBUTIONS[self.distribution][0] | given
+        low, high = values.get("low", 0.0), values.get("high", 1.0)
+        if not np.isfinite([*values.values(), high - low]).all() or low > high:
+            raise ValueError(f"{values}, expected a finite range that does not go backwards")
 
     def make(self) -> Array:
         """Draw it; rounding to the dtype may make a draw zero.
@@ -179,28 +192,8 @@ class RandomTensor:
             )
         return tensor
 
-    def _check_integers(self) -> None:
-        low, high = int(self.parameters["low"]), int(self.parameters["high"])
-        smallest, largest = _integer_range(self.dtype)
-        if not smallest <= low < high <= largest + 1:
-            raise ValueError(
-                f"integers from {low} up to {high}, expected some between {smallest} and "
-                f"{largest + 1} for {dtype_name(self.dtype)}"
-            )
 
-    def _check_floats(self) -> None:
-        if "float" not in dtype_name(self.dtype):
-            raise ValueError(
-                f"a {self.distribution} distribution of {dtype_name(self.dtype)}, expected a float "
-                "type (or integers)"
-            )
-        values = _DISTRIBUTIONS[self.distribution][0] | dict(self.parameters)
-        low, high = values.get("low", 0.0), values.get("high", 1.0)
-        if not np.isfinite([*values.values(), high - low]).all() or low > high:
-            raise ValueError(f"{values}, expected a finite range that does not go backwards")
-
-
-def _integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+def _integers_drawn(dtype: np.dtype[Any]) -> tuple[int, int]:
     """Return the least and the largest integer that can be drawn for an element type."""
     name = dtype_name(dtype)
     if name == STRING:

@@ -5,7 +5,6 @@ A file holds one such message and no tag that says which; the graph's declared t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from reprlib import repr as shortened
 from typing import Any, TypeAlias
@@ -145,7 +144,18 @@ def _map(message: MapProto) -> dict[Any, Value]:
         except UnicodeDecodeError:
             raise Malformed("has a key that is not UTF-8") from None
     else:
-        keys, others = _integer_keys(message.keys, key_type), len(message.string_keys)
+        # The field is int64: the upper half of uint64 stands there as negative numbers.
+        unsigned = key_type == "uint64"
+        keys, others = (
+            [key % 2**64 if unsigned else key for key in message.keys],
+            len(message.string_keys),
+        )
+        allowed = _keys_of(key_type)
+        if not allowed:
+            raise Malformed(f"has {key_type} keys; integers or strings were expected")
+        for key in keys:
+            if key not in allowed:
+                raise Malformed(f"has the key {key}, which {key_type} cannot hold")
     if others:
         raise Malformed(f"has keys that are not of its key type {key_type}")
     values = _value(message.values) if message.HasField("values") else []
@@ -157,17 +167,12 @@ def _map(message: MapProto) -> dict[Any, Value]:
     return mapping
 
 
-def _integer_keys(keys: Iterable[int], key_type: str) -> list[int]:
+def _keys_of(key_type: str) -> range:
+    """Return the keys that maps of an integer type may have; none where it is another type."""
     dtype = dtype_named(key_type)
     if dtype is None or dtype.kind not in "iu":
-        raise Malformed(f"has {key_type} keys; integers or strings were expected")
-    limits = np.iinfo(dtype)
-    # The field is int64: the upper half of uint64 stands there as negative numbers.
-    converted = [key % 2**64 if key_type == "uint64" else key for key in keys]
-    for key in converted:
-        if not limits.min <= key <= limits.max:
-            raise Malformed(f"has the key {key}, which {key_type} cannot hold")
-    return converted
+        return range(0)
+    return range(np.iinfo(dtype).min, int(np.iinfo(dtype).max) + 1)
 
 
 def _message(name: str, value: Value, declared: TypeProto) -> Message:
@@ -273,15 +278,8 @@ def _tensor_fits(array: Array, declared: TypeProto.Tensor) -> bool:
 
 def _check_key(key: object, key_type: int, place: str) -> None:
     name = type_name(key_type)
-    dtype = dtype_named(name)
-    if name == STRING:
-        fits = isinstance(key, str)
-    elif dtype is not None and dtype.kind in "iu" and isinstance(key, int):
-        limits = np.iinfo(dtype)
-        fits = limits.min <= key <= limits.max
-    else:
-        fits = False
-    if not fits:
+    fits = isinstance(key, str if name == STRING else int)
+    if not fits or (name != STRING and key not in _keys_of(name)):
         where = f" at {place}" if place else ""
         raise Malformed(f"has the key {shortened(key)}{where}, but declares {name} keys")
 

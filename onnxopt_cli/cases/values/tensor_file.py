@@ -72,7 +72,16 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
     if path.suffix != ".npz" and key is not None:
         raise Malformed("has no keys: only .npz files do")
     if path.suffix == ".pb":
-        return _declare_proto(path, dtype)
+
+        def read() -> Array:
+            data = read_regular_file(path, MAX_BYTES, links=False)
+            return array_of(parse_message(data, TensorProto))
+
+        # The message can only be checked whole; its data are let go again.
+        array = read()
+        if dtype is not None and array.dtype != dtype:
+            raise Malformed(f"holds {dtype_name(array.dtype)}; {dtype_name(dtype)} was expected")
+        return DeclaredTensor(array.dtype, array.shape, read)
     with _array_stream(path, key) as (stream, size):
         stored, shape, _ = _header(stream, size)
     element = _element_type(stored, dtype)
@@ -85,17 +94,6 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
             return _elements(stream, header, element)
 
     return DeclaredTensor(element, shape, make)
-
-
-def _declare_proto(path: Path, dtype: np.dtype[Any] | None) -> DeclaredTensor:
-    def make() -> Array:
-        return array_of(parse_message(read_regular_file(path, MAX_BYTES, links=False), TensorProto))
-
-    # The message can only be checked whole; its data are let go again.
-    array = make()
-    if dtype is not None and array.dtype != dtype:
-        raise Malformed(f"holds {dtype_name(array.dtype)}; {dtype_name(dtype)} was expected")
-    return DeclaredTensor(array.dtype, array.shape, make)
 
 
 @contextmanager
