@@ -75,11 +75,10 @@ def command(saved: Path, explain_time: float | None) -> int:
 def _judging(options: Mapping[str, Any]) -> JudgeOptions:
     """Return how a saved run judged outputs; what its file does not plainly say is the default."""
     options = options if isinstance(options, Mapping) else {}
-    said: dict[str, Any] = {}
-    for name in ("rtol", "atol", "ulp", "budget"):
+    said: dict[str, Any] = dict.fromkeys(("rtol", "atol", "ulp", "budget", "rule"))
+    for name in said:
         value = options.get(name)
         number = isinstance(value, (int, float)) and 0 <= value < float("inf")
-        said[name] = value if number else None
-    said["rule"] = rule if (rule := options.get("rule")) in ("derived", "onnx") else None
-    said["signed_zeros"] = options.get("signed_zeros") is True
-    return judging(said)
+        if value in ("derived", "onnx") if name == "rule" else number:
+            said[name] = value
+    return judging({**said, "signed_zeros": options.get("signed_zeros") is True})

@@ -113,6 +113,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     only += [f"--exclude-operator {name}" for name in excluded]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     limits = setting(options, jobs=1)
+    seconds = _EXPLAIN_TIME if options["explain_time"] is None else options["explain_time"]
     with (
         interruptible() as interruption,
         open_executors([options["backend"]], limits, interruption) as (executor,),
@@ -124,7 +125,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
             examples=examples,
             seconds=options["seconds"],
             memory=options["output"] / ".examples",
-            explain_time=_explain_time(options),
+            explain_time=seconds if options["explain"] else 0.0,
             tried=display.tried,
             shrinking=display.shrinking,
         )
@@ -147,24 +148,16 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     return interruption.exit_code or int(bool(search.findings.all or asides))
 
 
-def _explain_time(options: dict[str, Any]) -> float:
-    """Return for how many seconds to look for what explains a finding; 0 for not at all."""
-    seconds: float | None = options["explain_time"]
-    if not options["explain"]:
-        return 0.0
-    return _EXPLAIN_TIME if seconds is None else seconds
-
-
 def _chosen(names: tuple[str, ...], excluded: tuple[str, ...]) -> list[Operator]:
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.operators import OPERATORS, operator_named
 
+    known = {operator.name: operator for operator in OPERATORS}
     for name in (*names, *excluded):
         if operator_named(name) is None:
-            known = ", ".join(operator.name for operator in OPERATORS)
-            raise NothingSelected(f"there is no operator {name!r} with a formula", hint=known)
-    wanted = {operator_named(name) for name in names} or set(OPERATORS)
-    wanted -= {operator_named(name) for name in excluded}
+            what = f"there is no operator {name!r} with a formula"
+            raise NothingSelected(what, hint=", ".join(known))
+    wanted = set(map(operator_named, names or known)) - set(map(operator_named, excluded))
     if not wanted:
         raise NothingSelected("every operator is excluded")
     return [operator for operator in OPERATORS if operator in wanted]

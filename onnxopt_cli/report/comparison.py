@@ -121,16 +121,19 @@ def _direction(before: Result | None, now: Result | None) -> Direction:
     """Say where a change of outcome leads; a case that came or went leads nowhere."""
     if before is None or now is None or Outcome.NOT_RUN in {before.outcome, now.outcome}:
         return Direction.OTHER
-    old, new = _rank(before), _rank(now)
+    old, new = (
+        # What passes now and then is worse than what passes, and better than what fails.
+        min(rank, 2.5) if it.flaky else rank
+        for it in (before, now)
+        for rank in [_RANKS.get(it.outcome, _WORST)]
+    )
+    return _towards(old, new)
+
+
+def _towards(old: float, new: float) -> Direction:
     if old == new:
         return Direction.OTHER
     return Direction.WORSE if new > old else Direction.BETTER
-
-
-def _rank(result: Result) -> float:
-    # What passes now and then is worse than what passes, and better than what fails.
-    rank = _RANKS.get(result.outcome, _WORST)
-    return min(rank, 2.5) if result.flaky else rank
 
 
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
@@ -142,8 +145,8 @@ def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]
     if old.max_ulp is not None and new.max_ulp is not None:
         measures.append(("ulp", old.max_ulp, new.max_ulp))
     for unit, was, now in measures:
-        if _size(now) != _size(was):
-            direction = Direction.WORSE if _size(now) > _size(was) else Direction.BETTER
+        direction = _towards(_size(was), _size(now))
+        if direction is not Direction.OTHER:
             before, after = (f"{_number(number)} {unit}" for number in (was, now))
             yield Change(direction, case, backend, new.name, before, after)
             return

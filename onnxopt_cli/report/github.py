@@ -28,24 +28,22 @@ def github_report(record: RunRecord) -> str:
     told: list[Problem | Result] = [*record.problems, *record.findings]
     told += by_kind(failures(record))
     shown = told if len(told) <= _MOST else told[: _MOST - 1]
-    lines = [_of_problem(it) if isinstance(it, Problem) else _of_result(it, record) for it in shown]
+    lines = []
+    for it in shown:
+        if isinstance(it, Problem):
+            place, title, message = Location.parse(it.where), "invalid", clipped(it.what, _LONGEST)
+        else:
+            place = it.location
+            title = f"{(it.standing or it.outcome).value}: {it.case} on {it.backend}"
+            text = clipped(failure_text(it, ELSEWHERE), _LONGEST, "\n")
+            again = f"again: {printable(repeat_command(it, record.options))}"
+            message = f"{text}\n{again}" if text else again
+        lines.append(_error(place, title, message))
     if told[len(shown) :]:
         what = f"{len(told) - len(shown)} more failures and problems are not annotated"
         where = f"the job's summary has the most telling of all {len(told)}, and {ELSEWHERE}"
         lines.append(f"::error title={_property(what)}::{_data(f'{what}: {where}')}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _of_result(result: Result, record: RunRecord) -> str:
-    word = (result.standing or result.outcome).value
-    again = f"again: {printable(repeat_command(result, record.options))}"
-    text = clipped(failure_text(result, ELSEWHERE), _LONGEST, "\n")
-    title = f"{word}: {result.case} on {result.backend}"
-    return _error(result.location, title, "\n".join(filter(None, (text, again))))
-
-
-def _of_problem(problem: Problem) -> str:
-    return _error(Location.parse(problem.where), "invalid", clipped(problem.what, _LONGEST))
 
 
 def _error(place: Location, title: str, message: str) -> str:

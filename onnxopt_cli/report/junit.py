@@ -15,7 +15,6 @@ https://github.com/jenkinsci/junit-plugin, https://github.com/jenkinsci/xunit-pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from onnxopt_cli.core.case import Location
@@ -23,7 +22,6 @@ from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
@@ -54,19 +52,25 @@ def _text(root: Element) -> str:
 
 def _document(record: RunRecord) -> Element:
     root = Element("testsuites", name="onnxopt")
-    names = _Names()
-    suites = _Names()
+    names, suites = _Names(), _Names()
     for backend in record.backends:
         mine = [result for result in record.results if result.backend == backend.name]
         suite = _add_suite(root, suites.free(printable(backend.name)), record)
-        _add_properties(suite, {**record.versions, "backend": backend.version})
+        properties = SubElement(suite, "properties")
+        for name, value in {**record.versions, "backend": backend.version}.items():
+            SubElement(properties, "property", name=printable(name), value=printable(value))
         for result in mine:
             _add_result(suite, result, record, names)
         _count(suite, sum(result.seconds for result in mine))
     problems = [*record.problems, *record.findings]
     if problems:
         suite = _add_suite(root, suites.free("case and expectation files"), record)
-        _add_problems(suite, problems, names)
+        for problem in problems:
+            place = Location.parse(problem.where)
+            case = _add_case(suite, "files", printable(problem.where), 0, place, names)
+            error = SubElement(case, "error", type="invalid", message=printable(problem.what))
+            error.text = printable(str(problem), lines=True)
+        _count(suite, 0)
     for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
     root.set("time", _total(sum(result.seconds for result in record.results)))
@@ -145,22 +149,6 @@ def _kind(result: Result) -> str | None:
     if result.conforms:
         return None if result.outcome in HARMLESS else "skipped"
     return "failure" if result.outcome in _WRONG else "error"
-
-
-def _add_problems(suite: Element, problems: Sequence[Problem], names: _Names) -> None:
-    for problem in problems:
-        case = _add_case(
-            suite, "files", printable(problem.where), 0, Location.parse(problem.where), names
-        )
-        error = SubElement(case, "error", type="invalid", message=printable(problem.what))
-        error.text = printable(str(problem), lines=True)
-    _count(suite, 0)
-
-
-def _add_properties(suite: Element, values: dict[str, str]) -> None:
-    properties = SubElement(suite, "properties")
-    for name, value in values.items():
-        SubElement(properties, "property", name=printable(name), value=printable(value))
 
 
 def _count(suite: Element, seconds: float) -> None:
