@@ -265,26 +265,28 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
     """End a session, show the verdict, write what was asked for, and return the exit code."""
     terms, options = session.terms, session.terms.options
     seconds = perf_counter() - session.began
-    record = session.finish(_explanations(session, seconds))
+    failing = any(result.outcome is Outcome.FAIL for result in session.results)
+    record = session.finish(_explanations(session, seconds) if failing else [])
     display.finish(record, seconds, perf_counter() - session.began - seconds)
     if terms.shard and not session.plan.cases:
         display.print(f"no selected case belongs to shard {terms.shard}")
-    writes: list[Callable[[], object]] = [
-        partial(write_reports, reports, record),
-        partial(append_step_summary, record),
-        session.require_log,
-    ]
+    writes: list[Callable[[], object]] = []
+    if options["artifacts"]:
+        from onnxopt_cli.report.artifacts import write_artifacts
+
+        cases = {case.id: case for case in session.plan.cases}
+        judged = session.plan.judging
+        writes.append(partial(write_artifacts, options["artifacts"], record, cases, judged))
     if options["update_expect"]:
         from onnxopt_cli.expectations.update import update_expectations
 
         path, known = Path(options["update_expect"]), terms.expectations
-        writes.insert(0, lambda: display.print(update_expectations(path, known, record, terms.ids)))
-    if options["artifacts"]:
-        from onnxopt_cli.report.artifacts import write_artifacts
-
-        cases, folder = session.plan.cases, options["artifacts"]
-        by_id = {case.id: case for case in cases}
-        writes.insert(0, partial(write_artifacts, folder, record, by_id, session.plan.judging))
+        writes.append(lambda: display.print(update_expectations(path, known, record, terms.ids)))
+    if reports:
+        writes.append(partial(write_reports, reports, record))
+    if (summary := step_summary()) is not None:
+        writes.append(partial(append_step_summary, summary, record))
+    writes.append(session.require_log)
     failed = []
     for write in writes:
         try:
@@ -299,15 +301,14 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
 
 
 def _explanations(session: Session, ran: float) -> list[Explanation]:
-    """Explain the failures of a run of so many seconds; nothing is imported where there are none.
+    """Explain the failures of a run of so many seconds.
 
     After Ctrl-C nothing is explained: whoever wants the run to end does not want to wait for what
     ``onnxopt explain`` can say later.
     """
     interruption, options = session.plan.interruption, session.terms.options
-    failing = any(result.outcome is Outcome.FAIL for result in session.results)
     seconds = options["explain_time"]
-    if not failing or interruption.signal or not options["explain"] or seconds == 0:
+    if interruption.signal or not options["explain"] or seconds == 0:
         return []
     from onnxopt_cli.grade.explain import explain, least_seconds
 

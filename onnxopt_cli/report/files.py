@@ -85,17 +85,14 @@ def step_summary() -> Path | None:
     return Path(path) if path else None
 
 
-def append_step_summary(record: RunRecord) -> None:
-    """Append the Markdown report to the summary of the GitHub step that this runs in, if any.
+def append_step_summary(path: Path, record: RunRecord) -> None:
+    """Append the Markdown report to the summary of a GitHub step.
 
     Where many runs have filled it, the verdict alone.
 
     Raises:
-        UsageError: if the file that GITHUB_STEP_SUMMARY names cannot be written.
+        UsageError: if the file cannot be written.
     """
-    path = step_summary()
-    if path is None:
-        return
     data = render("markdown", record).encode()
     if path.is_fifo():
         # Opening it as a file would wait for a reader for ever.
