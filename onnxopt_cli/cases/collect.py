@@ -6,14 +6,13 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.yaml.file import read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.result import OUTSIDE_CASES
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 
 _YAML = (".yaml", ".yml")
@@ -116,8 +115,7 @@ def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
 
     suite, _, rest = target.partition("/")
     if suite not in NAMES:
-        near = get_close_matches(target, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the suites are {', '.join(NAMES)}"
+        hint = nearest(target, NAMES, f"the suites are {', '.join(NAMES)}")
         raise UsageError(f"there is no path, suite or case {printable(target)}", hint=hint)
     found, problems = named_suite(suite)
     if not rest:

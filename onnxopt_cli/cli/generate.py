@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -69,6 +68,7 @@ def _files(suite: str, form: str | None) -> Iterator[tuple[str, bytes]]:
     from onnxopt_cli.cases.onnx.corpora import node_contents
     from onnxopt_cli.cases.onnx.data_set import directory_files
     from onnxopt_cli.cases.suites.suites import SUITES, onnx_files, yaml_files
+    from onnxopt_cli.core.text import nearest
     from onnxopt_cli.errors import UsageError
 
     if suite == _NODE and form != "yaml":
@@ -84,6 +84,5 @@ def _files(suite: str, form: str | None) -> Iterator[tuple[str, bytes]]:
         raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
     else:
         known = [*SUITES, _NODE]
-        near = get_close_matches(suite, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        hint = nearest(suite, known, f"there are {', '.join(known)}")
         raise UsageError(f"there is no suite {suite!r} to generate", hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import unicodedata
+from collections.abc import Iterable
 
 # Control characters, format characters (bidirectional overrides among them), surrogates, and the
 # separators that some terminals take for line ends.
@@ -55,6 +56,14 @@ def clipped(text: str, longest: int = _LONGEST, space: str = " ") -> str:
     head = longest - _NOTE - tail
     left = len(text) - head - tail
     return f"{text[:head]}{space}... ({left} characters left out) ...{space}{text[-tail:]}"
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a question that names the known name most like one, or something else if none is."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def _is_hidden(character: str) -> bool:

@@ -26,8 +26,9 @@ from onnxopt_cli.cases.yaml.case_fields import (
     declare_attributes,
     rejected_case,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, nearest, number, unexpected
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import has_dtype, natural_dtype, untyped_kinds
+from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import DTYPES, dtype_name, dtype_named
 from onnxopt_cli.operators import OPERATORS
 
@@ -144,9 +145,9 @@ def _unknown(operator: Node, given: Node | None, domain: str) -> FormatError:
         )
     names = {schema.name for schema in schemas if schema.domain == domain}
     names |= {own.name for own in OPERATORS if given is None or own.domain == domain}
-    return unexpected(
-        operator, f"an operator of {domain or 'ai.onnx'}{nearest(str(operator.scalar), names)}"
-    )
+    hint = nearest(str(operator.scalar), names)
+    expected = f"an operator of {domain or 'ai.onnx'}{'; ' * bool(hint)}{hint}"
+    return unexpected(operator, expected)
 
 
 def _arranged(

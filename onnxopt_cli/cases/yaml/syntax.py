@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import InvalidCase, Problem
 
 if TYPE_CHECKING:
@@ -279,21 +279,14 @@ def _ours(
 def unknown_name(mapping: Node, name: str, known: Collection[str], what: str) -> FormatError:
     """Return the error that a mapping has a key it should not have, with the nearest known one."""
     expected = f"one of {listed(known)}" if known else "none"
-    node = mapping.field(name) or mapping
-    return FormatError(node, f"found an unknown {what}, expected {expected}{nearest(name, known)}")
+    hint = nearest(name, known)
+    what = f"found an unknown {what}, expected {expected}{'; ' * bool(hint)}{hint}"
+    return FormatError(mapping.field(name) or mapping, what)
 
 
 def listed(names: Iterable[str]) -> str:
     """Return names as a message lists them."""
     return abbreviated(", ".join(names), longest=200)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that suggests the known name most like one, empty if none is."""
-    import difflib
-
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _at(root: Node, path: list[str | int]) -> Node:
