@@ -10,7 +10,7 @@ import pytest
 from training_calls import TRAINING
 
 from onnxopt_cli.cases.onnx.node_model import formula_model, node_model, tensor_info, value_info
-from onnxopt_cli.cases.values.declared import DeclaredOptional, DeclaredSequence, DeclaredTensor
+from onnxopt_cli.cases.values.declared import DeclaredGroup, DeclaredTensor
 from onnxopt_cli.operators import operator_named
 
 F32 = np.dtype(np.float32)
@@ -120,8 +120,8 @@ def test_an_input_left_out_keeps_the_place_of_those_after_it():
 
 
 def test_sequences_and_optionals_are_declared_as_such():
-    sequence = DeclaredSequence(F32, (tensor((2,)), tensor((3,))))
-    optional = DeclaredOptional(np.dtype(np.int64), None)
+    sequence = DeclaredGroup("seq", F32, (tensor((2,)), tensor((3,))))
+    optional = DeclaredGroup("optional", np.dtype(np.int64))
 
     assert value_info("s", sequence).type == onnx.helper.make_sequence_type_proto(
         onnx.helper.make_tensor_type_proto(1, None)
@@ -129,5 +129,7 @@ def test_sequences_and_optionals_are_declared_as_such():
     assert value_info("o", optional).type == onnx.helper.make_optional_type_proto(
         onnx.helper.make_tensor_type_proto(7, None)
     )
-    inner = value_info("o", DeclaredOptional(F32, sequence)).type.optional_type.elem_type
+    inner = value_info(
+        "o", DeclaredGroup("optional", F32, (sequence,))
+    ).type.optional_type.elem_type
     assert inner.HasField("sequence_type")

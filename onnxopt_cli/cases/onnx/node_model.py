@@ -11,8 +11,7 @@ from onnx import helper
 
 from onnxopt_cli.cases.values.declared import (
     Declared,
-    DeclaredOptional,
-    DeclaredSequence,
+    DeclaredGroup,
     DeclaredTensor,
 )
 from onnxopt_cli.core.values import Array
@@ -149,14 +148,13 @@ def value_info(name: str, value: Declared | Array) -> onnx.ValueInfoProto:
 
 
 def _type_of(value: Declared | Array) -> onnx.TypeProto:
-    if isinstance(value, DeclaredSequence):
-        element = _type_of(value.items[0]) if value.items else _tensor_type(value.dtype, None)
-        if element.HasField("tensor_type"):
-            element.tensor_type.ClearField("shape")
-        return helper.make_sequence_type_proto(element)
-    if isinstance(value, DeclaredOptional):
-        inner = _tensor_type(value.dtype, None) if value.item is None else _type_of(value.item)
-        return helper.make_optional_type_proto(inner)
+    if isinstance(value, DeclaredGroup):
+        inner = _type_of(value.items[0]) if value.items else _tensor_type(value.dtype, None)
+        if value.kind == "optional":
+            return helper.make_optional_type_proto(inner)
+        if inner.HasField("tensor_type"):
+            inner.tensor_type.ClearField("shape")
+        return helper.make_sequence_type_proto(inner)
     return _tensor_type(value.dtype, value.shape)
 
 

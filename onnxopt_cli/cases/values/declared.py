@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -38,30 +38,29 @@ class DeclaredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredSequence:
-    """A sequence to be made; ``dtype`` also says the element type of an empty one."""
+class DeclaredGroup:
+    """A sequence or an optional to be made.
 
+    Attributes:
+        kind: ``seq`` or ``optional``, as ONNX names types.
+        dtype: the element type, also of an empty one.
+        items: the elements; of an optional one or none.
+    """
+
+    kind: Literal["seq", "optional"]
     dtype: np.dtype[Any]
-    items: tuple[Declared, ...]
+    items: tuple[Declared, ...] = ()
 
     def make(self) -> Value:
         """Make all of it."""
-        return [item.make() for item in self.items]
+        return self.filled([item.make() for item in self.items])
+
+    def filled(self, items: list[Value]) -> Value:
+        """Return such a value of other items, as many."""
+        return items if self.kind == "seq" else next(iter(items), None)
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredOptional:
-    """An optional to be made; ``dtype`` also says the element type of an empty one."""
-
-    dtype: np.dtype[Any]
-    item: Declared | None
-
-    def make(self) -> Value:
-        """Make what is in it, or None."""
-        return None if self.item is None else self.item.make()
-
-
-Declared: TypeAlias = DeclaredTensor | DeclaredSequence | DeclaredOptional
+Declared: TypeAlias = DeclaredTensor | DeclaredGroup
 
 
 def too_large(shape: tuple[int, ...]) -> str | None:
@@ -76,24 +75,16 @@ def too_large(shape: tuple[int, ...]) -> str | None:
 
 def element_count(value: Declared) -> int:
     """Return the number of elements of all tensors in a value."""
-    match value:
-        case DeclaredTensor():
-            return math.prod(value.shape)
-        case DeclaredSequence():
-            return sum(map(element_count, value.items))
-        case DeclaredOptional():
-            return 0 if value.item is None else element_count(value.item)
+    if isinstance(value, DeclaredTensor):
+        return math.prod(value.shape)
+    return sum(map(element_count, value.items))
 
 
 def outline(value: Declared) -> Value:
     """Return a value of the same structure, types and shapes that takes no memory: all zeros."""
-    match value:
-        case DeclaredTensor():
-            return np.broadcast_to(np.zeros((), value.dtype), value.shape)
-        case DeclaredSequence():
-            return [outline(item) for item in value.items]
-        case DeclaredOptional():
-            return None if value.item is None else outline(value.item)
+    if isinstance(value, DeclaredTensor):
+        return np.broadcast_to(np.zeros((), value.dtype), value.shape)
+    return value.filled(list(map(outline, value.items)))
 
 
 def integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:

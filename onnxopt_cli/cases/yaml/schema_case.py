@@ -13,12 +13,7 @@ from onnx import defs
 from onnx.defs import OpSchema
 
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
-from onnxopt_cli.cases.values.declared import (
-    Declared,
-    DeclaredOptional,
-    DeclaredSequence,
-    DeclaredTensor,
-)
+from onnxopt_cli.cases.values.declared import Declared, DeclaredTensor
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
@@ -276,10 +271,6 @@ def _parse(text: str) -> tuple[str, str] | None:
 
 
 def _structure(value: Declared) -> str:
-    match value:
-        case DeclaredTensor():
-            return "tensor({})"
-        case DeclaredSequence():
-            return f"seq({_structure(value.items[0]) if value.items else 'tensor({})'})"
-        case DeclaredOptional():
-            return f"optional({_structure(value.item) if value.item else 'tensor({})'})"
+    if isinstance(value, DeclaredTensor):
+        return "tensor({})"
+    return f"{value.kind}({_structure(value.items[0]) if value.items else 'tensor({})'})"

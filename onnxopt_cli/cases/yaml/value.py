@@ -19,8 +19,7 @@ import numpy as np
 
 from onnxopt_cli.cases.values.declared import (
     Declared,
-    DeclaredOptional,
-    DeclaredSequence,
+    DeclaredGroup,
     DeclaredTensor,
     RandomTensor,
     integer_range,
@@ -105,9 +104,9 @@ def declare_value(
         return _sequence(fields["sequence"], folder, choose, dtype)
     inner = fields["optional"]
     if inner.fields is None and inner.items is None and inner.scalar is None:
-        return DeclaredOptional(dtype or choose(frozenset()), None)
+        return DeclaredGroup("optional", dtype or choose(frozenset()))
     value = _of_dtype(inner, declare_value(inner, folder, choose, dtype), dtype)
-    return DeclaredOptional(value.dtype, value)
+    return DeclaredGroup("optional", value.dtype, (value,))
 
 
 def has_dtype(node: Node) -> bool:
@@ -137,14 +136,14 @@ def untyped_kinds(node: Node) -> frozenset[str]:
 
 def _sequence(
     node: Node, folder: Path, choose: ChooseDtype, dtype: np.dtype[Any] | None
-) -> DeclaredSequence:
+) -> DeclaredGroup:
     items = node.items or []
     typed = {id(it): declare_value(it, folder, choose) for it in items if has_dtype(it)}
     common = dtype or next((value.dtype for value in typed.values()), None)
     common = common or choose(untyped_kinds(node))
     values = [typed.get(id(it)) or declare_value(it, folder, choose, common) for it in items]
     checked = (_of_dtype(it, value, common) for it, value in zip(items, values, strict=True))
-    return DeclaredSequence(common, tuple(checked))
+    return DeclaredGroup("seq", common, tuple(checked))
 
 
 def _of_dtype(node: Node, value: Declared, dtype: np.dtype[Any] | None) -> Declared:
