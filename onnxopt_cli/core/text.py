@@ -66,6 +66,32 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {near[0]}?" if near else otherwise
 
 
+class FreeNames:
+    """Names of which each is taken once, in whatever letter case and spaces around it.
+
+    Args:
+        form: how a number is put behind a name that is taken, as in ``"{} ({})"``.
+    """
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._taken: set[tuple[str, ...]] = set()
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def free(self, name: str, *within: str) -> str:
+        """Return the name, or with the first number from 2 on that is free, and take it."""
+        key = tuple(part.strip().casefold() for part in (name, *within))
+        free, tried = name, key
+        number = self._numbers.get(key, 1)
+        while tried in self._taken:
+            number += 1
+            free = self._form.format(name, number)
+            tried = (free.strip().casefold(), *key[1:])
+        self._numbers[key] = number
+        self._taken.add(tried)
+        return free
+
+
 def _is_hidden(character: str) -> bool:
     return unicodedata.category(character) in _HIDDEN or ord(character) & _NONE == _NONE
 

@@ -19,7 +19,7 @@ from onnxopt_cli.cases.values.tensor_data import tensor_of
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, UsageError
@@ -68,20 +68,19 @@ def write_artifacts(
     if failed:
         # Another run may have written there since this one began.
         check_folder(folder)
-    taken: set[str] = set()
-    folders = {it.name: folder / _free_name(it.name, taken) for it in record.backends}
-    names: dict[str, set[str]] = {it.name: set() for it in record.backends}
+    free = FreeNames("{}-{}").free
+    folders = {it.name: folder / free(_file_name(it.name)) for it in record.backends}
     made: set[str] = set()
     for result in failed:
         files = _files(result, cases.get(result.case), judging)
         files["README.txt"] = _readme(result, record).encode()
-        name = f"test_{_free_name(result.case, names[result.backend])}"
-        target = folders[result.backend] / name
+        backend = folders[result.backend]
+        target = backend / f"test_{free(_file_name(result.case), backend.name)}"
         try:
-            if result.backend not in made:
+            if backend.name not in made:
                 # No other run may have made it meanwhile.
-                target.parent.mkdir()
-                made.add(result.backend)
+                backend.mkdir()
+                made.add(backend.name)
             for part, data in files.items():
                 path = target / part
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,16 +138,9 @@ def _readme(result: Result, record: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _free_name(text: str, taken: set[str]) -> str:
-    """Return a file name for any text, and take it.
+def _file_name(text: str) -> str:
+    """Return a file name for any text.
 
-    Only letters, digits, ``_``, ``-`` and inner dots are left, so that no name leads anywhere; one
-    that is taken, in whatever letter case, gets a number.
+    Only letters, digits, ``_``, ``-`` and inner dots are left, so that no name leads anywhere.
     """
-    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", text.replace("/", "-")).strip(".")[:_LONGEST] or "_"
-    name, number = plain, 1
-    while name.lower() in taken:
-        number += 1
-        name = f"{plain}-{number}"
-    taken.add(name.lower())
-    return name
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text.replace("/", "-")).strip(".")[:_LONGEST] or "_"

@@ -21,7 +21,7 @@ from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
@@ -52,7 +52,8 @@ def _text(root: Element) -> str:
 
 def _document(record: RunRecord) -> Element:
     root = Element("testsuites", name="onnxopt")
-    names, suites = _Names(), _Names()
+    # Readers may trim a name, or keep it where letter case does not count.
+    names, suites = FreeNames("{} ({})"), FreeNames("{} ({})")
     for backend in record.backends:
         mine = [result for result in record.results if result.backend == backend.name]
         suite = _add_suite(root, suites.free(printable(backend.name)), record)
@@ -77,28 +78,6 @@ def _document(record: RunRecord) -> Element:
     return root
 
 
-class _Names:
-    """Texts of which each is taken once; one that is taken gets a number."""
-
-    def __init__(self) -> None:
-        self._taken: set[tuple[str, ...]] = set()
-        self._numbers: dict[tuple[str, ...], int] = {}
-
-    def free(self, name: str, *within: str) -> str:
-        """Return the name, or the first of ``name (2)``, ``name (3)`` ... that is free."""
-        # Readers may trim a name, or keep it where letter case does not count.
-        key = tuple(part.strip().casefold() for part in (name, *within))
-        free, tried = name, key
-        number = self._numbers.get(key, 1)
-        while tried in self._taken:
-            number += 1
-            free = f"{name} ({number})"
-            tried = (free.strip().casefold(), *key[1:])
-        self._numbers[key] = number
-        self._taken.add(tried)
-        return free
-
-
 def _add_suite(root: Element, name: str, record: RunRecord) -> Element:
     suite = SubElement(root, "testsuite", name=name)
     if record.started:
@@ -110,7 +89,7 @@ def _add_suite(root: Element, name: str, record: RunRecord) -> Element:
 
 
 def _add_case(
-    suite: Element, classname: str, name: str, seconds: float, place: Location, names: _Names
+    suite: Element, classname: str, name: str, seconds: float, place: Location, names: FreeNames
 ) -> Element:
     case = SubElement(
         suite,
@@ -125,7 +104,7 @@ def _add_case(
     return case
 
 
-def _add_result(suite: Element, result: Result, record: RunRecord, names: _Names) -> None:
+def _add_result(suite: Element, result: Result, record: RunRecord, names: FreeNames) -> None:
     group, _, name = result.case.rpartition("/")
     within = ".".join(filter(None, (result.backend, group.replace("/", "."))))
     case = _add_case(
