@@ -185,17 +185,15 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     shown = rows if len(rows) <= _FEW else bad
     if not shown:
         return None
-    several = len({backend for _, backend in rows}) > 1
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-    table.add_column("operator")
-    if several:
-        table.add_column("backend")
-    for outcome in outcomes:
-        table.add_column(outcome.value, justify="right", style=STYLES.get(outcome, "bold red"))
-    for operator, backend in shown:
-        cells = [printable(operator)] + ([printable(backend)] if several else [])
-        cells += [str(counts[operator, backend, outcome] or "") for outcome in outcomes]
-        table.add_row(*map(Text, cells))
+    named = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
+    cells: list[list[Text | str]] = [
+        [
+            *row[: len(named)],
+            *(Text(str(counts[*row, it] or ""), STYLES.get(it, "bold red")) for it in outcomes),
+        ]
+        for row in shown
+    ]
+    table = plain_table(cells, named, [outcome.value for outcome in outcomes])
     if len(shown) < len(rows):
         table.add_row(Text(f"{len(rows) - len(shown)} others all pass", style="dim"))
     return table

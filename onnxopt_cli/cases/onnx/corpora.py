@@ -155,7 +155,10 @@ def _cached(folder: Path) -> list[Case] | None:
 
 
 def _write(folder: Path) -> None:
-    _make_private(folder.parent)
+    # With what is missing above it, for this user alone.
+    parents = [it for it in folder.parents if not it.exists()]
+    for missing in reversed(parents):
+        missing.mkdir(0o700, exist_ok=True)
     with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
         new = temporary / "new"
         new.mkdir(0o700)
@@ -177,12 +180,6 @@ def _write(folder: Path) -> None:
             # Another run may have just put its own there, which is as good.
             if not os.path.lexists(folder):
                 raise
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder with what is missing above it, for this user alone."""
-    for missing in reversed([it for it in (folder, *folder.parents) if not it.exists()]):
-        missing.mkdir(0o700, exist_ok=True)
 
 
 def _is_private(status: os.stat_result) -> bool:
@@ -234,11 +231,11 @@ def _origin() -> tuple[str, frozenset[str]]:
 
 def _in_memory() -> list[Case]:
     place = Location(_SOURCES)
-
-    def case(name: str, content: Content) -> Case:
-        return Case(f"onnx-node/{name}/0", place, lambda: content)
-
-    return [case(*found) for found in node_contents()]
+    # The default keeps what is this turn's.
+    return [
+        Case(f"onnx-node/{name}/0", place, lambda content=content: content)  # type: ignore[misc]
+        for name, content in node_contents()
+    ]
 
 
 def node_contents() -> Iterator[tuple[str, Content]]:

@@ -29,7 +29,7 @@ from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 
-#: What the name of a light model begins with.
+#: How onnx begins the names of its "light" models, whose weights are constants.
 LIGHT_PREFIX = "light_"
 #: The file with a directory's tolerance, and where its model is if it is missing.
 DATA_FILE = "data.json"
