@@ -83,8 +83,8 @@ class Edit:
             FlowStyle: if the list of entries does not stand on lines of its own.
         """
         indent = "  "
-        if self._layer.nodes:
-            start, place = self._span(len(self._layer.nodes) - 1)
+        if self._layer.entries:
+            start, place = self._span(len(self._layer.entries) - 1)
             indent = _indent(self._lines[start])
             head: list[str] = []
         else:
@@ -117,7 +117,7 @@ class Edit:
 
     def _span(self, index: int) -> tuple[int, int]:
         """Return the first line of an entry, counted from 0, and the one after its last."""
-        node = self._layer.nodes[index]
+        node = self._layer.entries[index].node
         start = node.line - 1
         if not self._lines[start].lstrip().startswith("- ") or _line_of_other(node, start):
             raise FlowStyle
@@ -135,8 +135,10 @@ class Edit:
 
     def _field_span(self, index: int, name: str) -> tuple[int, int]:
         start, end = self._span(index)
-        node = self._layer.nodes[index].field(name)
-        lines = sorted(field.line - 1 for field in (self._layer.nodes[index].fields or {}).values())
+        node = self._layer.entries[index].node.field(name)
+        lines = sorted(
+            field.line - 1 for field in (self._layer.entries[index].node.fields or {}).values()
+        )
         if node is None or lines.count(node.line - 1) != 1:
             raise FlowStyle
         first = node.line - 1

@@ -48,6 +48,7 @@ class Entry:
 
     Attributes:
         where: the file and line.
+        node: where it stands in the file.
         patterns: the cases.
         backend: a glob over names of backends.
         version: a range of versions of the backend, as ``packaging`` has it; empty for all.
@@ -58,6 +59,7 @@ class Entry:
     """
 
     where: str
+    node: Node
     patterns: tuple[Pattern, ...]
     backend: str
     version: str
@@ -128,7 +130,6 @@ class Layer:
         path: the file.
         text: its content.
         entries: in the order of the file.
-        nodes: where each of them stands in the file.
         must_pass: cases of which nothing else is allowed.
         errors: everything that is wrong; what is wrong is not among the entries.
     """
@@ -136,7 +137,6 @@ class Layer:
     path: Path
     text: str
     entries: tuple[Entry, ...]
-    nodes: tuple[Node, ...]
     must_pass: tuple[Pattern, ...]
     errors: tuple[Problem, ...] = ()
 
@@ -144,25 +144,18 @@ class Layer:
 def parse_layer(text: str, path: Path) -> Layer:
     """Read the text of an expectation file that stands, or would stand, at a path."""
     root, errors = read_document(text, "onnxopt_cli.expectations", "onnxopt-expect")
-    entries: list[tuple[Entry, Node]] = []
+    entries: list[Entry] = []
     must_pass: tuple[Pattern, ...] = ()
     if root and not errors:
         nodes = root.field("expect")
         for node in (nodes.items if nodes else None) or ():
             try:
-                entries.append((_entry(node, path), node))
+                entries.append(_entry(node, path))
             except FormatError as error:
                 errors.append(error)
         must_pass = _patterns(root.field("must-pass"))
     problems = [problem_of(path, error) for error in sorted(errors, key=lambda error: error.line)]
-    return Layer(
-        path,
-        text,
-        tuple(entry for entry, _ in entries),
-        tuple(node for _, node in entries),
-        must_pass,
-        tuple(dict.fromkeys(problems)),
-    )
+    return Layer(path, text, tuple(entries), must_pass, tuple(dict.fromkeys(problems)))
 
 
 def _entry(node: Node, path: Path) -> Entry:
@@ -174,6 +167,7 @@ def _entry(node: Node, path: Path) -> Entry:
     words = _items(node.field("outcome"))
     return Entry(
         where=f"{path}:{node.line}",
+        node=node,
         patterns=_patterns(node.field("case")),
         backend=_text(node, "backend") or "*",
         version=_version(node.field("version")),

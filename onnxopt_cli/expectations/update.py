@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnxopt_cli.cases.yaml.syntax import Node, yaml_text
+from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.files import locked, write_atomically
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
@@ -166,11 +166,8 @@ class _Update:
 
     def _conforms_without(self, place: int, result: Result) -> bool:
         entries = tuple(it for index, it in enumerate(self.own.entries) if index != place)
-        nodes: tuple[Node, ...] = ()
-        asked = replace(
-            self.expectations,
-            layers=(*self.others, replace(self.own, entries=entries, nodes=nodes)),
-        )
+        layers = (*self.others, replace(self.own, entries=entries))
+        asked = replace(self.expectations, layers=layers)
         return asked.review(result, self._backend(result)).conforms
 
     def _backend(self, result: Result) -> BackendIdentity:

@@ -173,6 +173,23 @@ def test_a_case_that_must_be_refused_may_break_the_signature(tmp_path):
     assert content.inputs["Y"].dtype == np.float32
 
 
+def test_integers_are_floats_where_the_operator_of_a_refused_case_has_floats(tmp_path):
+    text = """
+        onnxopt: 1
+        suite: s
+        cases:
+          - name: c
+            operator: Scaler
+            domain: ai.onnx.ml
+            inputs: {X: [1, 2]}
+            attributes: {scale: [1, 2], odd: [1, 2]}
+            rejects: true
+    """
+    (node,) = only_case(tmp_path, text).model.graph.node
+    kinds = {a.name: onnx.AttributeProto.AttributeType.Name(a.type) for a in node.attribute}
+    assert kinds == {"scale": "FLOATS", "odd": "INTS"}
+
+
 @pytest.mark.parametrize(
     ("case", "inputs", "attributes"),
     [

@@ -94,7 +94,12 @@ def read_case(files: CaseFiles) -> Content:
         InvalidCase: with everything that is wrong with its values, its model and ``data.json``.
     """
     problems: list[Problem] = []
-    data = _directory_data(files.data, problems)
+    tolerance, url = None, ""
+    try:
+        if files.data.exists():
+            tolerance, url = read_directory_data(files.data)
+    except Malformed as error:
+        problems.append(Problem(str(files.data), str(error)))
     paths: dict[str | None, list[Path]] = {files.inputs: [], files.outputs: []}
     try:
         names = [path.name for path in files.folder.iterdir()]
@@ -116,8 +121,8 @@ def read_case(files: CaseFiles) -> Content:
     outputs = _read_values(files.folder, paths[files.outputs], graph.output, "output", problems)
     if problems:
         raise InvalidCase(problems)
-    own = files.inputs or data.url.endswith(f"/light/{files.model.name}")
-    return Content(model, inputs, outputs, data.tolerance if own else None)
+    own = files.inputs or url.endswith(f"/light/{files.model.name}")
+    return Content(model, inputs, outputs, tolerance if own else None)
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
@@ -248,21 +253,12 @@ def _ramps(
     return values
 
 
-class DirectoryData(NamedTuple):
-    """What ``data.json`` of a test directory says.
-
-    Attributes:
-        tolerance: its rtol and atol, the missing one of the two being ONNX's default; None if it
-            has neither.
-        url: where the model is if it is not in the directory; empty if it does not say.
-    """
-
-    tolerance: Relative | None = None
-    url: str = ""
-
-
-def read_directory_data(path: Path) -> DirectoryData:
+def read_directory_data(path: Path) -> tuple[Relative | None, str]:
     """Read a ``data.json``.
+
+    Returns:
+        Its rtol and atol, the missing one of the two being ONNX's default, None if it has neither;
+        and where the model is if it is not in the directory, empty if it does not say.
 
     Raises:
         Malformed: if it is missing, no JSON object, or has a tolerance that is no finite number of
@@ -281,15 +277,7 @@ def read_directory_data(path: Path) -> DirectoryData:
         atol = _limit(content, "atol", ONNX_DEFAULT.atol)
         tolerance = Relative(rtol, atol, Provenance.DIRECTORY)
     url = content.get("url", "")
-    return DirectoryData(tolerance, url if isinstance(url, str) else "")
-
-
-def _directory_data(path: Path, problems: list[Problem]) -> DirectoryData:
-    try:
-        return read_directory_data(path) if path.exists() else DirectoryData()
-    except Malformed as error:
-        problems.append(Problem(str(path), str(error)))
-        return DirectoryData()
+    return tolerance, url if isinstance(url, str) else ""
 
 
 def _limit(content: dict[str, Any], key: str, default: float) -> float:

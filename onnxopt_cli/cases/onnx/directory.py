@@ -147,7 +147,7 @@ class _Search:
         """Tell whether a folder without model and data sets is a test directory all the same."""
         if DATA_FILE in names:
             try:
-                url = read_directory_data(path / DATA_FILE).url
+                _, url = read_directory_data(path / DATA_FILE)
             except Malformed:
                 url = ""
             if url:
