@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxopt_cli.core import numbers
+from onnxopt_cli.core.record_json import number_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Attributes
@@ -135,9 +135,5 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "about": verdict.about,
         "rejected": verdict.rejected,
         "equivalent": verdict.equivalent,
-        "largest_share_of_limit": _number(verdict.largest),
+        "largest_share_of_limit": number_to_json(verdict.largest),
     }
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

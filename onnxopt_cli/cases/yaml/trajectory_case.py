@@ -71,20 +71,21 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     for name in counted:
         if name in start:
             _check_count(start[name], given[name], count, fields)
+    follows = dict.fromkeys(feedback.values(), "is fed back after")
+    follows |= dict.fromkeys(counted, "counts up from")
     series: dict[str, DeclaredTensor] = {}
     derived: dict[str, Callable[[], Derived]] = {}
     # As the first step gets them.
     first = dict(start)
     for name, node in changing.items():
-        kept = "counts up from" if name in counted else "is fed back after"
         with fields.collecting():
-            _check_place(name, node, names, given, kept * (name in [*counted, *feedback.values()]))
+            _check_place(name, node, names, given, follows.get(name, ""))
             if any(node.field(gradient) for gradient in _GRADIENTS):
-                # The first tensor of its group.
                 place = names.index(name) - len(operator.scalars)
-                of = names[len(operator.scalars) + place % groups]
                 if place < 0:
                     raise FormatError(node, f"found a gradient, expected values for {name}")
+                # The first tensor of its group.
+                of = names[len(operator.scalars) + place % groups]
                 if of in start:
                     derived[name] = _derived(node, of, start[of], fields)
                     first[name] = start[of]
@@ -158,7 +159,7 @@ def _check_count(value: DeclaredTensor, node: Node, count: int, fields: CaseFiel
 
 
 def _check_place(
-    name: str, node: Node, names: Sequence[str], given: Container[str], kept: str
+    name: str, node: Node, names: Sequence[str], given: Container[str], follows: str
 ) -> None:
     """Make sure that an input may change and does not stand elsewhere.
 
@@ -167,15 +168,15 @@ def _check_place(
         node: where it stands.
         names: of all inputs.
         given: the inputs that the case has for the first step.
-        kept: how the input follows from that of the first step; empty if it does not.
+        follows: how the input follows from that of the first step; empty if it does not.
 
     Raises:
         FormatError: if not.
     """
     if name not in names:
         raise FormatError(node, f"found an unknown input, expected one of {', '.join(names)}")
-    if kept:
-        what = f"found {name}, expected it in the inputs of the case: it {kept} them"
+    if follows:
+        what = f"found {name}, expected it in the inputs of the case: it {follows} them"
         raise FormatError(node, what)
     if name in given:
         raise FormatError(node, f"found {name}, expected it here or in the inputs of the case")
