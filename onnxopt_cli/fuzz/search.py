@@ -26,7 +26,7 @@ from onnxopt_cli.fuzz.findings import (
     attempt,
     kinds_of,
 )
-from onnxopt_cli.fuzz.node_example import Example
+from onnxopt_cli.fuzz.node_example import Example, NodeExample
 from onnxopt_cli.fuzz.smaller import smaller
 from onnxopt_cli.run.executors import Executor
 
@@ -34,6 +34,8 @@ from onnxopt_cli.run.executors import Executor
 _ROUND = 2000
 #: Of failures that cost a process or the timeout so many are enough to shrink one.
 _COSTLY_FAILURES = 30
+#: With so many hypothesis knows that a failure is steady; what makes a node smaller needs fewer.
+_STEADY = 2
 #: Tries to make a failure smaller when hypothesis is done.
 _LAST_TRIES = 300
 #: So many seconds a finding may be explained when the time is over.
@@ -236,4 +238,6 @@ class _Hunt:
 
     @property
     def is_costly(self) -> bool:
-        return sum(trial.is_costly for trial in self.seen) >= _COSTLY_FAILURES
+        costly = [trial for trial in self.seen if trial.is_costly]
+        alone = any(isinstance(trial.example, NodeExample) for trial in costly)
+        return len(costly) >= (_STEADY if alone else _COSTLY_FAILURES)

@@ -20,6 +20,8 @@ from onnxopt_cli.fuzz.node_example import Example, NodeExample
 
 #: What is exchanged: attributes, scalars, or groups of tensors.
 _Parts = dict[str, Any]
+#: Of so many parts of the elements one may be enough.
+_PARTS = 8
 
 
 def smaller(example: Example) -> Iterator[Example]:
@@ -37,6 +39,7 @@ def smaller(example: Example) -> Iterator[Example]:
     parts: Iterator[_Parts] = chain(
         _one_group(groups, given),
         _fewer_elements(scalars, groups),
+        _single_precision(scalars, groups),
         (
             {"attributes": {name: value for name, value in given.items() if name != item.name}}
             for item in operator.attributes
@@ -74,37 +77,55 @@ def _fewer_elements(scalars: list[Array], groups: list[list[Array]]) -> Iterator
             yield {"scalars": _exchanged(scalars, number, scalar.reshape(()))}
 
 
+def _single_precision(scalars: list[Array], groups: list[list[Array]]) -> Iterator[_Parts]:
+    def single(arrays: list[Array]) -> list[Array]:
+        with np.errstate(over="ignore"):
+            return [it.astype(np.float32) if it.dtype == np.float64 else it for it in arrays]
+
+    if any(it.dtype == np.float64 for it in chain(scalars, *groups)):
+        yield {"scalars": single(scalars), "groups": [single(group) for group in groups]}
+
+
 def _simple_numbers(scalars: list[Array], groups: list[list[Array]]) -> Iterator[_Parts]:
-    for number, scalar in enumerate(scalars):
-        # The rate's simplest value is one: with zero nothing happens.
-        for simple in _simple(scalar, 0 if scalar.dtype.kind == "i" else 1):
-            yield {"scalars": _exchanged(scalars, number, simple)}
-    for number, group in enumerate(groups):
-        for place, tensor in enumerate(group):
-            for simple in _simple(tensor, 0, 1):
-                yield {"groups": _exchanged(groups, number, _exchanged(group, place, simple))}
+    first, length = len(scalars), len(groups[0])
+    given = [*scalars, *chain.from_iterable(groups)]
+    # The rate's simplest value is one: with zero nothing happens.
+    simple = [
+        np.full_like(array, array.dtype.kind != "i" and place < first)
+        for place, array in enumerate(given)
+    ]
+
+    def parts(arrays: list[Array]) -> _Parts:
+        starts = range(first, len(arrays), length)
+        return {"scalars": arrays[:first], "groups": [arrays[at : at + length] for at in starts]}
+
+    left = [at for at, array in enumerate(given) if _differ(array, simple[at])]
+    # All but one at once, as each failure may cost a process.
+    for place in left[2:] and left:
+        yield parts(_exchanged(simple, place, given[place]))
+    for place in left:
+        yield parts(_exchanged(given, place, simple[place]))
+        if place >= first and _differ(given[place], ones := np.ones_like(given[place])):
+            yield parts(_exchanged(given, place, ones))
 
 
 def _fewer(group: list[Array]) -> Iterator[list[Array]]:
-    """Yield either half of a group's elements; what has one element loses its dimensions."""
+    """Yield parts of a group's elements; what has one element loses its dimensions."""
     shape, size = group[0].shape, group[0].size
     full = [np.broadcast_to(tensor, shape).ravel() for tensor in group]
     if size > 1:
-        yield [tensor[: size // 2] for tensor in full]
-        yield [tensor[size // 2 :] for tensor in full]
+        # Small parts first, as each failure may cost a process.
+        for number in dict.fromkeys((min(_PARTS, size), 2)):
+            for places in np.array_split(np.arange(size), number):
+                yield [tensor[places] for tensor in full]
     elif size == 1 and shape:
         yield [tensor.reshape(()) for tensor in full]
     elif len(shape) > 1:
         yield full
 
 
-def _simple(array: Array, *values: int) -> Iterator[Array]:
-    """Yield arrays of one value, up to the one that is there."""
-    for value in values:
-        simple = np.full_like(array, value)
-        if simple.tobytes() == array.tobytes():
-            return
-        yield simple
+def _differ(one: Array, other: Array) -> bool:
+    return one.tobytes() != other.tobytes()
 
 
 def _exchanged(members: list[Any], place: int, member: Any) -> list[Any]:
