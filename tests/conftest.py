@@ -6,18 +6,21 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from onnxopt_cli.cases.suites import suites
 from onnxopt_cli.cli import main
+from onnxopt_cli.operators import OPERATORS
 
 # What breaks a law breaks it for most inputs of a class, and each class is drawn often; CI looks
 # for rarer ones.
 _PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("default", _PATIENT, max_examples=25)
-settings.register_profile("ci", _PATIENT, max_examples=100)
+settings.register_profile("ci", _PATIENT, max_examples=50)
 settings.load_profile("ci" if "CI" in os.environ else "default")
 
 # What starts the tests may have them ignore signals, as & and nohup do, and so would the commands
@@ -57,6 +60,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker("quick")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let tests of a file share what is made for all of them, and no worker be idle in the end."""
+    if config.option.dist != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a command did."""
@@ -68,6 +81,16 @@ class Answer:
     @property
     def text(self) -> str:
         return self.out + self.err
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _suites_are_written_once():
+    """To write conformance takes two seconds, and many tests ask for some of it."""
+    write = suites.yaml_files
+    written = cache(lambda name, *_: tuple(write(name)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suites, "yaml_files", lambda name: written(name, *OPERATORS))
+        yield
 
 
 @pytest.fixture
