@@ -11,18 +11,16 @@ import pytest
 from places import PLUGINS, REPOSITORY
 
 FAULTY = PLUGINS / "faulty.py"
-CASES = """\
-onnxopt: 1
-suite: demo
-operator: Momentum
-cases:
-  - name: plain
+HEAD = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
+CASE = """\
+  - name: %s_%s
     attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
-    inputs: {R: 0.1, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
-  - name: scalar
-    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
-    inputs: {R: 0.1, T: 1, X: 1.0, G: 0.5, V: 0.25}
+    inputs: {R: %d, T: 1, %s}
 """
+TENSORS = {
+    "plain": "X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]",
+    "scalar": "X: 1.0, G: 0.5, V: 0.25",
+}
 STRUCTURE = {
     "wrong_shape": ("X_new", "is float32[1,2]"),
     "broadcast": ("X_new", "is float32[3,2]"),
@@ -47,21 +45,24 @@ RIGHT = [
 
 @pytest.fixture(scope="module", params=["process", "none"])
 def results(request, tmp_path_factory):
-    """The results of one run on all backends, by name of the backend and of the case."""
+    """The results of one run on a backend that is all of them, by name and shape of the tensors."""
     place = tmp_path_factory.mktemp("faulty")
-    (place / "demo.yaml").write_text(CASES)
-    names = [*STRUCTURE, *VALUES, *dict.fromkeys(name for name, _ in RIGHT)]
-    backends = [word for name in names for word in ("-b", f"python:{FAULTY}:{name}")]
+    asked = [*((name, "plain") for name in (*STRUCTURE, *VALUES)), *RIGHT]
+    ways = [name for name, _ in asked]
+    cases = [CASE % (*it, number, TENSORS[it[1]]) for number, it in enumerate(asked)]
+    (place / "demo.yaml").write_text(HEAD + "".join(cases))
     done = subprocess.run(
         [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "--no-explain", "-j", "1",
-         "--isolation", request.param, "--report", "json=run.json", *backends],
-        cwd=place, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+         "--isolation", request.param, "--report", "json=run.json",
+         "-b", f"python:{FAULTY}:InTurn"],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "WAYS": " ".join(ways)},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == ""
     found = json.loads((place / "run.json").read_text())["results"]
-    return {(it["backend"].rsplit(":")[-1], it["case"].rsplit("/")[-1]): it for it in found}
+    return {tuple(it["case"].rpartition("/")[2].rsplit("_", 1)): it for it in found}
 
 
 @pytest.mark.parametrize("backend", STRUCTURE)

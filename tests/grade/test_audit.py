@@ -27,17 +27,17 @@ def test_the_suite_rejects_every_wrong_implementation_and_no_right_one(
     onnxopt, monkeypatch, tmp_path
 ):
     # Of all operators it takes minutes; .ci/run does that.
-    operators = ("--operator", "AdmmGradient", "--operator", "MagnitudePrune")
+    asked = ("cases/", "--operator", "AdmmGradient")
     monkeypatch.chdir(REPOSITORY)
-    answer = onnxopt("audit", "cases/", *operators, "--json", tmp_path / "audit.json")
+    answer = onnxopt("audit", *asked, "--json", tmp_path / "audit.json")
     assert answer.code == 0, answer.out
-    for grade in json.loads((tmp_path / "audit.json").read_text())["operators"]:
-        assert grade["survivors"] == grade["false_alarms"] == []
-        assert len(grade["named"]) > 10
-        assert len(grade["automatic"]) > 50
-        assert len(grade["right"]) > 5
-        # Right implementations stay far below the limit, wrong ones far above it.
-        assert all(it["largest_share_of_limit"] <= 0.5 for it in grade["right"])
+    (grade,) = json.loads((tmp_path / "audit.json").read_text())["operators"]
+    assert grade["survivors"] == grade["false_alarms"] == []
+    assert len(grade["named"]) > 10
+    assert len(grade["automatic"]) > 50
+    assert len(grade["right"]) > 5
+    # Right implementations stay far below the limit, wrong ones far above it.
+    assert all(it["largest_share_of_limit"] <= 0.5 for it in grade["right"])
 
 
 def test_a_suite_with_gaps_names_survivors_and_the_input_that_would_show_them(workplace, onnxopt):

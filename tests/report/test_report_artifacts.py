@@ -16,6 +16,7 @@ from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 from onnxopt_cli.run.answer_key import JudgeOptions
 
 OFF = "python:vendor.py:Off"
+HERE = ("--isolation", "none", "--no-explain")
 CARELESS = """\
 import numpy as np
 
@@ -37,9 +38,8 @@ def tensor(path):
     return numpy_helper.to_array(onnx.load_tensor(path))
 
 
-@pytest.mark.slow
 def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(demo, onnxopt):
-    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", OFF, "--artifacts", "out")
+    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", OFF, *HERE, "--artifacts", "out")
     assert answer.code == 1
     (folder,) = (demo / "out" / "python_vendor.py_Off").iterdir()
     assert folder.name == "test_demo-demo-plain"
@@ -52,15 +52,14 @@ def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(
     assert "fail: demo/demo/plain" in readme
     assert "2 of 2 off" in readme
     command = shlex.split(readme.split("again:\n")[1])
-    assert onnxopt(*command[1:]).code == 1
+    assert onnxopt(*command[1:], *HERE).code == 1
 
 
-@pytest.mark.slow
 def test_the_directories_are_cases_that_show_the_same_failures(demo, onnxopt):
-    onnxopt("run", "demo.yaml", "-b", OFF, "--artifacts", "out")
-    again = onnxopt("run", "out", "-b", OFF, "--no-explain")
+    onnxopt("run", "demo.yaml", "-b", OFF, *HERE, "--artifacts", "out")
+    again = onnxopt("run", "out", "-b", OFF, *HERE)
     assert "2 fail" in again.out
-    assert onnxopt("run", "out").code == 0
+    assert onnxopt("run", "out", *HERE).code == 0
 
 
 def test_what_did_not_fail_is_not_written(demo, onnxopt):

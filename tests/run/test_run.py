@@ -16,10 +16,11 @@ from two_cases import BACKEND, CASE
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process: what workers do is tested in tests/isolation."""
+    """Run backends in this process, unexplained: tests/isolation and tests/grade see to these."""
 
     def call(command, *arguments):
-        return onnxopt(command, *(("--isolation", "none") * (command == "run")), *arguments)
+        here = ("--isolation", "none", "--no-explain") * (command == "run")
+        return onnxopt(command, *here, *arguments)
 
     return call
 
@@ -188,7 +189,7 @@ def test_the_json_report_holds_every_verdict_and_number(demo, onnxopt):
 
 
 def test_the_command_line_tolerance_precedes_all_others(demo, onnxopt):
-    wide = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--no-explain", "--atol", "0.3"]
+    wide = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--atol", "0.3"]
     assert onnxopt(*wide).code == 0
     assert onnxopt(*wide[:-1], "0.2").code == 1
     assert "command line" in onnxopt(*wide[:-1], "0.2").out
@@ -210,7 +211,7 @@ def test_quiet_shows_only_what_fails_and_the_summary(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-q")
     assert "demo/demo/plain" not in answer.out
     assert "conforms" in answer.out
-    answer = onnxopt("run", "demo.yaml", "-q", "-b", "python:vendor.py:Off", "--no-explain")
+    answer = onnxopt("run", "demo.yaml", "-q", "-b", "python:vendor.py:Off")
     assert answer.out.splitlines()[:3] == ["FAIL demo/demo/plain", "FAIL demo/demo/nesterov", ""]
     assert "X_new" not in answer.out
 
@@ -229,7 +230,7 @@ def test_verbose_shows_all_failures_and_otherwise_says_how_many_are_left(demo, o
     head, case = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
     cases = "".join(f"  - name: plain{number}{case}" for number in range(25))
     (demo / "demo.yaml").write_text(head + cases)
-    failing = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--no-explain"]
+    failing = ["run", "demo.yaml", "-b", "python:vendor.py:Off"]
     brief, verbose = onnxopt(*failing).out, onnxopt(*failing, "-v").out
     assert (brief.count("─ FAIL "), verbose.count("─ FAIL ")) == (20, 25)
     assert "5 more failures; -v shows all, -q names all" in brief
@@ -238,7 +239,7 @@ def test_verbose_shows_all_failures_and_otherwise_says_how_many_are_left(demo, o
 
 
 def test_of_a_stack_trace_the_first_and_the_last_line_are_shown(demo, onnxopt):
-    failing = ["run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Traces", "--no-explain"]
+    failing = ["run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Traces"]
     answer = onnxopt(*failing, "--report", "json=out.json")
     lines = [line.strip("│ ") for line in answer.out.splitlines()]
     start = lines.index("RuntimeError: cannot compile")
@@ -263,7 +264,7 @@ def test_of_a_stack_trace_the_first_and_the_last_line_are_shown(demo, onnxopt):
 )
 def test_the_json_report_says_in_a_sentence_what_is_wrong(demo, onnxopt, backend, message):
     name = f"python:vendor.py:{backend}"
-    failing = ["run", "demo.yaml", "-k", "plain", "-b", name, "--no-explain"]
+    failing = ["run", "demo.yaml", "-k", "plain", "-b", name]
     answer = onnxopt(*failing, "--report", "json=out.json", "--log", "run.jsonl")
     (result,) = json.loads((demo / "out.json").read_text())["results"]
     if result["outputs"][0]["worst"]:
@@ -295,7 +296,7 @@ def committed(tmp_path_factory):
     if find_spec("onnxruntime"):
         backends += ["-b", "onnxruntime"]
     command = [sys.executable, "-m", "onnxopt_cli", "run", "cases/", "-q", "-v", "--no-explain"]
-    command += [*backends, "--report", f"json={report}"]
+    command += ["--isolation", "none", *backends, "--report", f"json={report}"]
     done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     found = defaultdict(list)
