@@ -45,12 +45,18 @@ def distinguishing_input(
     """
     wholes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
+    # Of the smallest probe where the difference is plain: a larger one is no better example.
+    enough = float("inf")
     for index, probe in enumerate(probes(operator)):
+        if not probe.dense and _size(probe.call) >= enough:
+            continue
         differences = _differences(probe, implementation.run(probe.call))
         if differences is not None and not any(np.any(difference) for difference in differences):
             continue
         far = max((float(np.max(it, initial=0)) for it in differences or ()), default=_PLAIN)
         wholes.append((-min(far, _PLAIN), _size(probe.call), probe.call))
+        if far >= _PLAIN:
+            enough = min(enough, _size(probe.call))
         by_element = {it.shape for it in differences or ()} == {probe.call.groups[0][0].shape}
         if probe.dense and by_element and differences is not None:
             difference = np.ravel(np.max(differences, axis=0))
