@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.compare import largest_share
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.formula.call import Attributes, Call
@@ -48,14 +48,7 @@ class AuditedCase:
 
     def excess(self, outputs: Sequence[Array]) -> float:
         """Return the largest share of its limit that an output uses; over 1 is a rejection."""
-        diffs = compare_outputs(self.key.outputs, outputs, self.key.tolerances.__getitem__, worst=0)
-        if all(diff.agrees for diff in diffs):
-            return min(1.0, max((diff.budget_used for diff in diffs), default=0.0))
-        return max(
-            float("inf") if diff.structure else diff.budget_used
-            for diff in diffs
-            if not diff.agrees
-        )
+        return largest_share(self.key.outputs, outputs, self.key.tolerances.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.compare import NumberKind, compare_outputs, kind_of
+from onnxopt_cli.core.compare import NumberKind, compare_outputs, kind_of, largest_share
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
@@ -108,14 +108,10 @@ def _failure(seen: Observation, result: Result) -> Observation | str:
 
 def conforms(outputs: Sequence[Array], seen: Observation, judging: JudgeOptions) -> bool:
     """Tell whether outputs are right in a case, as the run judged it."""
-    key = seen.key
-    diffs = compare_outputs(
-        key.outputs,
-        outputs,
-        key.tolerances.__getitem__,
-        signed_zeros=judging.signed_zeros,
-        worst=0,
-    )
+    key, tolerance_of = seen.key, seen.key.tolerances.__getitem__
+    if not judging.signed_zeros:
+        return largest_share(key.outputs, outputs, tolerance_of) <= 1
+    diffs = compare_outputs(key.outputs, outputs, tolerance_of, signed_zeros=True, worst=0)
     return all(diff.agrees for diff in diffs)
 
 
@@ -199,5 +195,4 @@ def _judged(expected: Sequence[Array], actual: Sequence[Array], given: Iterable[
     names = [str(index) for index in range(len(expected))]
     budgets = dict(zip(names, given, strict=True))
     values = dict(zip(names, expected, strict=True))
-    diffs = compare_outputs(values, actual, budgets.__getitem__, worst=0)
-    return all(diff.agrees for diff in diffs)
+    return largest_share(values, actual, budgets.__getitem__) <= 1
