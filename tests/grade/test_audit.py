@@ -20,6 +20,12 @@ cases:
     attributes: {rho: 0.5}
     inputs: {loss: 1.0, W: [1.0], Z: [0.5], U: [0.25]}
 """
+UNEVEN = (
+    WEAK.replace("[1.0]", "[0.1, 0.7, 1.3, 4.7]")
+    .replace("[0.5]", "[0.3, 0.1, 0.7, 9.1]")
+    .replace("[0.25]", "[0.9, 0.2, 0.6, 0.3]")
+    .replace("loss: 1.0", "loss: 0.37")
+)
 
 
 @pytest.mark.slow
@@ -58,18 +64,18 @@ def test_survivors_can_be_allowed_by_name(workplace, onnxopt):
 
 
 def test_a_tolerance_that_rejects_right_implementations_is_a_false_alarm(workplace, onnxopt):
-    strict = WEAK.replace("cases:\n", "tolerance: {rtol: 0, atol: 0}\ncases:\n")
-    (workplace / "strict.yaml").write_text(strict.replace("[1.0]", "[0.1, 0.7, 1.3, 4.7]").replace(
-        "[0.5]", "[0.3, 0.1, 0.7, 9.1]").replace("[0.25]", "[0.9, 0.2, 0.6, 0.3]").replace(
-        "loss: 1.0", "loss: 0.37"))  # fmt: skip
+    strict = UNEVEN.replace("cases:\n", "tolerance: {rtol: 0, atol: 0}\ncases:\n")
+    (workplace / "strict.yaml").write_text(strict)
     answer = onnxopt("audit", "strict.yaml", "--allow", "*")
     assert answer.code == 1
     assert "false alarm" in answer.out
 
 
 def test_onnx_s_tolerance_lets_more_survive_than_the_derived_one(workplace, onnxopt):
+    (workplace / "uneven.yaml").write_text(UNEVEN)
+
     def survivors(*options):
-        onnxopt("audit", "pruning", "--operator", "AdmmPenalty", "--json", "audit.json", *options)
+        onnxopt("audit", "uneven.yaml", "--json", "audit.json", *options)
         (grade,) = json.loads((workplace / "audit.json").read_text())["operators"]
         return len(grade["survivors"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,22 @@ from onnxopt_cli.readings.mistakes.deviate import all_deviations, deviations
 from onnxopt_cli.readings.mistakes.equivalence import equivalent
 from onnxopt_cli.run.answer_key import JudgeOptions
 
-CASES = {case.id: case for suite in ("conformance", "pruning") for case in suite_cases(suite)}
-# What is small, which is nearly all: of large cases explaining asks nothing else.
-TRIALS = {
-    operator: [trial for trial in trials if trial.elements < 1000]
-    for operator, trials in find_trials(list(CASES.values()), JudgeOptions())[0].items()
-}
+
+@cache
+def all_cases():
+    suites = ("conformance", "pruning")
+    return {case.id: case for suite in suites for case in suite_cases(suite)}
+
+
+@cache
+def small_trials():
+    """What is small, by operator, which is nearly all: of large cases explaining asks no more."""
+    found = find_trials(list(all_cases().values()), JudgeOptions())[0]
+    return {
+        operator: [trial for trial in trials if trial.elements < 1000]
+        for operator, trials in found.items()
+    }
+
 
 PYTORCH = """\
 import numpy as np
@@ -63,12 +74,12 @@ cases:
 
 def results_of(implementation, operator):
     """The results of a wrong implementation on the conformance suite."""
-    for trial in TRIALS[operator.name]:
+    for trial in small_trials()[operator.name]:
         outputs = implementation.run(trial.call)
         passes = bool(outputs) and trial.excess(outputs) <= 1
         outcome = Outcome.PASS if passes else Outcome.FAIL if outputs else Outcome.ERROR
         kept = () if passes else tuple(outputs)
-        location = CASES[trial.case].location
+        location = all_cases()[trial.case].location
         yield Result(trial.case, location, (operator.name,), "it", outcome, returned=kept)
 
 
@@ -82,7 +93,7 @@ def test_a_deviation_as_backend_is_explained_by_its_own_name(name):
     own = 0
     for deviation in sample:
         results = list(results_of(deviation, operator))
-        found = explain(results, CASES)
+        found = explain(results, all_cases())
         if not any(result.returned for result in results):
             assert not found, f"{deviation.name!r} only refuses, which may have any reason"
             own += 1
@@ -95,7 +106,7 @@ def test_a_deviation_as_backend_is_explained_by_its_own_name(name):
         other = next(it for it in deviations(operator) if it.name == named)
         assert all(
             trial.excess(other.run(trial.call)) > 1
-            for trial in TRIALS[operator.name]
+            for trial in small_trials()[operator.name]
             if trial.excess(deviation.run(trial.call)) > 1
         ), f"{named!r} does not fail where {deviation.name!r} does"
     assert own >= 0.9 * len(sample)
@@ -339,7 +350,7 @@ def test_two_mistakes_at_once_are_both_named():
     first, second = named["epsilon inside the square root"], named["no bias correction"]
     pair = both(first, second)
     assert not equivalent(adam, pair)
-    (found,) = explain(list(results_of(pair, adam)), CASES)
+    (found,) = explain(list(results_of(pair, adam)), all_cases())
     assert "epsilon inside the square root" in found.text
     assert "no bias correction" in found.text
 

@@ -27,7 +27,7 @@ def run_large(*backends):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "onnxopt_cli", "run", "optimizers", "--operators", str(LAMB)),
-            *("-k", "large_float32", "-k", "large_sparse", "-q"),
+            *("-k", "large_float32", "-k", "large_sparse", "-q", "--isolation", "none"),
             *(word for name in backends for word in ("-b", f"python:{ORDERS}:{name}")),
         ],
         text=True, capture_output=True, check=False, env={**os.environ, "COLUMNS": "80"},

@@ -292,16 +292,19 @@ def test_the_id_of_a_case_does_not_depend_on_how_its_path_was_typed(demo, onnxop
 def committed(tmp_path_factory):
     """Results of the committed cases by backend."""
     report = tmp_path_factory.mktemp("committed") / "report.json"
-    backends = ["-b", "numpy", "-b", "onnx-reference"]
-    if find_spec("onnxruntime"):
-        backends += ["-b", "onnxruntime"]
-    command = [sys.executable, "-m", "onnxopt_cli", "run", "cases/", "-q", "-v", "--no-explain"]
-    command += ["--isolation", "none", *backends, "--report", f"json={report}"]
-    done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
+    right = ["-b", "numpy", *(["-b", "onnxruntime"] if find_spec("onnxruntime") else [])]
     found = defaultdict(list)
-    for result in json.loads(report.read_text())["results"]:
-        found[result["backend"]].append(result)
+    # The defects of onnx's reference show in Adam, and it takes long to show them in trajectories.
+    for code, *asked in (
+        (0, "cases/", *right),
+        (1, "cases/conformance/adam.yaml", "-b", "onnx-reference"),
+    ):
+        command = [sys.executable, "-m", "onnxopt_cli", "run", *asked, "-q", "-v", "--no-explain"]
+        command += ["--isolation", "none", "--report", f"json={report}"]
+        done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        for result in json.loads(report.read_text())["results"]:
+            found[result["backend"]].append(result)
     return found
 
 
