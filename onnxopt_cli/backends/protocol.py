@@ -16,9 +16,8 @@ import numpy as np
 import onnx
 from onnx import TypeProto, ValueInfoProto, helper
 
-from onnxopt_cli.core.compare import NumberKind, kind_of
 from onnxopt_cli.core.text import exception_text, printable
-from onnxopt_cli.core.values import Array, Value, is_string
+from onnxopt_cli.core.values import Array, NumberKind, Value, is_string, kind_of
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, Unsupported, UnusableOutput
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from functools import cache
 from itertools import chain
 from operator import attrgetter
@@ -20,7 +19,16 @@ from onnxopt_cli.core.blocks import in_blocks
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance, Ulps
-from onnxopt_cli.core.values import Array, Value, describe, dtype_name, is_string
+from onnxopt_cli.core.values import (
+    Array,
+    NumberKind,
+    Value,
+    as_strings,
+    describe,
+    dtype_name,
+    is_string,
+    kind_of,
+)
 
 # Of outputs too many, and of keys that differ, no more are shown.
 _MOST_SURPLUS = _MOST_KEYS = 5
@@ -405,40 +413,6 @@ def _plain(element: Array) -> object:
         return element.astype(wide).item()
     plain: object = element.item()
     return clipped(plain) if isinstance(plain, str) else plain
-
-
-class NumberKind(Enum):
-    """The ways in which elements differ."""
-
-    FLOAT = auto()
-    COMPLEX = auto()
-    INTEGER = auto()
-    BOOLEAN = auto()
-    STRING = auto()
-
-
-@cache
-def kind_of(dtype: np.dtype[Any]) -> NumberKind:
-    """Return the way in which elements of a dtype differ."""
-    if is_string(dtype):
-        return NumberKind.STRING
-    if dtype.kind == "b":
-        return NumberKind.BOOLEAN
-    if dtype.kind == "c":
-        return NumberKind.COMPLEX
-    # ml_dtypes registers its types with kind V; their names tell.
-    return NumberKind.INTEGER if "int" in dtype_name(dtype) else NumberKind.FLOAT
-
-
-def as_strings(array: Array) -> Array:
-    """Return a string array of any of NumPy's ways as one of str, undecodable bytes escaped."""
-    decoded = [
-        item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item)
-        for item in array.ravel().tolist()
-    ]
-    result = np.empty(len(decoded), dtype=object)
-    result[:] = decoded
-    return result.reshape(array.shape)
 
 
 def absolute_distance(expected: Array, actual: Array) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.codec import ValueReader, ValueWriter
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance, Ulps
-from onnxopt_cli.core.values import STRING, Value, dtype_name, dtype_named
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.core.values import STRING, Value
+from onnxopt_cli.errors import Problem, ProtocolBreach, UnusableOutput
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -35,20 +35,12 @@ def number_from_json(data: Any) -> Any:
 
 
 def value_to_json(value: Value) -> Any:
-    """Return a value as JSON."""
-    if value is None:
+    """Return a value as JSON; null for one of an element type that nothing can hold."""
+    try:
+        return ValueWriter(inline=True).put(value)
+    except UnusableOutput:
+        # It has failed, and the comparison says what it is.
         return None
-    if isinstance(value, list):
-        return {"sequence": [value_to_json(item) for item in value]}
-    if isinstance(value, dict):
-        return {"map": [[key, value_to_json(item)] for key, item in value.items()]}
-    name = dtype_name(value.dtype)
-    data: Any = (
-        [str(item) for item in value.reshape(-1)]
-        if name == STRING
-        else base64.b64encode(_little_endian(value).tobytes()).decode("ascii")
-    )
-    return {"dtype": name, "shape": list(value.shape), "data": data}
 
 
 def value_from_json(data: Any) -> Value:
@@ -58,28 +50,9 @@ def value_from_json(data: Any) -> Value:
         ValueError: if the data are not what it returns.
     """
     try:
-        if data is None:
-            return None
-        if "sequence" in data:
-            return [value_from_json(item) for item in data["sequence"]]
-        if "map" in data:
-            return {key: value_from_json(item) for key, item in data["map"]}
-        dtype = dtype_named(data["dtype"])
-        if dtype is None:
-            raise ValueError(f"there is no dtype {data['dtype']!r}")
-        if data["dtype"] == STRING:
-            return np.array(data["data"], dtype=object).reshape(data["shape"])
-        raw = np.frombuffer(base64.b64decode(data["data"], validate=True), dtype=np.uint8)
-        return _little_endian(raw.view(dtype)).reshape(data["shape"]).copy()
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a value: {error}") from error
-
-
-def _little_endian(array: Any) -> Any:
-    """Return an array whose bytes in memory are little-endian, or swap them back."""
-    if np.little_endian or array.dtype.itemsize == 1:
-        return array
-    return array.byteswap()
+        return ValueReader().value(data)
+    except ProtocolBreach as error:
+        raise ValueError(f"not a value: {error.message}") from None
 
 
 # Fields of a Diff that are plain or numbers, in the order in which they are written.

@@ -6,11 +6,16 @@ strings), a sequence a list of values, an empty optional ``None`` and a map a di
 
 from __future__ import annotations
 
+from contextlib import suppress
+from enum import Enum, auto
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
+
+if TYPE_CHECKING:
+    # Where a plugin runs in an interpreter of its own, Python may be 3.9.
+    from typing import TypeAlias
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Value: TypeAlias = "Array | list[Value] | dict[Any, Value] | None"
@@ -66,7 +71,12 @@ STRING = "string"
 
 def _dtypes() -> dict[str, np.dtype[Any]]:
     table = {name: np.dtype(name) for name in _NUMPY_DTYPES}
-    table |= {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES}
+    # There ml_dtypes may be missing, or older.
+    with suppress(ImportError):
+        import ml_dtypes
+
+        found = {name: getattr(ml_dtypes, name, None) for name in _ML_DTYPES}
+        table |= {name: np.dtype(scalar) for name, scalar in found.items() if scalar}
     table[STRING] = np.dtype(object)
     return table
 
@@ -93,6 +103,40 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 def is_string(dtype: np.dtype[Any]) -> bool:
     """Tell whether arrays of this dtype hold strings, in any of NumPy's ways."""
     return dtype.kind in "OUST"
+
+
+class NumberKind(Enum):
+    """The ways in which elements differ."""
+
+    FLOAT = auto()
+    COMPLEX = auto()
+    INTEGER = auto()
+    BOOLEAN = auto()
+    STRING = auto()
+
+
+@cache
+def kind_of(dtype: np.dtype[Any]) -> NumberKind:
+    """Return the way in which elements of a dtype differ."""
+    if is_string(dtype):
+        return NumberKind.STRING
+    if dtype.kind == "b":
+        return NumberKind.BOOLEAN
+    if dtype.kind == "c":
+        return NumberKind.COMPLEX
+    # ml_dtypes registers its types with kind V; their names tell.
+    return NumberKind.INTEGER if "int" in dtype_name(dtype) else NumberKind.FLOAT
+
+
+def as_strings(array: Array) -> Array:
+    """Return a string array of any of NumPy's ways as one of str, undecodable bytes escaped."""
+    decoded = [
+        item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item)
+        for item in array.ravel().tolist()
+    ]
+    result = np.empty(len(decoded), dtype=object)
+    result[:] = decoded
+    return result.reshape(array.shape)
 
 
 def describe(value: Value) -> str:

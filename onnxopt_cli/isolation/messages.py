@@ -16,12 +16,13 @@ What it cannot do is to pass with other outputs than the right ones, or in anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.core.codec import ValueReader, ValueWriter, pack, read_run, run_request
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
@@ -31,7 +32,6 @@ from onnxopt_cli.errors import (
     UnusableOutput,
     UsageError,
 )
-from onnxopt_cli.isolation.frames import PayloadReader, PayloadWriter, pack
 from onnxopt_cli.isolation.response import Order, Response
 
 # What a worker may report of itself; all else is seen from outside.
@@ -54,25 +54,15 @@ _START_ERRORS: Mapping[str, type[OnnxoptError]] = {
 }
 
 
-def pack_hello(backend: str, lowering: LoweringMode) -> list[memoryview]:
-    """Return the first frame to a worker: which backend it is to run, and how."""
-    return pack({"backend": backend, "lowering": lowering.value})
+def hello(backend: str, lowering: LoweringMode) -> dict[str, Any]:
+    """Return the first request to a worker: which backend it is to run, and how."""
+    return {"request": "hello", "backend": backend, "lowering": lowering.value}
 
 
-def read_hello(message: Any) -> tuple[str, LoweringMode]:
-    """Return what :func:`pack_hello` was given."""
-    return message["backend"], LoweringMode(message["lowering"])
-
-
-def pack_ready(version: str) -> list[memoryview]:
-    """Return a worker's first frame, if its backend started."""
-    return pack({"ready": version})
-
-
-def pack_refusal(error: OnnxoptError) -> list[memoryview]:
-    """Return a worker's first frame, if its backend did not start."""
+def refusal(error: OnnxoptError) -> dict[str, Any]:
+    """Return a worker's first answer, if its backend did not start."""
     kind = "usage" if isinstance(error, UsageError) else "unavailable"
-    return pack({"refusal": kind, "message": error.message, "hint": error.hint})
+    return {"refusal": kind, "message": error.message, "hint": error.hint}
 
 
 def read_ready(message: Any) -> str:
@@ -91,101 +81,76 @@ def read_ready(message: Any) -> str:
     raise ProtocolBreach("did not say that its backend is ready")
 
 
-def pack_order(order: Order, model: bytes) -> list[memoryview]:
-    """Return the frame of an order, whose model is already serialised.
+def pack_order(order: Order, model: bytes) -> tuple[dict[str, Any], ValueWriter]:
+    """Return the request of an order, whose model is already serialised, and its values.
 
     Raises:
         UnusableOutput: if the inputs cannot be sent.
     """
-    payload = PayloadWriter()
-    payload.buffers.append(model)
-    inputs = [[name, payload.put(value)] for name, value in order.inputs.items()]
-    message = {
-        "number": order.number,
-        "model": len(model),
-        "inputs": inputs,
-        "collect": order.collect,
-        "keep": order.keep,
-    }
-    return pack(message, payload.buffers)
+    return run_request(model, order.inputs, collect=order.collect, keep=order.keep)
 
 
 def read_order(message: Any, payload: memoryview) -> Order:
     """Return what :func:`pack_order` was given."""
-    reader = PayloadReader(payload)
-    model = onnx.ModelProto.FromString(bytes(reader.take(message["model"])))
-    inputs = {name: reader.value(described) for name, described in message["inputs"]}
-    settings = {name: message[name] for name in ("number", "collect", "keep")}
-    return Order(model, inputs, **settings)
+    model, inputs = read_run(message, payload)
+    settings = {name: message[name] for name in ("collect", "keep")}
+    return Order(onnx.ModelProto.FromString(bytes(model)), inputs, **settings)
 
 
 def pack_answer(number: int, response: Response) -> list[memoryview]:
-    """Return the frame of a worker's answer to an order."""
-    payload = PayloadWriter()
-    outputs = None
-    failure, message = response.failure, response.message
-    try:
-        if response.outputs is not None:
-            outputs = [payload.put(value) for value in response.outputs]
-            payload.require_acceptable()
-    except UnusableOutput as error:
-        failure, message, payload = Outcome.ERROR, error.message, PayloadWriter()
-    answer = {
-        "number": number,
-        "outputs": None if failure else outputs,
-        "failure": None if failure is None else failure.value,
-        "message": message,
-        "lowered": response.lowered,
-        "changed": list(response.changed),
-        "seconds": response.seconds,
-    }
-    return pack(answer, payload.buffers)
+    """Return a worker's answer to a request to run a case."""
+    values = ValueWriter()
+    answer: dict[str, Any] = {"id": number, "seconds": response.seconds}
+    if response.outputs is not None:
+        try:
+            outputs = [values.put(value) for value in response.outputs]
+            changed = list(response.changed)
+            said = {"outputs": outputs, "lowered": response.lowered, "changed": changed}
+            return values.message({**answer, **said})
+        except UnusableOutput as error:
+            response = Response(failure=Outcome.ERROR, message=f"of its outputs, {error.message}")
+    return pack({**answer, "failure": response.failure, "message": response.message})
 
 
-def read_answer(message: Any, payload: memoryview, order: Order) -> Response:
-    """Return a worker's answer to an order.
+def read_answer(message: Any, payload: memoryview, inputs: Container[str]) -> Response:
+    """Return a worker's answer to a request to run a case.
+
+    Args:
+        message: the answer.
+        payload: its raw bytes.
+        inputs: names of the inputs that it was given.
 
     Raises:
-        ProtocolBreach: if it is not an answer, or one to another order.
+        ProtocolBreach: if it is not an answer.
     """
+    reader = ValueReader(payload)
     match message:
-        case {"number": int(number)} if number != order.number:
-            raise ProtocolBreach("answered another case than it was asked")
         case {
-            "number": int(),
-            "outputs": outputs,
-            "failure": failure,
-            "message": str(text),
+            "outputs": list(outputs),
             "lowered": bool(lowered),
             "changed": list(changed),
             "seconds": float(seconds),
-        } if math.isfinite(seconds) and all(type(name) is str for name in changed):
-            changed = list(dict.fromkeys(changed))
-        case _:
-            raise ProtocolBreach("sent a frame that answers nothing")
-    reader = PayloadReader(payload)
-    if failure is None and isinstance(outputs, list):
-        values = [reader.value(described) for described in outputs]
-        reader.end()
-        if not order.inputs.keys() >= set(changed):
-            raise ProtocolBreach("says that it changed inputs that it did not get")
-        return Response(values, lowered=lowered, changed=tuple(changed), seconds=seconds)
-    reader.end()
-    if type(failure) is not str or failure not in _REPORTED or outputs is not None:
-        raise ProtocolBreach("sent an answer with neither outputs nor a failure")
-    return Response(failure=Outcome(failure), message=_text(text), seconds=seconds)
+        } if len(message) == 4 and math.isfinite(seconds) and set(map(type, changed)) <= {str}:  # noqa: PLR2004
+            values = [reader.value(described) for described in outputs]
+            reader.end()
+            names = tuple(dict.fromkeys(changed))
+            if not all(name in inputs for name in names):
+                raise ProtocolBreach("says that it changed inputs that it did not get")
+            return Response(values, lowered=lowered, changed=names, seconds=seconds)
+        case {"failure": _, "message": _, "seconds": float(seconds)} if (
+            len(message) == 3 and math.isfinite(seconds)  # noqa: PLR2004
+        ):
+            reader.end()
+            failure, text = read_failure(message)
+            return Response(failure=failure, message=text, seconds=seconds)
+    raise ProtocolBreach("sent an answer with neither outputs nor a failure")
 
 
-def pack_farewell(failure: Outcome, message: str) -> list[memoryview]:
-    """Return a worker's last frame, if its backend failed to shut down."""
-    return pack({"failure": failure.value, "message": message})
-
-
-def read_farewell(message: Any) -> tuple[Outcome, str]:
-    """Return what :func:`pack_farewell` was given.
+def read_failure(message: Any) -> tuple[Outcome, str]:
+    """Return what a worker says of a failure: of a case, or when it ended.
 
     Raises:
-        ProtocolBreach: if the worker says something else.
+        ProtocolBreach: if it says something else.
     """
     match message:
         case {"failure": str(failure), "message": str(text)} if failure in _REPORTED:

@@ -42,7 +42,6 @@ class Order:
         inputs: a value for every input of the graph that must be fed.
         started: called when it starts.
         keep: whether the prepared model is to be kept for orders with the same model.
-        number: tells a worker's answers apart.
         collect: whether garbage is to be collected before the answer, so that what is left is
             left for good.
     """
@@ -51,7 +50,6 @@ class Order:
     inputs: Mapping[str, Value]
     started: Callable[[], None] = lambda: None
     keep: bool = False
-    number: int = 0
     collect: bool = False
 
 

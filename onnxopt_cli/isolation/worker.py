@@ -10,7 +10,6 @@ import selectors
 import signal
 from dataclasses import replace
 from enum import Enum, auto
-from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -18,33 +17,32 @@ import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.core.text import exit_text, printable
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,
+    BackendDied,
+    BackendHangs,
     BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
+    UnusableOutput,
     UsageError,
 )
 from onnxopt_cli.isolation.leaks import SETTLING_SECONDS, Step, Watch
 from onnxopt_cli.isolation.messages import (
-    pack_hello,
+    hello,
     pack_order,
     read_answer,
-    read_farewell,
+    read_failure,
     read_ready,
 )
 from onnxopt_cli.isolation.processes import Limits, descendants, out_of_memory_kills, resident
 from onnxopt_cli.isolation.response import Aside, Order, Response
 from onnxopt_cli.isolation.worker_process import WorkerProcess
 
-# No number is used twice, not even by different workers, so an answer that comes twice is known.
-_numbers = count(1)
 _AGAIN = " (when the case ran again)"
 # How often the memory of a busy worker is looked at.
 _MEMORY_CHECK_SECONDS = 0.1
-# How long a worker that has closed its channel may take to end: only then is it known how it ended.
-_DYING_SECONDS = 1.0
 # What programs print that could get no memory and ended themselves.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
 
@@ -92,23 +90,21 @@ class Worker:
         self._lowering = lowering
         self._limits = limits
         self._kills = out_of_memory_kills()
-        # It has closed its channel, and has a moment to end: only then is it known how it ended.
-        self._dying = False
         self._order = Order(onnx.ModelProto(), {})
         self._model = b""
-        self._answered_numbers: set[int] = set()
         # The first answer to a case that runs again, and when the worker is to be looked at
         # without its running once more.
         self._first_response: Response | None = None
         self._check_leak_at = self._next_memory_check = float("inf")
-        self._begin(State.STARTING, limits.startup)
+        self._begin(State.STARTING)
         self._process = WorkerProcess(limits.memory, selector)
-        self._process.send(pack_hello(backend, lowering))
+        self._conversation = self._process.conversation
+        self._conversation.ask(hello(backend, lowering), limits.startup)
 
     @property
     def free(self) -> bool:
         """True if it can be asked."""
-        return self.state is State.IDLE and not self._dying
+        return self.state is State.IDLE and self._conversation.open
 
     def ask(self, order: Order, model: bytes) -> bool:
         """Send a case, whose response comes later; return False if it cannot be asked any more.
@@ -118,7 +114,7 @@ class Worker:
             model: its model, serialised.
         """
         # It may have spoken since the last look.
-        self._receive()
+        self.poll()
         if self.free:
             self._model = model
             self._process.printed.forget()
@@ -130,22 +126,26 @@ class Worker:
         if self.state is State.GONE:
             return
         self._process.read_printed()
-        self._receive()
-        self._check()
+        try:
+            answer = self._conversation.poll()
+            if answer is not None:
+                self._handle(*answer)
+            self._check()
+        except ProtocolBreach as breach:
+            if self._may_be_of_an_earlier_case():
+                self.state = State.IDLE
+            self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
+        except MemoryError:
+            self.give_up(Outcome.OOM, f"{OUT_OF_MEMORY} for what the worker sent")
+        except BackendDied as death:
+            self._ended(death)
+        except BackendHangs as error:
+            self.give_up(Outcome.TIMEOUT, f"the worker {error.message}")
 
     def _check(self) -> None:
-        """See whether the worker has ended, is late or holds too much."""
-        if self.state is State.GONE:
-            return
+        """See whether the worker has settled, or holds too much."""
         now = monotonic()
-        code = self._process.popen.poll()
-        if code is not None:
-            self._ended(code)
-        elif now > self._deadline and self._dying:
-            self.give_up(Outcome.CRASH, "the worker closed its channel")
-        elif now > self._deadline:
-            self.give_up(Outcome.TIMEOUT, f"no answer within {self._allowed:g} s")
-        elif now > self._check_leak_at:
+        if self.state is State.BUSY and now > self._check_leak_at:
             self._check_leak_at = float("inf")
             self._proceed(self._watch.after_wait())
         elif self.state is State.BUSY and self._limits.memory and now > self._next_memory_check:
@@ -157,11 +157,11 @@ class Worker:
 
     def end(self) -> None:
         """Tell the worker to end by itself; it is GONE when it has."""
-        self._receive()
+        self.poll()
         if self.state is not State.GONE:
-            self._begin(State.ENDING, self._limits.teardown)
+            self._begin(State.ENDING)
             self._process.printed.forget()
-            self._process.finish()
+            self._conversation.end(self._limits.teardown)
 
     def give_up(self, outcome: Outcome, message: str) -> None:
         """Kill the worker; whatever it was doing has this as its result."""
@@ -187,38 +187,21 @@ class Worker:
             said = "leaves processes behind that cannot be killed"
             self.aside = Aside("between-cases", Outcome.LEAK, said)
 
-    def _begin(self, state: State, seconds: float = float("inf")) -> None:
-        """Enter a state that may take so many seconds."""
+    def _begin(self, state: State) -> None:
         self.state = state
-        self._allowed = seconds
         self._started = monotonic()
-        self._deadline = self._started + seconds
         self._next_memory_check = self._started + _MEMORY_CHECK_SECONDS
 
     def _send(self, order: Order) -> None:
         self.asked += not order.keep
-        self._order = replace(order, number=next(_numbers))
-        frame = pack_order(self._order, self._model)
-        self._begin(State.BUSY, self._limits.timeout)
-        self._process.send(frame)
-
-    def _receive(self) -> None:
+        self._order = order
+        self._begin(State.BUSY)
         try:
-            frame = self._process.receive()
-            if frame is not None:
-                self._handle(*frame)
-            elif self.state is State.IDLE and not self._process.reader.empty:
-                self._handle(None, memoryview(b""))
-        except ProtocolBreach as breach:
-            if self._may_be_of_an_earlier_case():
-                self.state = State.IDLE
-            self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
-        except MemoryError:
-            self.give_up(Outcome.OOM, f"{OUT_OF_MEMORY} for what the worker sent")
-        else:
-            if not self._process.open and not self._dying and self.state is not State.ENDING:
-                self._dying = True
-                self._deadline = min(self._deadline, monotonic() + _DYING_SECONDS)
+            request, values = pack_order(order, self._model)
+            self._conversation.ask(request, self._limits.timeout, values)
+        except UnusableOutput as error:
+            message = f"the case cannot be sent to a worker: {error.message}"
+            self._reply(Response(failure=Outcome.ERROR, message=message))
 
     def _handle(self, message: Any, payload: memoryview) -> None:
         if self.state is State.STARTING:
@@ -231,31 +214,19 @@ class Worker:
             self._watch: Watch = Watch(self._process.popen.pid)
             self._begin(State.IDLE)
         elif self.state is State.BUSY:
-            self._accept(self._answer(message, payload))
-        elif self.state is State.ENDING:
-            self.give_up(*read_farewell(message))
+            response = read_answer(message, payload, self._order.inputs)
+            if response.lowered and self._lowering is LoweringMode.NEVER:
+                raise ProtocolBreach("says that it was given primitive operators, which it was not")
+            self._conversation.require_no_more()
+            seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
+            printed = self._process.printed_text()
+            self._accept(replace(response, seconds=seconds, printed=printed))
         else:
-            raise ProtocolBreach("spoke without being asked")
-
-    def _answer(self, message: Any, payload: memoryview) -> Response:
-        if self._process.unsent:
-            raise ProtocolBreach("answered before it had the whole case")
-        number = message.get("number") if isinstance(message, dict) else None
-        if type(number) is int and number in self._answered_numbers:
-            raise ProtocolBreach("answered a case twice")
-        response = read_answer(message, payload, self._order)
-        if response.lowered and self._lowering is LoweringMode.NEVER:
-            raise ProtocolBreach("says that it was given primitive operators, which it was not")
-        self._answered_numbers.add(self._order.number)
-        if self._process.has_more():
-            raise ProtocolBreach("sent more than an answer")
-        seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
-        return replace(response, seconds=seconds, printed=self._process.printed_text())
+            self.give_up(*read_failure(message))
 
     def _may_be_of_an_earlier_case(self) -> bool:
         """Tell whether what broke the protocol may have been left by a case before this one."""
-        unanswered = self._order.number not in self._answered_numbers
-        return self.state is State.BUSY and self.answered and unanswered
+        return self.state is State.BUSY and self.answered and self._conversation.asked
 
     def _accept(self, response: Response) -> None:
         """Accept an answer, unless the worker has grown and must show whether it does so again."""
@@ -284,15 +255,14 @@ class Worker:
             # The next case must not run with the memory that this one holds.
             self.kill()
 
-    def _ended(self, code: int) -> None:
-        if self.state is State.ENDING and not code and not self._dying:
-            # It may have said something after the last look.
-            self._receive()
-            if not self._process.reader.empty and self.state is State.ENDING:
-                self.give_up(Outcome.PROTOCOL, "the worker ended in the middle of a frame")
+    def _ended(self, death: BackendDied) -> None:
+        code = self._process.popen.returncode
+        if self.state is State.ENDING and code == 0:
+            if not self._conversation.between_messages:
+                self.give_up(Outcome.PROTOCOL, "the worker ended in the middle of a message")
             self.kill()
             return
-        outcome, how = Outcome.CRASH, exit_text(code)
+        outcome, how = Outcome.CRASH, death.message
         printed = self._process.printed_text()
         if code == -signal.SIGKILL and out_of_memory_kills() > self._kills:
             outcome, how = Outcome.OOM, "was killed by the system, which had run out of memory"

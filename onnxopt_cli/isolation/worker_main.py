@@ -34,50 +34,52 @@ def main(channel: int, runner: int, memory: int, folder: str) -> None:
     faulthandler.enable()
     with socket.socket(fileno=channel) as connection:
         connection.set_inheritable(False)
-        _serve(connection)
+        # The runner is gone, or wants no more of it.
+        with suppress(EOFError):
+            _serve(connection)
 
 
 def _serve(connection: socket.socket) -> None:
     # The keeper is forked before anything heavy is imported.
+    from onnxopt_cli.backends.lowering import LoweringMode
+    from onnxopt_cli.core.codec import MessageReader, pack
     from onnxopt_cli.core.result import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
     from onnxopt_cli.isolation import messages
-    from onnxopt_cli.isolation.frames import FrameReader
     from onnxopt_cli.isolation.response import Host, Response
 
-    reader = FrameReader()
+    def send(message: Sequence[memoryview]) -> None:
+        for part in message:
+            connection.sendall(part)
+
+    reader = MessageReader()
+    request, _ = reader.receive(connection.recv_into)
+    number, text = request["id"], request["backend"]
     try:
-        hello, _ = reader.receive(connection)
-    except EOFError:
-        return
-    text, lowering = messages.read_hello(hello)
-    try:
-        host = Host(text, lowering)
-        ready = messages.pack_ready(host.version)
+        host = Host(text, LoweringMode(request["lowering"]))
+        ready = {"id": number, "ready": host.version}
     except OnnxoptError as error:
-        _send(connection, messages.pack_refusal(error))
+        send(pack({"id": number, **messages.refusal(error)}))
         return
     except KeyboardInterrupt:
         refusal = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
-        _send(connection, messages.pack_refusal(refusal))
+        send(pack({"id": number, **messages.refusal(refusal)}))
         return
-    _send(connection, ready)
-    with suppress(EOFError):
-        while True:
-            order = messages.read_order(*reader.receive(connection))
-            try:
-                response = host.respond(order)
-            except KeyboardInterrupt:
-                # Only the backend can have raised it here.
-                response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
-            if order.collect:
-                gc.collect()
-            _send(connection, messages.pack_answer(order.number, response))
+    send(pack(ready))
+    while True:
+        request, payload = reader.receive(connection.recv_into)
+        if request["request"] == "shutdown":
+            break
+        order = messages.read_order(request, payload)
+        try:
+            response = host.respond(order)
+        except KeyboardInterrupt:
+            # Only the backend can have raised it here.
+            response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
+        if order.collect:
+            gc.collect()
+        send(messages.pack_answer(request["id"], response))
     trouble = host.close()
     if trouble is not None:
-        _send(connection, messages.pack_farewell(*trouble))
-
-
-def _send(connection: socket.socket, frame: Sequence[memoryview]) -> None:
-    for part in frame:
-        connection.sendall(part)
+        failure, message = trouble
+        send(pack({"id": request["id"], "failure": failure, "message": message}))

@@ -8,15 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from itertools import islice
-from typing import Any
+from functools import cache, partial
 
+from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.isolation.frames import FrameReader
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import (
     children,
@@ -36,8 +32,6 @@ _PR_SET_DUMPABLE = 4
 _PATIENCE_SECONDS = 1.0
 # How long what has no keeper any more may take to end.
 _SWEEP_SECONDS = 10.0
-# The system sends at most so many buffers at a time.
-_MOST_BUFFERS = 64
 # What is kept and shown of what a worker prints; and how much is read at a time, and at once, so
 # that a flood does not keep the runner from its other work.
 _KEPT = 16 << 10
@@ -58,61 +52,28 @@ class WorkerProcess:
 
     Attributes:
         popen: the process that was started: the keeper, where there is one.
-        open: True until the worker has closed its channel.
-        reader: what has come of the next frame.
-        unsent: what waits for room in the channel, so that the worker cannot have it.
+        conversation: what it is asked, and answers.
         printed: what the worker has printed.
     """
 
     def __init__(self, memory: int, selector: selectors.BaseSelector) -> None:
         self._folder = name_folder()
         self.popen, self._channel, printed = _start(memory, self._folder)
-        self.open = True
-        self.reader = FrameReader()
-        self.unsent: deque[memoryview] = deque()
+        self._writing = os.dup(self._channel.fileno())
+        self.conversation = Conversation(
+            self.popen,
+            self._channel.fileno(),
+            self._writing,
+            partial(self._channel.shutdown, socket.SHUT_WR),
+            selector,
+        )
         self.printed = Printed(printed)
         # Readable when the process has ended; where the system has none, the clock has to do.
         self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else None
         self._selector = selector
-        for descriptor in (self._channel.fileno(), printed, self._ended):
+        for descriptor in (printed, self._ended):
             if descriptor is not None:
                 selector.register(descriptor, selectors.EVENT_READ)
-
-    def send(self, frame: Sequence[memoryview]) -> None:
-        """Send a frame, now as far as there is room, the rest whenever :meth:`receive` is called.
-
-        If the worker has closed the channel nothing happens: it is about to be found dead.
-        """
-        self.unsent.extend(frame)
-        self._flush()
-
-    def receive(self) -> tuple[Any, memoryview] | None:
-        """Return the next frame, or None if it is not all there yet or will never be.
-
-        Raises:
-            ProtocolBreach: if what came is no frame.
-        """
-        if self.unsent:
-            self._flush()
-        try:
-            return self.reader.receive(self._channel) if self.open else None
-        except BlockingIOError:
-            return None
-        except (OSError, EOFError):
-            self._close_channel()
-            return None
-
-    def has_more(self) -> bool:
-        """Tell whether bytes are there that belong to no frame yet received."""
-        try:
-            return bool(self._channel.recv(1, socket.MSG_PEEK))
-        except OSError:
-            return False
-
-    def finish(self) -> None:
-        """Tell the worker that it will be asked nothing more."""
-        with suppress(OSError):
-            self._channel.shutdown(socket.SHUT_WR)
 
     def read_printed(self) -> None:
         """Take what it has printed."""
@@ -136,36 +97,15 @@ class WorkerProcess:
         dead = not _gets_orphans() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
         # The keeper has done this, unless it was killed itself.
         remove_folder(self._folder)
-        self._close_channel()
+        self.conversation.close()
         self._channel.close()
+        os.close(self._writing)
         self._unregister(self.printed.descriptor)
         os.close(self.printed.descriptor)
         if self._ended is not None:
             self._unregister(self._ended)
             os.close(self._ended)
         return dead
-
-    def _flush(self) -> None:
-        """Send what waits, as far as there is room, and have the selector say when there is."""
-        try:
-            while self.unsent:
-                sent = self._channel.sendmsg(list(islice(self.unsent, _MOST_BUFFERS)))
-                while self.unsent and sent >= len(self.unsent[0]):
-                    sent -= len(self.unsent.popleft())
-                if sent:
-                    self.unsent[0] = self.unsent[0][sent:]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._close_channel()
-        if self.open:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
-            self._selector.modify(self._channel.fileno(), events)
-
-    def _close_channel(self) -> None:
-        self.open = False
-        self.unsent.clear()
-        self._unregister(self._channel.fileno())
 
     def _unregister(self, descriptor: int) -> None:
         with suppress(KeyError):
@@ -196,7 +136,6 @@ def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.so
         theirs.close()
         os.close(write_end)
     _keepers.add(popen.pid)
-    ours.setblocking(False)
     return popen, ours, printed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from io import BytesIO
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
 from onnxopt_cli.core.result import Result
@@ -104,7 +104,7 @@ def read_log(path: Path) -> Log | None:
     rules: Rules | None = None
     for number, line in enumerate(BytesIO(whole), start=1):
         try:
-            record = _parsed(line.removesuffix(b"\n"))
+            record = _parsed(line)
             kind = check_record(record)
             if log is None or rules is None:
                 digest = blake2b(whole).digest()
@@ -132,17 +132,9 @@ def read_record(path: Path) -> RunRecord:
 
 def _parsed(line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise ValueError("found bytes that are no UTF-8") from None
-    except RecursionError:
-        raise ValueError("found too much nesting") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"found no JSON: {error}") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"found {name}, which is no JSON")
+        return read_json(line.removesuffix(b"\n"))
+    except ValueError as error:
+        raise ValueError(f"found {error}") from None
 
 
 def _header(kind: str, record: dict[str, Any]) -> Header:

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.compare import NumberKind, compare_outputs, kind_of, largest_share
+from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.tolerance import Branch, Budget
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, NumberKind, kind_of
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator

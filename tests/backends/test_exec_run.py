@@ -72,8 +72,8 @@ def test_a_command_that_computes_rightly_conforms(identity, onnxopt):
         ("dies", "crash", "ended with exit code 7", "process"),
         ("dies", "crash", "ended with exit code 7", "none"),
         ("segfaults", "crash", "killed by SIGSEGV", "none"),
-        ("hangs", "timeout", "did not answer within 2 s", "process"),
-        ("hangs", "timeout", "did not answer within 2 s", "none"),
+        ("hangs", "timeout", "no answer within 2 s", "process"),
+        ("hangs", "timeout", "no answer within 2 s", "none"),
         ("breaks-once", "protocol", "answered the request -1", "none"),
     ],
 )
@@ -145,7 +145,12 @@ def wait_for(path, seconds=20):
 
 @pytest.mark.parametrize(
     ("mode", "outcome"),
-    [("error", "error"), ("unsupported", "unsupported"), ("double", "fail"), ("link", "protocol")],
+    [
+        ("error", "error"),
+        ("unsupported", "unsupported"),
+        ("double", "fail"),
+        ("too-few-bytes", "protocol"),
+    ],
 )
 def test_each_answer_has_its_outcome(mode, outcome, identity, onnxopt):
     found = outcomes(onnxopt, spec(mode), "--isolation", "none", code=1)
@@ -168,3 +173,30 @@ def test_a_command_without_the_training_domain_gets_primitive_operators(workplac
     found = outcomes(onnxopt, spec(command=script), *never, code=1)
     assert found["plain"]["outcome"] == "unsupported"
     assert "Momentum is of ai.onnx.preview.training version 1" in found["plain"]["message"]
+
+
+LEAKY = """\
+onnxopt: 1
+suite: demo
+operator: LeakyRelu
+opset: 18
+cases:
+  - name: slope
+    attributes: {alpha: 0.5}
+    inputs: {X: [1.0, -2.0]}
+    outputs: {Y: [1.0, -1.0]}
+  - name: other_slope
+    inputs: {X: [1.0, -200.0]}
+    outputs: {Y: [1.0, -2.0]}
+"""
+
+
+def test_a_command_can_be_asked_for_single_nodes_without_protobuf(workplace, onnxopt):
+    nodes = spec(command=PLUGINS / "exec_nodes.py")
+    (workplace / "demo.yaml").write_text(LEAKY)
+    assert {it["outcome"] for it in outcomes(onnxopt, nodes, code=0).values()} == {"pass"}
+    # What an operator is replaced by is more than a node.
+    (workplace / "demo.yaml").write_text(MOMENTUM)
+    found = outcomes(onnxopt, nodes, code=1)["plain"]
+    assert found["outcome"] == "unsupported"
+    assert "no Momentum; of the lowered model: " in found["message"]

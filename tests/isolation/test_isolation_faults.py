@@ -55,13 +55,13 @@ LEAKS = {
 }
 NO_LEAKS = ("starts_a_helper_once", "keeps_much_once")
 BREACHES = {
-    "sends_garbage": "begins no frame",
+    "sends_garbage": "no line of JSON",
     "sends_huge": "are accepted",
-    "sends_bad_json": "is no JSON",
-    "answers_another": "answered another case",
+    "sends_bad_json": "too much nesting",
+    "answers_another": "answered the request 9999, but was asked",
     "answers_too_much": "were announced",
     "answers_the_last": "",
-    "answers_twice_later": "answered a case twice",
+    "answers_twice_later": "asked",
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
 HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")

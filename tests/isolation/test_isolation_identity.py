@@ -52,9 +52,9 @@ def of(rows, backend):
     return [row["outcome"] for row in rows if row["backend"] == backend]
 
 
-NAMES_ITSELF = 'speak(frame({"name": "numpy", "version": "numpy 2.0"}))'
-READY = 'speak(frame({"ready": "numpy 2.0"}))'
-ANSWERS = "[speak(frame(answer(number))) for number in range(1, 20)]"
+NAMES_ITSELF = 'speak(frame({"id": greeted(), "name": "numpy", "version": "numpy 2.0"}))'
+READY = 'speak(frame({"id": greeted(), "ready": "numpy 2.0"}))'
+ANSWERS = "[speak(frame(answer(number))) for number in range(greeted() + 1, greeted() + 20)]"
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,9 @@ ANSWERS = "[speak(frame(answer(number))) for number in range(1, 20)]"
     [
         f"{NAMES_ITSELF}; os._exit(0)",
         NAMES_ITSELF,
-        'speak(frame({"name": "numpy", "ready": "numpy 2.0"})); os._exit(0)',
-        'speak(frame({"ready": ["numpy"]})); os._exit(0)',
+        'speak(frame({"id": greeted(), "name": "numpy", "ready": "numpy 2.0"})); os._exit(0)',
+        'speak(frame({"id": greeted(), "ready": ["numpy"]})); os._exit(0)',
+        'speak(frame({"ready": "numpy 2.0"})); os._exit(0)',
     ],
 )
 def test_a_backend_that_gives_itself_a_name_does_not_start(demo, onnxopt, source):
@@ -168,7 +169,7 @@ def test_a_byte_that_comes_when_the_backend_is_to_end_is_reported(demo):
 TOO_MUCH = {
     "returns_many": ("fail", "are 99995 more too many"),
     "returns_too_many": ("error", "300002 values; at most 250000"),
-    "returns_too_much_text": ("error", "bytes as strings; at most"),
+    "returns_too_much_text": ("error", "characters; at most"),
     "returns_long_text": ("fail", "is string[1] too many"),
     "claims_changes": ("fail", "inputs changed: X"),
     "claims_other_changes": ("protocol", "inputs that it did not get"),
@@ -176,10 +177,11 @@ TOO_MUCH = {
     "claims_values": ("protocol", "more than 250000 values"),
     "claims_nesting": ("protocol", "more than 250000 values"),
     "sends_many_parts": ("protocol", "parts; at most"),
-    "sends_strings": ("protocol", "10000000 strings"),
+    "sends_strings": ("protocol", "a line of more than 16777216 bytes"),
+    "sends_many_strings": ("protocol", "parts; at most"),
 }
 UNTRUE = {
-    "AnswersAhead": ("protocol", "answered another case"),
+    "AnswersAhead": ("protocol", "answered the request"),
     "claims_lowered": ("protocol", "given primitive operators, which it was not"),
 }
 

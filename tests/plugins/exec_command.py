@@ -1,11 +1,10 @@
-"""A command that speaks onnxopt-exec/1 and copies its inputs; its argument says how it errs."""
+"""A command that speaks onnxopt-exec/2 and copies its inputs; its argument says how it errs."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -13,11 +12,11 @@ from pathlib import Path
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "copies"
 HELLO = {
-    "protocol": "onnxopt-exec/1",
+    "protocol": "onnxopt-exec/2",
     "name": "copier",
     "version": "1.0",
     "domains": {"ai.onnx": [1, 21]},
-    "dtypes": ["FLOAT", "DOUBLE", "INT64", "STRING"],
+    "dtypes": ["float32", "float64", "int64", "string"],
     "devices": ["CPU", "GPU:0"],
 }
 
@@ -25,12 +24,13 @@ HELLO = {
 def main():
     """Answer requests until told to end."""
     with contextlib.suppress(BrokenPipeError):
-        for line in sys.stdin:
+        for line in sys.stdin.buffer:
             request = json.loads(line)
+            payload = sys.stdin.buffer.read(request.get("bytes", 0))
             if request["request"] == "hello":
                 answer_hello(request)
             elif request["request"] == "run":
-                answer_run(request, Path(request["folder"]))
+                answer_run(request, payload[request["model"] :])
             elif request["request"] == "shutdown":
                 end()
 
@@ -52,7 +52,7 @@ def answer_hello(request):
     say(hello)
 
 
-def answer_run(request, folder):
+def answer_run(request, payload):
     number = request["id"]
     if MODE in ANSWERS:
         say({"id": number, **ANSWERS[MODE]})
@@ -62,22 +62,21 @@ def answer_run(request, folder):
     elif MODE == "hello-differs":
         sys.exit(7)
     elif MODE in DEEDS:
-        DEEDS[MODE](request, folder)
+        DEEDS[MODE](request, payload)
     else:
-        copy(request, folder)
+        copy(request, payload)
 
 
-def copy(request, folder):
-    names = []
-    for source, target in zip(request["inputs"], request["outputs"], strict=False):
-        shutil.copy(folder / source["file"], folder / target["file"])
-        names.append(target["file"])
-    say({"id": request["id"], "outputs": names})
+def copy(request, payload):
+    outputs = [given["value"] for given in request["inputs"]]
+    say({"id": request["id"], "outputs": outputs}, payload)
 
 
-def say(answer):
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+def say(answer, payload=b""):
+    sys.stdout.buffer.write(
+        json.dumps({**answer, "bytes": len(payload)}).encode() + b"\n" + payload
+    )
+    sys.stdout.buffer.flush()
 
 
 def end():
@@ -91,82 +90,52 @@ def end():
 def once(deed):
     """Do something at the first case only, in whichever process that falls."""
 
-    def at_first(request, folder):
+    def at_first(request, payload):
         marker = Path(sys.argv[2])
         if marker.exists():
-            return copy(request, folder)
+            return copy(request, payload)
         marker.touch()
-        return deed(request, folder)
+        return deed(request, payload)
 
     return at_first
 
 
-def answer_twice(request, folder):
-    copy(request, folder)
+def answer_twice(request, payload):
+    copy(request, payload)
     say({"id": request["id"], "outputs": []})
 
 
-def answer_and_chatter(request, folder):
-    copy(request, folder)
+def answer_and_chatter(request, payload):
+    copy(request, payload)
     time.sleep(0.05)
     sys.stdout.write("done!\n")
     sys.stdout.flush()
 
 
-def answer_and_die(request, folder):
-    copy(request, folder)
+def answer_and_die(request, payload):
+    copy(request, payload)
     os._exit(0)
 
 
-def close_output(_request, _folder):
+def close_output(_request, _payload):
     os.close(1)
     time.sleep(60)
 
 
-def write_link(request, folder):
-    (folder / "output_0.pb").symlink_to(folder / "input_0.pb")
-    say({"id": request["id"], "outputs": ["output_0.pb"]})
+def write_double(request, _payload):
+    say({"id": request["id"], "outputs": [{"dtype": "float64", "shape": [1]}]}, bytes(8))
 
 
-def write_pipe(request, folder):
-    os.mkfifo(folder / "output_0.pb")
-    say({"id": request["id"], "outputs": ["output_0.pb"]})
+def record(request, payload):
+    Path(sys.argv[2]).write_text(json.dumps({**request, "payload": payload.hex()}))
+    copy(request, payload)
 
 
-def write_rubbish(request, folder):
-    (folder / "output_0.pb").write_bytes(b"\xff\xff\xff")
-    say({"id": request["id"], "outputs": ["output_0.pb"]})
-
-
-def write_huge(request, folder):
-    with (folder / "output_0.pb").open("wb") as file:
-        file.truncate(2**31)
-    say({"id": request["id"], "outputs": ["output_0.pb"]})
-
-
-def write_double(request, folder):
-    # A TensorProto by hand: dims 1, data_type DOUBLE, raw_data of eight zero bytes.
-    (folder / "output_0.pb").write_bytes(bytes([8, 1, 16, 11, 74, 8]) + bytes(8))
-    say({"id": request["id"], "outputs": ["output_0.pb"]})
-
-
-def leave_rubbish(request, folder):
-    (folder / "left" / "behind").mkdir(parents=True)
-    (folder / "left").chmod(0)
-    copy(request, folder)
-
-
-def record(request, folder):
-    names = sorted(path.name for path in folder.iterdir())
-    Path(sys.argv[2]).write_text(json.dumps({**request, "files": names}))
-    copy(request, folder)
-
-
-def die(_request, _folder):
+def die(_request, _payload):
     os._exit(7)
 
 
-def segfault(_request, _folder):
+def segfault(_request, _payload):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -178,14 +147,14 @@ ANSWERS = {
     "unknown-field": {"outputs": [], "seconds": 1},
     "two-answers": {"outputs": [], "error": "and a failure"},
     "no-answer": {},
-    "outputs-no-list": {"outputs": "output_0.pb"},
-    "missing-file": {"outputs": ["output_0.pb"]},
+    "outputs-no-list": {"outputs": "y"},
     "no-outputs": {"outputs": []},
-    "path-up": {"outputs": ["../../../etc/passwd"]},
-    "absolute-path": {"outputs": ["/etc/passwd"]},
-    "dot-dot": {"outputs": [".."]},
-    "surrogate": {"outputs": ["\ud800"]},
-    "the-model": {"outputs": ["model.onnx"]},
+    "too-few-bytes": {"outputs": [{"dtype": "float32", "shape": [1]}]},
+    "much": {"outputs": [{"dtype": "float32", "shape": [1 << 40]}]},
+    "negative": {"outputs": [{"dtype": "float32", "shape": [-1]}]},
+    "no-dtype": {"outputs": [{"dtype": "object", "shape": [1]}]},
+    "a-file": {"outputs": ["output_0.pb"]},
+    "strings-missing": {"outputs": [{"dtype": "string", "shape": [2], "data": ["a"]}]},
 }
 LINES = {
     "garbage": b"hello there\n",
@@ -196,27 +165,28 @@ LINES = {
     "other-id": b'{"id": 99, "outputs": []}\n',
     "true-id": b'{"id": true, "outputs": []}\n',
     "no-id": b'{"outputs": []}\n',
-    "nested": b"[" * 500_000 + b"\n",
-    "too-long": b" " * (1 << 20) + b"\n",
-    "never-ending-line": b"x" * (3 << 20),
+    "nested": b'{"id": ' + b"[" * 500_000 + b"\n",
+    "too-long": b"{" + b" " * (16 << 20) + b"\n",
+    "never-ending-line": b"{" * (20 << 20),
+    "many-parts": b'{"id": [' + b"0," * (3 << 20) + b"0]}\n",
+    "too-many-bytes": b'{"id": #, "outputs": [], "bytes": 1}\n!',
+    "huge": b'{"id": #, "outputs": [], "bytes": 2147483648}\n',
+    "negative-bytes": b'{"id": #, "outputs": [], "bytes": -1}\n',
+    "bytes-no-number": b'{"id": #, "outputs": [], "bytes": "8"}\n',
+    "stops-midway": b'{"id": #, "outputs": [], "bytes": 8}\nfour',
     "empty-line": b"\n",
 }
 DEEDS = {
     "dies": once(die),
     "segfaults": once(segfault),
-    "hangs": once(lambda _request, _folder: time.sleep(60)),
-    "stops": once(lambda _request, _folder: os.kill(os.getpid(), signal.SIGSTOP)),
-    "breaks-once": once(lambda _request, _folder: say({"id": -1})),
+    "hangs": once(lambda _request, _payload: time.sleep(60)),
+    "stops": once(lambda _request, _payload: os.kill(os.getpid(), signal.SIGSTOP)),
+    "breaks-once": once(lambda _request, _payload: say({"id": -1})),
     "closes-output": close_output,
     "answers-twice": answer_twice,
     "chatters": answer_and_chatter,
     "answers-and-dies": answer_and_die,
-    "link": write_link,
-    "pipe": write_pipe,
-    "rubbish": write_rubbish,
-    "huge": write_huge,
     "double": write_double,
-    "leaves-rubbish": leave_rubbish,
     "records": record,
 }
 

@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 
 def main():
     """Answer requests until told to end."""
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:
         request = json.loads(line)
+        payload = sys.stdin.buffer.read(request.get("bytes", 0))
         if request["request"] == "shutdown":
             return
-        answer = hello() if request["request"] == "hello" else run(request)
-        sys.stdout.write(json.dumps({"id": request["id"], **answer}) + "\n")
+        answer, data = (hello(), b"") if request["request"] == "hello" else run(request, payload)
+        answer = {"id": request["id"], "bytes": len(data), **answer}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
         sys.stdout.flush()
 
 
 def hello():
     return {
-        "protocol": "onnxopt-exec/1",
+        "protocol": "onnxopt-exec/2",
         "name": "reference",
         "version": onnx.__version__,
         "domains": {"ai.onnx": [1, 21]},
-        "dtypes": ["FLOAT", "DOUBLE", "INT64"],
+        "dtypes": ["float32", "float64", "int64"],
         "devices": ["CPU"],
     }
 
 
-def run(request):
-    folder = Path(request["folder"])
-    model = onnx.load(folder / request["model"])
-    inputs = {
-        given["name"]: numpy_helper.to_array(onnx.load_tensor(folder / given["file"]))
-        for given in request["inputs"]
-    }
-    outputs = ReferenceEvaluator(model).run(None, inputs)
-    for wanted, output in zip(request["outputs"], outputs, strict=True):
-        tensor = numpy_helper.from_array(output, wanted["name"])
-        (folder / wanted["file"]).write_bytes(tensor.SerializeToString())
-    return {"outputs": [wanted["file"] for wanted in request["outputs"]]}
+def run(request, payload):
+    place = request["model"]
+    model = onnx.load_from_string(payload[:place])
+    inputs = {}
+    for given in request["inputs"]:
+        value = given["value"]
+        dtype, count = np.dtype(value["dtype"]), int(np.prod(value["shape"]))
+        array = np.frombuffer(payload, dtype, count, place).reshape(value["shape"])
+        inputs[given["name"]] = array
+        place += array.nbytes
+    outputs = [np.asarray(it) for it in ReferenceEvaluator(model).run(None, inputs)]
+    described = [{"dtype": it.dtype.name, "shape": it.shape} for it in outputs]
+    return {"outputs": described}, b"".join(it.tobytes() for it in outputs)
 
 
 main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from dataclasses import replace
@@ -96,8 +95,8 @@ def claim(**claims):
 
 
 def strings(count):
-    described = {"dtype": "string", "shape": [count]}
-    speak(frame({**answer(), "outputs": [described]}, bytes(8 * count)))
+    described = {"dtype": "string", "shape": [count], "data": [""] * count}
+    speak(frame({**answer(), "outputs": [described]}))
 
 
 claims_changes = claim(changed=("X",) * MANY)
@@ -106,9 +105,9 @@ claims_lowered = claim(lowered=True)
 claims_dims = forge(outputs=[{"dtype": "float32", "shape": [1] * MANY}])
 claims_values = forge(outputs=[None] * 3 * MANY)
 claims_nesting = forge(outputs=[{"sequence": [{"sequence": []}] * 3 * MANY}])
-sends_many_parts = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 6_000_001, 0)
-                                     + b"[" + b"[]," * 1_999_999 + b"[]]"))  # fmt: skip
+sends_many_parts = one(lambda: speak(b'{"id": [' + b"[]," * 1_999_999 + b"[]]}\n"))
 sends_strings = one(lambda: strings(10_000_000))
+sends_many_strings = one(lambda: strings(3_000_000))
 
 
 class InTurn(hostile.InTurn):

@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from functools import cache
 import numpy as np
 
 from onnxopt_cli.backends.resolve import resolve_backend
-from onnxopt_cli.isolation import messages
+from onnxopt_cli.core import codec
 
 BAD = np.float32(0.5)
 NUMPY = resolve_backend("numpy")
@@ -64,17 +63,25 @@ class InTurn(Well):
 
 
 ASKED = []
-_read_order = messages.read_order
+_receive = codec.MessageReader.receive
 
 
-def read_order(*frame):
-    """Read an order as the worker does, and remember its number for a lie."""
-    order = _read_order(*frame)
-    ASKED.append(order.number)
-    return order
+def receive(reader, read_into):
+    """Read a request as the worker does, and remember its number for a lie."""
+    message, payload = _receive(reader, read_into)
+    ASKED.append(message["id"])
+    return message, payload
 
 
-messages.read_order = read_order
+codec.MessageReader.receive = receive
+
+
+def greeted():
+    """Find the number of the request that came before the backend was imported."""
+    frame = sys._getframe()
+    while "request" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["request"]["id"]
 
 
 def channel():
@@ -89,15 +96,12 @@ def channel():
 
 
 def frame(message, payload=b""):
-    text = json.dumps(message).encode()
-    return struct.pack("<4sIQ", b"oxw1", len(text), len(payload)) + text + payload
+    return json.dumps({**message, "bytes": len(payload)}).encode() + b"\n" + payload
 
 
 def answer(number=None):
-    return {
-        "number": ASKED[-1] if number is None else number, "outputs": [], "failure": None,
-        "message": "", "lowered": False, "changed": [], "seconds": 0.0,
-    }  # fmt: skip
+    number = ASKED[-1] if number is None else number
+    return {"id": number, "outputs": [], "lowered": False, "changed": [], "seconds": 0.0}
 
 
 def segfault():
@@ -224,8 +228,8 @@ leaks_threads = one(leak_thread)
 leaks_descriptors = one(leak_descriptor)
 grows = one(grow)
 sends_garbage = one(lambda: speak(b"\x80\x04garbage, or a pickle"))
-sends_huge = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 10, 1 << 60)))
-sends_bad_json = one(lambda: speak(struct.pack("<4sIQ", b"oxw1", 100_000, 0) + b"[" * 100_000))
+sends_huge = one(lambda: speak(b'{"bytes": %d}\n' % (1 << 60)))
+sends_bad_json = one(lambda: speak(b'{"id": ' + b"[" * 100_000 + b"\n"))
 answers_another = one(lambda: speak(frame(answer(9999))))
 answers_the_last = one(lambda: speak(frame(answer(ASKED[-1] - 1))))
 answers_too_much = one(lambda: speak(frame({**answer(), "outputs": [{"dtype": "float32",

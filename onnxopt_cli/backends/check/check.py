@@ -29,6 +29,7 @@ from {__name__} import serve
 serve()
 """
 _SECONDS = 60.0
+_SAID = ("verdict", "found", "hung", "remedy", "write", "exit_code")
 
 
 def check_backend(text: str) -> Iterator[RuleResult]:
@@ -76,15 +77,14 @@ def _of_plugin(text: str) -> Iterator[RuleResult]:
             if process is None:
                 process = CommandProcess([sys.executable, "-c", _START, text, json.dumps(sys.path)])
             try:
-                line = process.ask(f"{index}\n".encode(), _SECONDS)
+                found, _ = process.ask({"request": "rule", "rule": index}, _SECONDS)
             except BREAKDOWNS as error:
                 process.kill()
                 process = None
-                found = error.message.replace("the command", "its process")
-                yield broken(rule, found, hung=isinstance(error, BackendHangs))
+                hung = isinstance(error, BackendHangs)
+                yield broken(rule, f"its process {error.message}", hung=hung)
                 continue
-            verdict, *rest = json.loads(line)
-            yield RuleResult(rule, RuleOutcome(verdict), *rest)
+            yield RuleResult(rule, RuleOutcome(found.pop("verdict")), **found)
     finally:
         if process is not None:
             process.kill()
@@ -97,8 +97,8 @@ def serve() -> None:
     # What the backend prints is not to be taken for an answer, and can be measured in a file.
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
-        for line in sys.stdin:
-            it = apply_rule(PLUGIN_RULES[int(line)], subject)
-            said = (it.verdict, it.found, it.hung, it.remedy, it.write, it.exit_code)
-            answers.write(json.dumps(said) + "\n")
+        for request in map(json.loads, sys.stdin):
+            result = apply_rule(PLUGIN_RULES[request["rule"]], subject)
+            said = {name: getattr(result, name) for name in _SAID}
+            answers.write(json.dumps({"id": request["id"], **said}) + "\n")
             answers.flush()

@@ -1,6 +1,6 @@
 """The rules that onnxopt relies on: of every backend, of commands, of backends in Python.
 
-What a command must do stands in :file:`exec_protocol.md`. Most of it no case can ask, such as a
+What a command must do stands in :file:`exec/protocol.md`. Most of it no case can ask, such as a
 damaged model, a field that nobody knows, or what is printed; so rules are not cases.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter, sleep
 
 import numpy as np
-from onnx import TensorProto, ValueInfoProto, helper
+from onnx import ValueInfoProto, helper
 
 from onnxopt_cli.backends.check.questions import LIKELY, CheckModel, question
 from onnxopt_cli.backends.check.rule import BackendRule, Broken, NotShown
@@ -33,7 +33,7 @@ from onnxopt_cli.errors import BackendFailure, Unsupported
 _STANDARD_OUTPUT = 1
 _TEN_MEGABYTES = 10 * 2**20
 _NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
-_ELEMENT_TYPES = ("FLOAT", "DOUBLE", "FLOAT16", "INT32", "INT64", "BOOL")
+_ELEMENT_TYPES = ("float32", "float64", "float16", "int32", "int64", "bool")
 # After this time, a command that has something more to say than an answer has said it.
 _SILENCE = 0.1
 # What a reader that looks for words instead of fields would stumble over.
@@ -44,9 +44,8 @@ def _keeps_types(subject: CheckedBackend) -> str:
     """Outputs have the element type and the shape that the operator gives them."""
     shown = []
     for name in _ELEMENT_TYPES:
-        dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(name))
-        array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
-        own = subject.tensor().astype(dtype)
+        array = np.array([[0, 1, 1], [1, 0, 1]]).astype(name)
+        own = subject.tensor().astype(name)
         asked = subject.ask_what_it_runs(array) or subject.ask_what_it_runs(own)
         if asked is None:
             continue
@@ -222,7 +221,7 @@ def _orderly(command: CommandSubject, asked: CheckModel, extra: str | None = Non
         return f"it says unsupported: {error.message}"
     except BackendFailure as error:
         return f"it reports: {error.message}"
-    return f"{len(outputs)} outputs, in files of the folder"
+    return f"{len(outputs)} outputs"
 
 
 #: In the order in which they are tested.
@@ -233,8 +232,8 @@ COMMAND_RULES = (
         _greets,
     ),
     BackendRule(
-        "answers run with its id, and files in the folder",
-        "repeat the request's id; name regular files that stand in the request's folder; flush",
+        "answers run with its id, and as many bytes as it says",
+        "repeat the request's id; say with bytes how many follow the line, and send them; flush",
         _answers,
     ),
     BackendRule(

@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from onnxopt_cli.backends.check.questions import (
     LIKELY,
@@ -25,7 +24,7 @@ from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.backends.unsupported import compile_pattern, recognising
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.errors import BackendDied, BackendHangs, ProtocolBreach
 
 #: A backend that does one of these has not answered at all.
@@ -217,7 +216,7 @@ class CommandSubject(CheckedBackend):
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """The types that the command states, the likeliest first."""
-        stated = [helper.tensor_dtype_to_np_dtype(dtype) for dtype in sorted(self.hello.dtypes)]
+        stated = [DTYPES[name] for name in sorted(self.hello.dtypes)]
         numbers = [dtype for dtype in stated if dtype.kind in "fiub" and dtype not in _DTYPES]
         return (*(dtype for dtype in _DTYPES if dtype in stated), *numbers) or _DTYPES
 
@@ -243,12 +242,11 @@ class CommandSubject(CheckedBackend):
             extra: a further field of the request.
         """
         device = self._specification.options.get("device", self.hello.devices[0])
-        if content is None:
-            content = asked.model.SerializeToString()
+        content = content or asked.model.SerializeToString()
         further = {} if extra is None else {"onnxopt_check": extra}
         written = self._specification.options.get("unsupported"), self.hello.unsupported
         with recognising([compile_pattern(pattern) for pattern in written if pattern]):
-            return self.session.run(content, asked.model.graph, asked.inputs, device, **further)
+            return self.session.run(asked.model, content, asked.inputs, device, **further)
 
     def restart(self) -> None:
         """Go on with a new process, after the old one was told to end."""

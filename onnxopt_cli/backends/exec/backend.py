@@ -6,39 +6,31 @@ How one is spoken to stands in :file:`protocol.md`, which ``onnxopt backends pro
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from itertools import count
-from pathlib import Path
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar, cast
 
 import onnx
-from onnx import TensorProto
 
 from onnxopt_cli import __version__
-from onnxopt_cli.backends.exec.folder import MODEL, innermost, read_values, write_case
-from onnxopt_cli.backends.exec.messages import (
-    PROTOCOL,
-    Hello,
-    read_hello,
-    read_run,
-    request_line,
-)
+from onnxopt_cli.backends.exec.messages import PROTOCOL, Hello, read_hello, read_outputs
+from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
 from onnxopt_cli.backends.exec.process import CommandProcess
 from onnxopt_cli.backends.protocol import Prepared
 from onnxopt_cli.backends.specification import Specification
+from onnxopt_cli.core.codec import ValueWriter, run_request
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
+    BackendDied,
     BackendFailure,
+    BackendHangs,
     BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
     Unsupported,
+    UnusableOutput,
     UsageError,
 )
 from onnxopt_cli.formula.nodes import all_nodes
@@ -100,7 +92,7 @@ class ExecBackend:
         require_stated(model, self._hello)
         content = model.SerializeToString()
         run = self._session.run
-        return Prepared(lambda inputs: run(content, model.graph, inputs, self._device))
+        return Prepared(lambda inputs: run(model, content, inputs, self._device))
 
     def close(self) -> None:
         """Tell the command to end, and wait for it.
@@ -157,14 +149,12 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
                 operator=f"{domain}:{node.op_type}",
             )
     for value in (*model.graph.input, *model.graph.output):
-        element_type = innermost(value.type).tensor_type.elem_type
-        # What holds no tensors has none, and what ONNX does not know is for the command to refuse.
-        known = element_type in TensorProto.DataType.values() and element_type
-        if known and element_type not in hello.dtypes:
-            name = TensorProto.DataType.Name(element_type)
+        for name in element_types(value.type) - hello.dtypes:
             raise Unsupported(
                 printable(f"{value.name} is of {name}, which the command does not state")
             )
+    if hello.nodes and sole_node(model) is None:
+        raise Unsupported("the command takes single nodes, and no models")
 
 
 def _plain(domain: str) -> str:
@@ -177,7 +167,7 @@ def _close_silently(session: CommandSession) -> None:
 
 
 class CommandSession:
-    """A command, started when it is needed, and the private folder that it is given.
+    """A command, started when it is needed.
 
     A command that dies, hangs or breaks the protocol is killed, and started again by the next
     request.
@@ -190,10 +180,8 @@ class CommandSession:
     def __init__(self, command: Sequence[str], timeout: float) -> None:
         self._command = command
         self._timeout = timeout
-        self._numbers = count(1)
         self._process: CommandProcess | None = None
         self._hello: Hello | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="onnxopt-"))
 
     def greet(self) -> Hello:
         """Start the command and return what it says of itself.
@@ -205,22 +193,21 @@ class CommandSession:
                 otherwise than when it was started before.
         """
 
-        def read(line: bytes, number: int) -> Hello:
-            hello = read_hello(line, number)
+        def read(answer: dict[str, Any], _payload: memoryview) -> Hello:
+            hello = read_hello(answer)
             if self._hello not in (None, hello):
-                raise ProtocolBreach("the command, started again, says other things of itself")
+                raise ProtocolBreach("started again, says other things of itself")
             return hello
 
         self._process = CommandProcess(self._command)
-        number = next(self._numbers)
-        line = request_line(number, "hello", protocol=PROTOCOL, onnxopt=__version__)
-        self._hello = self._ask(self._process, line, partial(read, number=number))
+        request = {"request": "hello", "protocol": PROTOCOL, "onnxopt": __version__}
+        self._hello = self._ask(self._process, read, request)
         return self._hello
 
     def run(
         self,
-        model: bytes,
-        graph: onnx.GraphProto,
+        model: onnx.ModelProto,
+        content: bytes,
         inputs: Mapping[str, Value],
         device: str,
         **extra: object,
@@ -228,47 +215,32 @@ class CommandSession:
         """Have the command run a model.
 
         Args:
-            model: the content of the model file.
-            graph: declares the model's inputs and outputs.
+            model: the model.
+            content: what is sent of it to a command that takes models.
             inputs: a value for every input of the graph that must be fed.
             device: one of the devices that the command states.
             **extra: further fields of the request, which the command must overlook.
 
         Raises:
-            Unsupported: if the command says so, or no file can hold an input or output.
+            Unsupported: if the command says so, or the request cannot be sent.
             BackendFailure: if it says that it failed.
             BackendDied, BackendHangs, ProtocolBreach: if it does not answer as it should.
             BackendUnavailable: if it has ended before, and cannot be executed again.
         """
-        if self._process is None:
-            self.greet()
-        process, number = cast("CommandProcess", self._process), next(self._numbers)
-        folder = self._folder / f"case_{number}"
+        hello = self._hello if self._process is not None and self._hello else self.greet()
+        outputs = list(map(declared, model.graph.output))
         try:
-            line = request_line(
-                number,
-                "run",
-                device=device,
-                folder=str(folder),
-                model=MODEL,
-                inputs=write_case(folder, model, graph, inputs),
-                outputs=[
-                    {"name": output.name, "file": f"output_{index}.pb"}
-                    for index, output in enumerate(graph.output)
-                ],
-                **extra,
+            request, values = run_request(
+                b"" if hello.nodes else content, inputs, device=device, outputs=outputs, **extra
             )
-            return self._ask(
-                process,
-                line,
-                lambda line: read_values(folder, read_run(line, number), graph.output),
-            )
-        finally:
-            # A command may leave anything there, also what cannot be removed.
-            shutil.rmtree(folder, ignore_errors=True)
+            if hello.nodes:
+                request["node"] = node_to_json(model, values)
+        except UnusableOutput as error:
+            raise Unsupported(f"the case cannot be sent: {error.message}") from error
+        return self._ask(cast("CommandProcess", self._process), read_outputs, request, values)
 
     def close(self, *, tell: bool = True) -> None:
-        """End the command, wait for it, and remove the folder.
+        """End the command, and wait for it.
 
         Args:
             tell: ask the command to end; else only its input ends.
@@ -278,21 +250,35 @@ class CommandSession:
             BackendHangs: if it does not end, and is killed.
         """
         process, self._process = self._process, None
-        try:
-            if process is not None:
-                process.close(request_line(next(self._numbers), "shutdown") if tell else b"")
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if process is not None:
+            with _of_the_command():
+                process.close(tell=tell)
 
     def _ask(
-        self, process: CommandProcess, line: bytes, read: Callable[[bytes], _Answer]
+        self,
+        process: CommandProcess,
+        read: Callable[[dict[str, Any], memoryview], _Answer],
+        request: dict[str, Any],
+        values: ValueWriter | None = None,
     ) -> _Answer:
         """Ask the command something; kill it if anything but a proper answer comes of that."""
         try:
-            return read(process.ask(line, self._timeout))
+            with _of_the_command():
+                found = read(*process.ask(request, self._timeout, values))
+                process.conversation.require_no_more()
+                return found
         except (Unsupported, BackendFailure):
             raise
         except BaseException:
             self._process = None
             process.kill()
             raise
+
+
+@contextmanager
+def _of_the_command() -> Iterator[None]:
+    """Say of whom a message of the conversation is."""
+    try:
+        yield
+    except (BackendDied, BackendHangs, ProtocolBreach) as error:
+        raise type(error)(f"the command {error.message}") from None

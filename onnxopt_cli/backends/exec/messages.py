@@ -1,4 +1,4 @@
-"""What a command may answer, and nothing else; :file:`exec_protocol.md` says it in prose."""
+"""What a command may answer, and nothing else; :file:`protocol.md` says it in prose."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-import onnx
-
 from onnxopt_cli.backends.unsupported import compile_pattern
+from onnxopt_cli.core.codec import ValueReader
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import DTYPES, Value
 from onnxopt_cli.errors import BackendFailure, ProtocolBreach, Unsupported
 
 #: The protocol and its version.
-PROTOCOL = "onnxopt-exec/1"
+PROTOCOL = "onnxopt-exec/2"
 
 _DOMAIN = "ai.onnx"
 _LONGEST_NAME = 200
 _HELLO = ("protocol", "name", "version", "domains", "dtypes", "devices")
-_TYPES = frozenset(onnx.TensorProto.DataType.keys()) - {"UNDEFINED"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +30,19 @@ class Hello:
         name: of the implementation.
         version: of the implementation.
         domains: lowest and highest opset version by domain; the default domain is ``""``.
-        dtypes: numbers of TensorProto.DataType.
+        dtypes: names of element types.
         devices: names; the first is the default.
         unsupported: a regular expression for errors that say "not supported"; empty for none.
+        nodes: it is sent single nodes as JSON, and no models.
     """
 
     name: str
     version: str
     domains: Mapping[str, tuple[int, int]]
-    dtypes: frozenset[int]
+    dtypes: frozenset[str]
     devices: tuple[str, ...]
     unsupported: str = ""
+    nodes: bool = False
 
 
 def protocol_document() -> str:
@@ -49,23 +50,21 @@ def protocol_document() -> str:
     return (files(__package__) / "protocol.md").read_text(encoding="utf-8")
 
 
-def request_line(number: int, request: str, **fields: object) -> bytes:
-    """Return a request: one line of ASCII, its ``id`` and ``request`` first."""
-    return json.dumps({"id": number, "request": request, **fields}).encode() + b"\n"
-
-
-def read_hello(line: bytes, number: int) -> Hello:
+def read_hello(answer: dict[str, Any]) -> Hello:
     """Return what a command says of itself in answer to ``hello``.
 
     Raises:
         BackendFailure: if it answers that it cannot.
         ProtocolBreach: if it speaks another protocol, or breaks this one.
     """
-    answer = _answer(line, number)
-    _require_fields(answer, _HELLO, ("unsupported",))
-    if answer["protocol"] != PROTOCOL:
-        found = printable(str(answer["protocol"]))
-        raise ProtocolBreach(f"the command speaks the protocol {found}, expected {PROTOCOL}")
+    _require_success(answer)
+    found = answer.get("protocol", PROTOCOL)
+    if found != PROTOCOL:
+        raise ProtocolBreach(
+            f"speaks the protocol {_shown(found)}; this version of onnxopt speaks {PROTOCOL}, "
+            "which onnxopt backends protocol describes"
+        )
+    _require_fields(answer, _HELLO, ("form", "unsupported"))
     pattern = answer.get("unsupported", "")
     if "unsupported" in answer:
         _require(isinstance(pattern, str), '"unsupported" is', pattern, "a regular expression")
@@ -73,92 +72,65 @@ def read_hello(line: bytes, number: int) -> Hello:
             compile_pattern(pattern)
         except ValueError as error:
             raise ProtocolBreach(
-                f'the command\'s "unsupported", {_shown(pattern)}, {error}'
+                f'said "unsupported" is {_shown(pattern)}, which {error}'
             ) from None
+    form = answer.get("form", "model")
+    _require(form in {"model", "node"}, '"form" is', form, '"model" or "node"')
     dtypes = _names(answer["dtypes"], "dtypes")
     for name in dtypes:
-        if name not in _TYPES:
-            raise ProtocolBreach(
-                f'the command\'s "dtypes" have {name}, which is no name of TensorProto.DataType'
-            )
+        _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
     return Hello(
         _name(answer, "name"),
         _name(answer, "version"),
         _domains(answer["domains"]),
-        frozenset(map(onnx.TensorProto.DataType.Value, dtypes)),
+        frozenset(dtypes),
         tuple(_names(answer["devices"], "devices")),
         pattern,
+        form == "node",
     )
 
 
-def read_run(line: bytes, number: int) -> tuple[str, ...]:
-    """Return the files that a command names as outputs in answer to ``run``.
+def read_outputs(answer: dict[str, Any], payload: memoryview) -> list[Value]:
+    """Return the outputs that a command sends in answer to ``run``.
 
     Raises:
         Unsupported: if it answers that it does not know something.
         BackendFailure: if it answers that it failed.
         ProtocolBreach: if it breaks the protocol.
     """
-    answer = _answer(line, number)
+    _require_success(answer)
     if "unsupported" in answer:
         _require_fields(answer, ("unsupported",), ("operator",))
         operator = _name(answer, "operator") if "operator" in answer else ""
         raise Unsupported(_text(answer, "unsupported"), operator=operator)
     _require_fields(answer, ("outputs",))
-    outputs = answer["outputs"]
-    if not isinstance(outputs, list) or not all(isinstance(file, str) for file in outputs):
-        raise ProtocolBreach('the command\'s "outputs" are no list of file names')
-    return tuple(outputs)
+    _require(isinstance(answer["outputs"], list), '"outputs" are', answer["outputs"], "a list")
+    reader = ValueReader(payload)
+    values = [reader.value(described) for described in answer["outputs"]]
+    reader.end()
+    return values
 
 
-def _answer(line: bytes, number: int) -> dict[str, Any]:
-    try:
-        answer = json.loads(
-            line.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError) as error:
-        shown = printable(line[:80].decode("utf-8", "backslashreplace"))
-        raise ProtocolBreach(
-            f"the command's answer is no line of JSON: {shown!r} ({printable(str(error))})"
-        ) from None
-    if not isinstance(answer, dict):
-        raise ProtocolBreach(f"the command's answer is a JSON {type(answer).__name__}, no object")
-    found = answer.get("id")
-    if type(found) is not int or found != number:
-        raise ProtocolBreach(
-            f"the command answered the request {_shown(found)}, but was asked {number}"
-        )
+def _require_success(answer: dict[str, Any]) -> None:
     if "error" in answer:
         _require_fields(answer, ("error",))
         raise BackendFailure(_text(answer, "error"))
-    return answer
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) != len(pairs):
-        raise ValueError("a field stands twice in one object")
-    return mapping
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _require_fields(
     answer: Mapping[str, object], fields: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> None:
-    unknown = [_shown(field) for field in answer if field not in {"id", *fields, *optional}]
+    unknown = [_shown(field) for field in answer if field not in {*fields, *optional}]
     if unknown:
-        raise ProtocolBreach(f"the command's answer has the unknown field {', '.join(unknown)}")
+        raise ProtocolBreach(f"answered with the unknown field {', '.join(unknown)}")
     missing = [field for field in fields if field not in answer]
     if missing:
-        raise ProtocolBreach(f"the command's answer lacks {', '.join(missing)}")
+        raise ProtocolBreach(f"sent an answer that lacks {', '.join(missing)}")
 
 
 def _require(holds: bool, place: str, found: object, expected: str) -> None:
     if not holds:
-        raise ProtocolBreach(f"the command's {place} {_shown(found)}, expected {expected}")
+        raise ProtocolBreach(f"said {place} {_shown(found)}, expected {expected}")
 
 
 def _text(answer: Mapping[str, object], field: str) -> str:

@@ -1,4 +1,4 @@
-"""A command that answers lines with lines, whatever it does instead.
+"""A command that answers requests, whatever it does instead.
 
 It stays in the process group and session of whoever starts it, so that what kills those kills it
 too; Ctrl-C alone it does not hear. On Linux the kernel also kills it when the thread that started
@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
+import selectors
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from time import monotonic
+from typing import Any
 
-from onnxopt_cli.core.text import exit_text, printable
-from onnxopt_cli.errors import BackendDied, BackendHangs, BackendUnavailable, ProtocolBreach
+from onnxopt_cli.backends.conversation import Conversation
+from onnxopt_cli.core.codec import ValueWriter
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import BackendDied, BackendUnavailable
 
-#: The longest line that is read, with its line end.
-LONGEST_LINE = 1 << 20
-
-_CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
-# How long a command that has closed its output, or was told to end, may take to be gone.
+# How long a command that was told to end may take to be gone.
 _GRACE = 5.0
 
 
@@ -56,105 +53,57 @@ class CommandProcess:
                 f"{printable(shlex.join(command))} cannot be executed: {printable(str(error))}",
                 hint="a script needs a first line such as #!/bin/sh, and permission to execute",
             ) from error
+        self._selector = selectors.DefaultSelector()
         # Both are there: they were asked for.
-        self._input, self._output = (
-            stream.fileno() for stream in (self._process.stdin, self._process.stdout) if stream
+        self._pipes = [it for it in (self._process.stdout, self._process.stdin) if it]
+        reading, writing = self._pipes
+        self.conversation = Conversation(
+            self._process, reading.fileno(), writing.fileno(), writing.close, self._selector
         )
-        os.set_blocking(self._input, False)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the command is gone."""
-        return self._process.poll() is not None
-
-    def ask(self, line: bytes, seconds: float) -> bytes:
-        """Send a line and return the line that answers it, without its end.
+    def ask(
+        self, message: dict[str, Any], seconds: float, values: ValueWriter | None = None
+    ) -> tuple[dict[str, Any], memoryview]:
+        """Send a request and return the answer and its raw bytes.
 
         Raises:
             BackendDied: if the command ends, or closes its output, before it has answered.
             BackendHangs: if it has not answered in time.
-            ProtocolBreach: if it writes without being asked, more than one line, or a line that
-                is too long.
+            ProtocolBreach: if it writes without being asked, or something else than an answer.
+            UnusableOutput: if the request cannot be sent.
         """
-        if self._ready(0):
-            said = _shown(self._read())
-            raise ProtocolBreach(f"the command wrote {said} before it was asked anything")
-        deadline = monotonic() + seconds
-        unsent, received = memoryview(line), bytearray()
-        while b"\n" not in received and len(received) < LONGEST_LINE:
-            ready = self._ready(deadline - monotonic(), writing=bool(unsent))
-            if not ready:
-                raise BackendHangs(
-                    f"the command did not answer within {seconds:g} s, and was killed"
-                )
-            if self._input in ready:
-                unsent = self._write(unsent)
-            if self._output in ready:
-                received += self._read()
-        answer, _, more = bytes(received).partition(b"\n")
-        if len(answer) >= LONGEST_LINE:
-            raise ProtocolBreach(f"the command wrote a line of more than {LONGEST_LINE} bytes")
-        if unsent:
-            raise ProtocolBreach("the command answered before it had read the request")
-        if more:
-            raise ProtocolBreach(f"after its answer, the command wrote {_shown(more)}")
-        return answer
+        # It may have spoken since it answered.
+        self.conversation.poll()
+        self.conversation.ask(message, seconds, values)
+        return self.conversation.wait()
 
-    def close(self, farewell: bytes) -> None:
-        """Send a last line, close the command's input, and wait until it has ended.
+    def close(self, *, tell: bool = True) -> None:
+        """End the command's input, and wait until it has ended.
+
+        Args:
+            tell: ask it to shut down before.
 
         Raises:
             BackendDied: if it ends with another exit code than 0.
-            BackendHangs: if it does not end in time; it is killed then.
+            BackendHangs: if it does not end in time.
         """
-        with suppress(OSError):
-            self._write(memoryview(farewell))
-        self._close_pipes()
         try:
-            code = self._process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
+            self.conversation.end(_GRACE, tell=tell)
+            self.conversation.wait()
+        except BackendDied as death:
+            if self._process.returncode:
+                raise BackendDied(f"told to end, {death.message}") from None
+        finally:
             self.kill()
-            raise BackendHangs(
-                f"the command did not end within {_GRACE:g} s of being told to, and was killed"
-            ) from None
-        if code:
-            raise BackendDied(f"the command, told to end, {exit_text(code)}")
 
     def kill(self) -> None:
         """End the command at once, if it has not ended."""
         self._process.kill()
         self._process.wait()
-        self._close_pipes()
-
-    def _ready(self, seconds: float, *, writing: bool = False) -> set[int]:
-        """Wait until there is something to read, or room to write; return which of the pipes."""
-        poll = select.poll()
-        poll.register(self._output, select.POLLIN)
-        if writing:
-            poll.register(self._input, select.POLLOUT)
-        return {descriptor for descriptor, _ in poll.poll(max(0, seconds * 1000))}
-
-    def _write(self, data: memoryview) -> memoryview:
-        try:
-            return data[os.write(self._input, data) :]
-        except BrokenPipeError:
-            # A command that no longer listens may still have something to say.
-            return data[:0]
-
-    def _read(self) -> bytes:
-        data = os.read(self._output, _CHUNK)
-        if data:
-            return data
-        try:
-            code = self._process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            raise BackendDied("the command closed its standard output, and went on") from None
-        raise BackendDied(f"the command {exit_text(code)}, without an answer")
-
-    def _close_pipes(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                stream.close()
+        self.conversation.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._selector.close()
 
 
 def _program(name: str) -> str:
@@ -167,12 +116,6 @@ def _program(name: str) -> str:
     what = "cannot be executed" if exists else "is not there"
     hint = f"chmod +x {shlex.quote(name)}" if exists else "a file here is written exec:./NAME"
     raise BackendUnavailable(f"the command {printable(name)} {what}", hint=printable(hint))
-
-
-def _shown(data: bytes) -> str:
-    """Return the beginning of what a command wrote, as text."""
-    shown = printable(data[:80].decode("utf-8", "backslashreplace"))
-    return f"{shown!r}{' ...' if len(data) > 80 else ''}"  # noqa: PLR2004 - as much as is shown
 
 
 def _begin_child() -> Callable[[], None]:

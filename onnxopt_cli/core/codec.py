@@ -1,0 +1,378 @@
+"""The one form of values and messages that leave a process: for a worker, a command, a log.
+
+A message is a line of JSON, and after it as many raw bytes as its field ``bytes`` says::
+
+    {"id": 2, "request": "run", "bytes": 8, "inputs": [{"dtype": "float32", "shape": [2]}]}
+
+A tensor is ``{"dtype": NAME, "shape": [...]}`` in the JSON. Its elements follow in the raw bytes,
+tensor after tensor as the JSON names them: little-endian, in C order, at least a byte each. Where
+there are no raw bytes, as in a log, its field ``data`` holds them in base64. Strings stand in the
+field ``data`` as a list. A sequence is ``{"sequence": [...]}``, a map ``{"map": [[key, value],
+...]}``, an empty optional ``null``. Element types that ONNX lacks, which a backend may return all
+the same, go by NumPy's own names, as far as they are plain numbers.
+
+Nothing that arrives is unpickled or run. What breaks the form, or is larger than the caps, is
+refused from its first bytes on. Memory is taken as bytes come, not as they are announced; JSON of
+more parts than the cap is not parsed, and the values of a message are counted as they are built.
+
+Plugins in other interpreters are asked through this module too: Python 3.9 has to do, NumPy 1.24,
+and no other package.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import (
+    DTYPES,
+    STRING,
+    Array,
+    Value,
+    as_strings,
+    dtype_name,
+    is_string,
+)
+from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
+
+#: Most bytes of a line of JSON, and of the raw bytes after it.
+LARGEST_LINE = 16 << 20
+LARGEST_PAYLOAD = 1 << 30
+#: Most values that a message may hold, sequences and what they hold included.
+MOST_VALUES = 250_000
+
+# JSON of so many bytes and more is counted before it is parsed: its parts, Python's objects, take
+# ten times the room of their text and more. Commas and brackets in strings count too.
+_MOST_PARTS = 2 << 20
+_CHUNK = 1 << 16
+_SHOWN = 80
+_DEEPEST = 32
+_MOST_DIMENSIONS = 64
+_LONGEST_DIMENSION = 1 << 48
+# NumPy's long floats and times; what refers to memory, or has fields, is never read.
+_FOREIGN = re.compile(r"[fc](12|16|24|32)|[mM]8(\[\w{1,12}\])?")
+
+
+def read_json(text: bytes) -> Any:
+    """Return what JSON holds.
+
+    Raises:
+        ValueError: saying what the text is instead: no UTF-8, no JSON, NaN or an infinity, a field
+            twice in an object, nested too deep, or of more parts than may be parsed.
+    """
+    if len(text) >= _MOST_PARTS:
+        parts = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+        if parts > _MOST_PARTS:
+            raise ValueError(f"JSON of {parts} parts; at most {_MOST_PARTS} are accepted")
+    try:
+        return json.loads(
+            text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant
+        )
+    except UnicodeDecodeError:
+        raise ValueError("bytes that are no UTF-8") from None
+    except RecursionError:
+        raise ValueError("too much nesting") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field that stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name}, which is no JSON")
+
+
+class ValueWriter:
+    """Turns values into JSON and raw bytes.
+
+    Args:
+        inline: put the bytes into the JSON too, in base64.
+
+    Attributes:
+        buffers: the raw bytes so far; those of arrays are not copied.
+    """
+
+    def __init__(self, *, inline: bool = False) -> None:
+        self.buffers: list[bytes | memoryview] = []
+        self._inline = inline
+        self._values = 0
+        self._characters = 0
+
+    def put(self, value: Value) -> Any:
+        """Return what JSON says of a value, and keep its elements.
+
+        Raises:
+            UnusableOutput: if a tensor's element type cannot be sent, or there is too much to be
+                accepted.
+        """
+        self._values += 1
+        if value is None:
+            return None
+        if isinstance(value, list):
+            return {"sequence": [self.put(item) for item in value]}
+        if isinstance(value, dict):
+            return {"map": [[key, self.put(item)] for key, item in value.items()]}
+        described: dict[str, Any] = {"dtype": dtype_name(value.dtype), "shape": [*value.shape]}
+        if is_string(value.dtype):
+            described["data"] = as_strings(value).ravel().tolist()
+            self._characters += sum(map(len, described["data"]))
+            if not self._inline:
+                # Before JSON is made of them.
+                _require_few("characters", self._characters, LARGEST_LINE)
+            return described
+        if described["dtype"] not in DTYPES:
+            described["dtype"] = value.dtype.str[1:]
+            if not _FOREIGN.fullmatch(described["dtype"]):
+                raise UnusableOutput(
+                    f"its element type {printable(str(value.dtype))} is not a number"
+                )
+        flat = _little_endian(np.ascontiguousarray(value)).reshape(-1).view(np.uint8)
+        if self._inline:
+            described["data"] = base64.b64encode(flat.data).decode("ascii")
+        elif len(flat):
+            self.buffers.append(flat.data)
+        return described
+
+    def message(self, message: Mapping[str, Any]) -> list[memoryview]:
+        """Return a message with all values put so far, as buffers to be sent one after the other.
+
+        Args:
+            message: what JSON can hold. The fields ``id``, ``request`` and ``bytes`` come first, in
+                this order, so that programs without a reader of JSON find them.
+
+        Raises:
+            UnusableOutput: if nobody would accept it.
+        """
+        views = [memoryview(buffer) for buffer in self.buffers]
+        first: dict[str, Any] = {key: message[key] for key in ("id", "request") if key in message}
+        if views:
+            first["bytes"] = sum(view.nbytes for view in views)
+            _require_few("bytes", first["bytes"], LARGEST_PAYLOAD)
+        _require_few("values", self._values, MOST_VALUES)
+        line = json.dumps({**first, **message}).encode("ascii") + b"\n"
+        _require_few("bytes of JSON", len(line), LARGEST_LINE)
+        return [memoryview(line), *views]
+
+
+def _require_few(what: str, amount: int, most: int) -> None:
+    if amount > most:
+        raise UnusableOutput(f"there are {amount} {what}; at most {most} are accepted")
+
+
+def pack(message: Mapping[str, Any]) -> list[memoryview]:
+    """Return a message without values, as buffers that are to be sent."""
+    return ValueWriter().message(message)
+
+
+class MessageReader:
+    """Takes bytes as they come and returns whole messages."""
+
+    def __init__(self) -> None:
+        # What has come and belongs to no message yet; so much of it holds no end of a line.
+        self._ahead = bytearray()
+        self._searched = 0
+        self._chunk = memoryview(bytearray(_CHUNK))
+        self._message: dict[str, Any] | None = None
+        self._payload = memoryview(b"")
+        self._filled = 0
+
+    @property
+    def empty(self) -> bool:
+        """True between two messages."""
+        return self._message is None and not self._ahead
+
+    def receive(self, read_into: Callable[[memoryview], int]) -> tuple[dict[str, Any], memoryview]:
+        """Return the next message and its raw bytes.
+
+        Args:
+            read_into: fills a buffer as far as it can, and returns how far; 0 at the end.
+
+        Raises:
+            BlockingIOError: if ``read_into`` does; the next call goes on from there.
+            EOFError: if the other end is closed.
+            ProtocolBreach: if the bytes are no message, or one that is too large.
+        """
+        while not self._complete():
+            room = self._chunk if self._message is None else self._payload[self._filled :]
+            count = read_into(room)
+            if not count:
+                raise EOFError
+            if self._message is None:
+                self._ahead += room[:count]
+            else:
+                self._filled += count
+        found, self._message = self._message, None
+        return found or {}, self._payload
+
+    def _complete(self) -> bool:
+        if self._message is None and self._ahead:
+            self._begin()
+        return self._message is not None and self._filled == len(self._payload)
+
+    def _begin(self) -> None:
+        """Take the line of JSON, if it is all there, and make room for the bytes after it."""
+        if not self._ahead.startswith(b"{"):
+            raise ProtocolBreach(f"sent no line of JSON: {quoted(self._ahead)}")
+        end = self._ahead.find(b"\n", self._searched)
+        self._searched = len(self._ahead)
+        if max(end, self._searched if end < 0 else 0) >= LARGEST_LINE:
+            raise ProtocolBreach(f"sent a line of more than {LARGEST_LINE} bytes")
+        if end < 0:
+            return
+        line = bytes(self._ahead[:end])
+        try:
+            message = read_json(line)
+        except ValueError as error:
+            raise ProtocolBreach(f"sent {printable(str(error))}, in {quoted(line)}") from None
+        size = message.get("bytes", 0)
+        if type(size) is not int or not 0 <= size <= LARGEST_PAYLOAD:
+            raise ProtocolBreach(
+                f"sent a message of {printable(str(size))} bytes; at most {LARGEST_PAYLOAD} are "
+                "accepted"
+            )
+        # Not a bytearray, which would fill all of it with zeros.
+        self._payload = np.empty(size, np.uint8).data
+        there = self._ahead[end + 1 : end + 1 + size]
+        self._filled = len(there)
+        self._payload[: self._filled] = there
+        del self._ahead[: end + 1 + self._filled]
+        self._searched, self._message = 0, message
+
+
+def quoted(data: bytes | bytearray | memoryview) -> str:
+    """Return the beginning of what was sent, as text to be shown."""
+    shown = printable(bytes(data[:_SHOWN]).decode("utf-8", "backslashreplace"))
+    return f"{shown!r}{' ...' if len(data) > _SHOWN else ''}"
+
+
+class ValueReader:
+    """Takes values out of JSON and raw bytes, trusting nothing that the JSON says of the bytes.
+
+    Args:
+        payload: the raw bytes.
+    """
+
+    def __init__(self, payload: memoryview | bytes = b"") -> None:
+        self._payload = memoryview(payload)
+        self._values = 0
+
+    def take(self, count: int) -> memoryview:
+        """Return the next bytes.
+
+        Raises:
+            ProtocolBreach: if there are fewer.
+        """
+        if count > len(self._payload):
+            raise ProtocolBreach(f"sent {len(self._payload)} bytes where {count} were announced")
+        taken, self._payload = self._payload[:count], self._payload[count:]
+        return taken
+
+    def value(self, described: Any, depth: int = 0) -> Value:
+        """Return the value that JSON describes.
+
+        Raises:
+            ProtocolBreach: if it describes none, or another one than the bytes hold.
+        """
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise ProtocolBreach(f"sent more than {MOST_VALUES} values")
+        if described is None:
+            return None
+        fields = set(described) if isinstance(described, dict) and depth <= _DEEPEST else set()
+        if fields == {"sequence"} and isinstance(described["sequence"], list):
+            return [self.value(item, depth + 1) for item in described["sequence"]]
+        if fields == {"map"} and isinstance(described["map"], list):
+            return dict(self._pair(pair, depth) for pair in described["map"])
+        if {"dtype", "shape"} <= fields <= {"dtype", "shape", "data"}:
+            return self._tensor(described["dtype"], described["shape"], described.get("data"))
+        raise ProtocolBreach("described a value that is not valid")
+
+    def end(self) -> None:
+        """Make sure that all bytes were taken.
+
+        Raises:
+            ProtocolBreach: if something is left.
+        """
+        if len(self._payload):
+            raise ProtocolBreach(f"sent {len(self._payload)} bytes that belong to no value")
+
+    def _pair(self, pair: Any, depth: int) -> tuple[int | str, Value]:
+        if isinstance(pair, list) and list(map(type, pair[:1])) in ([int], [str]):
+            key, *values = pair
+            if len(values) == 1:
+                return key, self.value(values[0], depth + 1)
+        raise ProtocolBreach("described a map that is not valid")
+
+    def _tensor(self, name: Any, shape: Any, data: Any) -> Array:
+        if (
+            not isinstance(shape, list)
+            or len(shape) > _MOST_DIMENSIONS
+            or not all(type(n) is int and 0 <= n <= _LONGEST_DIMENSION for n in shape)
+        ):
+            raise ProtocolBreach("described a tensor whose shape is not valid")
+        elements = math.prod(shape)
+        if not isinstance(name, str) or (name not in DTYPES and not _FOREIGN.fullmatch(name)):
+            raise ProtocolBreach(f"described a tensor of {printable(str(name))!r}")
+        try:
+            if name == STRING:
+                if not isinstance(data, list) or not all(type(text) is str for text in data):
+                    raise ProtocolBreach("described a tensor of strings without a list of them")
+                array = np.empty(len(data), object)
+                array[:] = data
+                return array.reshape(shape)
+            dtype = DTYPES.get(name) or np.dtype(name)
+            if data is None:
+                taken: bytes | memoryview = self.take(elements * dtype.itemsize)
+            else:
+                taken = base64.b64decode(data, validate=True)
+            raw = np.frombuffer(taken, np.uint8)
+            if dtype == np.bool_:
+                raw = (raw != 0).view(np.uint8)
+            array = np.require(_little_endian(raw.view(dtype)), requirements=("A", "W"))
+            return array.reshape(shape)
+        except (ValueError, TypeError):
+            raise ProtocolBreach(f"sent a tensor that is no {printable(name)}{shape}") from None
+
+
+def _little_endian(array: Array) -> Array:
+    """Return an array whose bytes in memory are little-endian, or swap them back."""
+    if np.little_endian or array.dtype.itemsize == 1:
+        return array
+    return array.byteswap()
+
+
+def run_request(
+    model: bytes, inputs: Mapping[str, Value], **fields: Any
+) -> tuple[dict[str, Any], ValueWriter]:
+    """Return the request to run a model, and what it holds of values.
+
+    Raises:
+        UnusableOutput: if an input cannot be sent.
+    """
+    values = ValueWriter()
+    if model:
+        fields["model"] = len(model)
+        values.buffers.append(model)
+    named = [{"name": name, "value": values.put(value)} for name, value in inputs.items()]
+    return {"request": "run", **fields, "inputs": named}, values
+
+
+def read_run(
+    message: Mapping[str, Any], payload: memoryview
+) -> tuple[memoryview, dict[str, Value]]:
+    """Return the model and the inputs of a request that :func:`run_request` has made."""
+    reader = ValueReader(payload)
+    model = reader.take(message.get("model", 0))
+    return model, {it["name"]: reader.value(it["value"]) for it in message["inputs"]}

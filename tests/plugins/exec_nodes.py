@@ -1,0 +1,46 @@
+"""A command that knows LeakyRelu in float32, and needs nothing but Python itself."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+
+HELLO = {
+    "protocol": "onnxopt-exec/2",
+    "name": "nodes",
+    "version": "1.0",
+    "domains": {"ai.onnx": [6, 21], "ai.onnx.preview.training": [1, 1]},
+    "dtypes": ["float32", "int64"],
+    "devices": ["CPU"],
+    "form": "node",
+}
+
+
+def main():
+    """Answer requests until told to end."""
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        payload = sys.stdin.buffer.read(request.get("bytes", 0))
+        if request["request"] == "shutdown":
+            return
+        answer, data = (HELLO, b"") if request["request"] == "hello" else run(request, payload)
+        answer = {"id": request["id"], "bytes": len(data), **answer}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
+        sys.stdout.buffer.flush()
+
+
+def run(request, payload):
+    node = request["node"]
+    if node["op_type"] != "LeakyRelu":
+        missing = "{domain}:{op_type}".format(**node).replace("ai.onnx:", ":")
+        return {"unsupported": f"no {node['op_type']}", "operator": missing}, b""
+    assert "model" not in request
+    assert (node["domain"], node["inputs"], node["outputs"]) == ("ai.onnx", ["X"], ["Y"])
+    slope = node["attributes"].get("alpha", 0.01)
+    found = struct.unpack(f"<{len(payload) // 4}f", payload)
+    scaled = [x if x >= 0 else slope * x for x in found]
+    return {"outputs": [request["inputs"][0]["value"]]}, struct.pack(f"<{len(scaled)}f", *scaled)
+
+
+main()
