@@ -49,7 +49,7 @@ class UsageError(OnnxoptError):
     exit_code = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
 class Problem:
     """One thing wrong with a case file.
 

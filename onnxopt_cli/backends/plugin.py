@@ -137,7 +137,7 @@ def _unsupported(error: BaseException) -> Unsupported | None:
     # It need not be imported before something is raised.
     from unittest import SkipTest
 
-    known = isinstance(error, NotImplementedError | SkipTest)
+    known = isinstance(error, (NotImplementedError, SkipTest))
     return Unsupported(exception_text(error)) if known else None
 
 

@@ -21,7 +21,7 @@ from onnxopt_cli.core.values import Array, NumberKind, Value, is_string, kind_of
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, Unsupported, UnusableOutput
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
 class Prepared:
     """A model that a backend has accepted.
 
@@ -134,7 +134,7 @@ def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> l
     types += [TypeProto()] * (len(values) - len(types))
     return [
         _value(value, declared_type, name)
-        for value, declared_type, name in zip(values, types, names, strict=False)
+        for value, declared_type, name in zip(values, types, names)  # noqa: B905 - Python 3.9
     ]
 
 
@@ -152,7 +152,7 @@ def _value(returned: object, declared: TypeProto, place: str) -> Value:
         keys = [_key(key, place) for key in returned]
         return {
             key: _value(item, element, f"{place}[{shortened(key)}]")
-            for key, item in zip(keys, returned.values(), strict=True)
+            for key, item in zip(keys, returned.values())  # noqa: B905 - Python 3.9
         }
     try:
         array = _array(returned, declared.tensor_type.elem_type)

@@ -73,14 +73,14 @@ def resolve_backend(text: str) -> Backend:
 
 def _backend(specification: Specification) -> Backend:
     installed = {} if specification.name in _BUILT_IN else entry_points_by_name()
+    if specification.command or (specification.source and "python" in specification.options):
+        from onnxopt_cli.backends.exec.backend import ExecBackend
+
+        return ExecBackend(specification)
     if specification.source or specification.name in installed:
         from onnxopt_cli.backends.plugin import load_plugin
 
         return load_plugin(specification, installed.get(specification.name))
-    if specification.command:
-        from onnxopt_cli.backends.exec.backend import ExecBackend
-
-        return ExecBackend(specification)
     if specification.name == "onnxruntime":
         from onnxopt_cli.backends.onnxruntime.backend import OnnxRuntimeBackend
 

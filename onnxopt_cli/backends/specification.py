@@ -4,6 +4,7 @@ r"""How a user writes a backend: a name, a Python attribute or a command, then o
 
     onnxruntime,intra_op_num_threads=2,config.session.disable_prepacking=1
     python:my_package.backend:Backend,device=CUDA:1
+    python:my_backend.py:Backend,python=vendor/.venv/bin/python
     python:C:\vendor, inc\backend.py:Backend
     exec:./build/adapter --fast "a b",timeout=10,unsupported=no kernel|unknown op, '.*'
 
@@ -44,7 +45,7 @@ _EXEC = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
 class Specification:
     """A backend as the user asked for it.
 

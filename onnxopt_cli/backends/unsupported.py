@@ -117,7 +117,13 @@ def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error says that there was not enough memory."""
     text = error_text(error)
-    return isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+    # A command in Python says it in its own words.
+    said = isinstance(error, BackendFailure) and re.match(r"\w*MemoryError\b", text)
+    return (
+        isinstance(error, MemoryError)
+        or bool(said)
+        or any(words in text for words in _OUT_OF_MEMORY)
+    )
 
 
 def error_text(error: BaseException) -> str:

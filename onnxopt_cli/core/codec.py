@@ -42,6 +42,9 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
+#: What commands speak, and its version.
+PROTOCOL = "onnxopt-exec/2"
+
 #: Most bytes of a line of JSON, and of the raw bytes after it.
 LARGEST_LINE = 16 << 20
 LARGEST_PAYLOAD = 1 << 30

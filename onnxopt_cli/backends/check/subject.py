@@ -223,7 +223,7 @@ class CommandSubject(CheckedBackend):
     @property
     def opsets(self) -> tuple[int, ...]:
         """Versions of ai.onnx that the command states."""
-        lowest, highest = self.hello.domains.get("", (min(OPSETS), max(OPSETS)))
+        lowest, highest = (self.hello.domains or {}).get("", (min(OPSETS), max(OPSETS)))
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
     def returned(self, asked: CheckModel) -> list[Value]:

@@ -14,12 +14,13 @@ from typing import Any, TypeVar, cast
 import onnx
 
 from onnxopt_cli import __version__
-from onnxopt_cli.backends.exec.messages import PROTOCOL, Hello, read_hello, read_outputs
+from onnxopt_cli.backends.exec.guest import guest_command
+from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
 from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
 from onnxopt_cli.backends.exec.process import CommandProcess
 from onnxopt_cli.backends.protocol import Prepared
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.core.codec import ValueWriter, run_request
+from onnxopt_cli.core.codec import PROTOCOL, ValueWriter, run_request
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
@@ -43,13 +44,16 @@ _Answer = TypeVar("_Answer")
 
 
 class ExecBackend:
-    """The backend ``exec:COMMAND``: a command that is started once and asked case after case.
+    """A backend that is a command, which is started once and asked case after case.
+
+    It is ``exec:COMMAND``, or the interpreter of a plugin that names one.
 
     One that dies, hangs or breaks the protocol is killed, and started again for the next case.
 
     Options:
         timeout: seconds that an answer may take; 60 by default.
         device: one of the devices that the command states; its first by default.
+        python: of a plugin, the interpreter.
         unsupported: what an ``error`` has in its text that says that something is not supported.
 
     Raises:
@@ -59,9 +63,17 @@ class ExecBackend:
     """
 
     def __init__(self, specification: Specification) -> None:
-        specification.require_known(OPTIONS)
+        options = specification.options
+        specification.require_known((*OPTIONS, "python") if specification.source else OPTIONS)
         self.name = specification.text
-        self._session = CommandSession(specification.command, timeout_of(specification))
+        command = specification.command or guest_command(
+            options["python"],
+            specification.text,
+            specification.source,
+            specification.attribute,
+            options.get("device", ""),
+        )
+        self._session = CommandSession(command, timeout_of(specification))
         # At the latest when the interpreter ends; nobody could then be told of an error.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
@@ -70,11 +82,16 @@ class ExecBackend:
             self._finalizer()
             raise BackendUnavailable(
                 f"backend {printable(self.name)} does not start: {error.message}",
-                hint=error.hint or "onnxopt backends protocol shows what it is asked",
+                hint=error.hint
+                or (
+                    "onnxopt backends protocol shows what it is asked"
+                    if specification.command
+                    else "the interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14, or newer"
+                ),
             ) from error
         self.version = f"{self._hello.name} {self._hello.version}"
         self.unsupported = self._hello.unsupported or None
-        self._device = specification.options.get("device", self._hello.devices[0])
+        self._device = options.get("device", self._hello.devices[0])
         if self._device not in self._hello.devices:
             self._finalizer()
             raise BackendUnavailable(
@@ -135,7 +152,7 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
     imported = {_plain(opset.domain): opset.version for opset in model.opset_import}
     for node in all_nodes(model):
         domain = _plain(node.domain)
-        if domain in own and domain not in hello.domains:
+        if hello.domains is None or (domain in own and domain not in hello.domains):
             continue
         lowest, highest = hello.domains.get(domain, (0, 0))
         version = imported.get(domain, 0)
@@ -228,16 +245,22 @@ class CommandSession:
             BackendUnavailable: if it has ended before, and cannot be executed again.
         """
         hello = self._hello if self._process is not None and self._hello else self.greet()
-        outputs = list(map(declared, model.graph.output))
+        promised = list(map(declared, model.graph.output))
         try:
             request, values = run_request(
-                b"" if hello.nodes else content, inputs, device=device, outputs=outputs, **extra
+                b"" if hello.nodes else content, inputs, device=device, outputs=promised, **extra
             )
             if hello.nodes:
                 request["node"] = node_to_json(model, values)
         except UnusableOutput as error:
             raise Unsupported(f"the case cannot be sent: {error.message}") from error
-        return self._ask(cast("CommandProcess", self._process), read_outputs, request, values)
+        process = cast("CommandProcess", self._process)
+        outputs, changed = self._ask(process, read_outputs, request, values)
+        for name in changed:
+            if name in inputs:
+                # As if it had written into the value here, which is looked at next.
+                cast("dict[str, Value]", inputs)[name] = None
+        return outputs
 
     def close(self, *, tell: bool = True) -> None:
         """End the command, and wait for it.

@@ -9,17 +9,15 @@ from importlib.resources import files
 from typing import Any
 
 from onnxopt_cli.backends.unsupported import compile_pattern
-from onnxopt_cli.core.codec import ValueReader
+from onnxopt_cli.core.codec import PROTOCOL, ValueReader
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import DTYPES, Value
 from onnxopt_cli.errors import BackendFailure, ProtocolBreach, Unsupported
 
-#: The protocol and its version.
-PROTOCOL = "onnxopt-exec/2"
-
 _DOMAIN = "ai.onnx"
 _LONGEST_NAME = 200
-_HELLO = ("protocol", "name", "version", "domains", "dtypes", "devices")
+_HELLO = ("protocol", "name", "version")
+_STATED = ("domains", "dtypes", "devices", "form", "unsupported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,8 @@ class Hello:
     Attributes:
         name: of the implementation.
         version: of the implementation.
-        domains: lowest and highest opset version by domain; the default domain is ``""``.
+        domains: lowest and highest opset version by domain; the default domain is ``""``. None for
+            a command that wants to see all models.
         dtypes: names of element types.
         devices: names; the first is the default.
         unsupported: a regular expression for errors that say "not supported"; empty for none.
@@ -38,7 +37,7 @@ class Hello:
 
     name: str
     version: str
-    domains: Mapping[str, tuple[int, int]]
+    domains: Mapping[str, tuple[int, int]] | None
     dtypes: frozenset[str]
     devices: tuple[str, ...]
     unsupported: str = ""
@@ -64,7 +63,7 @@ def read_hello(answer: dict[str, Any]) -> Hello:
             f"speaks the protocol {_shown(found)}; this version of onnxopt speaks {PROTOCOL}, "
             "which onnxopt backends protocol describes"
         )
-    _require_fields(answer, _HELLO, ("form", "unsupported"))
+    _require_fields(answer, _HELLO, _STATED)
     pattern = answer.get("unsupported", "")
     if "unsupported" in answer:
         _require(isinstance(pattern, str), '"unsupported" is', pattern, "a regular expression")
@@ -76,22 +75,22 @@ def read_hello(answer: dict[str, Any]) -> Hello:
             ) from None
     form = answer.get("form", "model")
     _require(form in {"model", "node"}, '"form" is', form, '"model" or "node"')
-    dtypes = _names(answer["dtypes"], "dtypes")
+    dtypes = _names(answer.get("dtypes", [*DTYPES]), "dtypes")
     for name in dtypes:
         _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
     return Hello(
         _name(answer, "name"),
         _name(answer, "version"),
-        _domains(answer["domains"]),
+        _domains(answer["domains"]) if "domains" in answer else None,
         frozenset(dtypes),
-        tuple(_names(answer["devices"], "devices")),
+        tuple(_names(answer.get("devices", ["CPU"]), "devices")),
         pattern,
         form == "node",
     )
 
 
-def read_outputs(answer: dict[str, Any], payload: memoryview) -> list[Value]:
-    """Return the outputs that a command sends in answer to ``run``.
+def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
+    """Return the outputs that a command sends in answer to ``run``, and what it wrote into.
 
     Raises:
         Unsupported: if it answers that it does not know something.
@@ -103,12 +102,15 @@ def read_outputs(answer: dict[str, Any], payload: memoryview) -> list[Value]:
         _require_fields(answer, ("unsupported",), ("operator",))
         operator = _name(answer, "operator") if "operator" in answer else ""
         raise Unsupported(_text(answer, "unsupported"), operator=operator)
-    _require_fields(answer, ("outputs",))
+    _require_fields(answer, ("outputs",), ("changed",))
+    changed = answer.get("changed", [])
+    texts = isinstance(changed, list) and all(isinstance(name, str) for name in changed)
+    _require(texts, '"changed" are', changed, "a list of names")
     _require(isinstance(answer["outputs"], list), '"outputs" are', answer["outputs"], "a list")
     reader = ValueReader(payload)
     values = [reader.value(described) for described in answer["outputs"]]
     reader.end()
-    return values
+    return values, changed
 
 
 def _require_success(answer: dict[str, Any]) -> None:

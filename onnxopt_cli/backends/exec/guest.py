@@ -1,0 +1,152 @@
+"""A plugin in another Python interpreter: a command that loads it and speaks our protocol.
+
+That interpreter runs this file, and needs none of our packages: Python 3.9, NumPy 1.24 and onnx
+1.14 are enough. So they have to be for what is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def guest_command(python: str, text: str, source: str, attribute: str, device: str) -> list[str]:
+    """Return the command that loads a plugin with another interpreter.
+
+    Args:
+        python: the interpreter.
+        text: the backend as the user asked for it.
+        source: the plugin's module or file.
+        attribute: its attribute in there.
+        device: where it is to run; empty for where it does.
+    """
+    return [python, str(Path(__file__)), json.dumps([text, source, attribute, device])]
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    # Modules beside this file are not for the plugin, and our package is not installed.
+    del sys.path[0]
+    ours = ModuleType("onnxopt_cli")
+    ours.__path__ = [str(Path(__file__).parents[2])]
+    sys.modules["onnxopt_cli"] = ours
+    # What the plugin prints is not to be taken for an answer, nor requests for its input.
+    requests, answers = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        import onnx  # noqa: F401 - is it there?
+
+        from onnxopt_cli.core.codec import MessageReader, ValueWriter, pack
+    except Exception as error:  # noqa: BLE001 - whatever is missing, or too old
+        with os.fdopen(requests) as lines:
+            said = {"id": json.loads(lines.readline())["id"], "error": str(error)}
+        os.write(answers, json.dumps(said).encode() + b"\n")
+        return
+
+    reader = MessageReader()
+    backend = None
+    while True:
+        try:
+            request, payload = reader.receive(partial(_read_into, requests))
+        except EOFError:
+            break
+        if request["request"] == "shutdown":
+            break
+        try:
+            values = ValueWriter()
+            if backend is None:
+                backend, answer = _start()
+            else:
+                answer = _run(backend, request, payload, values)
+            message = values.message({"id": request["id"], **answer})
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything
+            message = pack({"id": request["id"], **_refusal(error)})
+        _send(answers, message)
+
+
+def _start() -> tuple[Any, dict[str, Any]]:
+    from onnxopt_cli.backends.plugin import load_plugin
+    from onnxopt_cli.backends.specification import Specification
+    from onnxopt_cli.core.codec import PROTOCOL
+    from onnxopt_cli.core.values import DTYPES
+
+    text, source, attribute, device = json.loads(sys.argv[1])
+    options = {"device": device} if device else {}
+    backend = load_plugin(Specification(text, source=source, attribute=attribute, options=options))
+    hello = {
+        "protocol": PROTOCOL,
+        "name": (backend.version or Path(source).stem)[:100],
+        "version": f"on Python {platform.python_version()}",
+        "dtypes": list(DTYPES),
+        "devices": [device or "CPU"],
+    }
+    stated = getattr(backend, "unsupported", None)
+    if stated is not None:
+        pattern = getattr(stated, "pattern", stated)
+        flags = "".join(letter for letter in "ims" if _has(stated, letter))
+        hello["unsupported"] = f"(?{flags}){pattern}" if flags else pattern
+    return backend, hello
+
+
+def _has(pattern: Any, letter: str) -> bool:
+    import re
+
+    return bool(getattr(pattern, "flags", 0) & re.RegexFlag[letter.upper()])
+
+
+def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any) -> dict[str, Any]:
+    import onnx
+
+    from onnxopt_cli.backends.protocol import normalise_outputs
+    from onnxopt_cli.core.codec import ValueWriter, read_run
+    from onnxopt_cli.core.values import Value
+    from onnxopt_cli.errors import ProtocolBreach, Unsupported
+
+    def content(value: Value) -> Any:
+        return ValueWriter(inline=True).put(value)
+
+    try:
+        data, inputs = read_run(request, payload)
+    except ProtocolBreach as error:
+        # Such as an element type that this interpreter's packages lack.
+        raise Unsupported(f"the interpreter {error.message}") from None
+    model = onnx.ModelProto.FromString(bytes(data))
+    before = {name: content(value) for name, value in inputs.items()}
+    outputs = normalise_outputs(backend.prepare(model).run(inputs), model.graph.output)
+    return {
+        "outputs": [values.put(output) for output in outputs],
+        "changed": [name for name, value in inputs.items() if content(value) != before[name]],
+    }
+
+
+def _refusal(error: BaseException) -> dict[str, Any]:
+    from onnxopt_cli.core.text import exception_text
+    from onnxopt_cli.errors import OnnxoptError, Unsupported
+
+    text = error.message if isinstance(error, OnnxoptError) else exception_text(error)
+    if isinstance(error, Unsupported):
+        operator = {"operator": error.operator} if error.operator else {}
+        return {"unsupported": text, **operator}
+    return {"error": text}
+
+
+def _read_into(descriptor: int, room: memoryview) -> int:
+    return os.readv(descriptor, [room])
+
+
+def _send(descriptor: int, message: Sequence[memoryview]) -> None:
+    for part in message:
+        while part:
+            part = part[os.write(descriptor, part) :]  # noqa: PLW2901 - what is left of it
+
+
+if __name__ == "__main__":
+    main()

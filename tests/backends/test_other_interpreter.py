@@ -1,0 +1,131 @@
+"""``python=``: a plugin that runs in another interpreter, with packages of its own."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import PLUGINS, REPOSITORY
+
+CASE = """\
+onnxopt: 1
+suite: demo
+operator: Identity
+opset: 14
+cases:
+  - name: first
+    inputs: {input: [1.5, -2.0]}
+    outputs: {output: [1.5, -2.0]}
+"""
+#: An interpreter with the oldest packages, where CI has made one.
+OLDEST = os.environ.get("ONNXOPT_OLDEST_PYTHON", "")
+
+
+def elsewhere(name, python=sys.executable):
+    return f"python:{PLUGINS / 'elsewhere.py'}:{name},python={python}"
+
+
+@pytest.fixture
+def run(workplace, onnxopt):
+    (workplace / "demo.yaml").write_text(CASE)
+
+    def call(name, *options, python=sys.executable):
+        return onnxopt("run", "demo.yaml", "-b", elsewhere(name, python), *options)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["Copies", "ReturnsLists"])
+def test_a_plugin_in_another_interpreter_conforms(run, name):
+    answer = run(name)
+    assert answer.code == 0, answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "words"),
+    [
+        ("WritesIntoItsInput", "fail", "inputs changed: input"),
+        ("LacksAKernel", "unsupported", "no kernel for this"),
+        ("Exits", "error", "SystemExit: 0"),
+        ("Dies", "crash", "ended with exit code 7"),
+        ("Raises", "error", r"ValueError: odd \x1b[31m"),
+        ("RunsOutOfMemory", "oom", "MemoryError"),
+    ],
+)
+def test_what_a_plugin_does_elsewhere_is_reported_as_if_it_were_here(run, name, outcome, words):
+    answer = run(name)
+    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", answer.out).split())
+    assert answer.code == 1
+    assert f"1 {outcome} in" in shown
+    assert words in shown
+
+
+def test_a_plugin_in_another_interpreter_keeps_the_rules(onnxopt):
+    answer = onnxopt("backends", "check", elsewhere("Copies"))
+    assert answer.code == 0, answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "words"),
+    [
+        ("Copies", "./no-such-python", "is not there"),
+        ("Nowhere", sys.executable, "has no Nowhere"),
+        ("Copies,device=TPU", sys.executable, "has no option device"),
+    ],
+)
+def test_a_plugin_or_interpreter_that_is_not_there_does_not_start(run, name, python, words):
+    name, comma, option = name.partition(",")
+    answer = run(name, python=f"{python}{comma}{option}")
+    assert answer.code == 4
+    assert words in " ".join(answer.err.split())
+
+
+def test_an_interpreter_without_onnx_is_said_to_lack_it(run, workplace):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "empty"], check=True)
+    answer = run("Copies", python="empty/bin/python")
+    assert answer.code == 4
+    assert "No module named" in answer.err
+    assert "the interpreter needs Python 3.9" in answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.skipif(not OLDEST, reason="ONNXOPT_OLDEST_PYTHON names no interpreter")
+def test_the_oldest_interpreter_will_do_and_sees_nothing_of_ours(run):
+    answer = run("Copies", python=OLDEST)
+    assert answer.code == 0, answer.text
+    assert "ValueError: []" in run("SeesOurs", python=OLDEST).out
+
+
+def imported(path, seen):
+    """Return our files that a file imports outside of functions, and those that they import."""
+    for node in ast.parse(path.read_text()).body:
+        module = node.module if isinstance(node, ast.ImportFrom) else ""
+        found = REPOSITORY / f"{(module or '').replace('.', '/')}.py"
+        if (module or "").startswith("onnxopt_cli.") and found.is_file() and found not in seen:
+            imported(found, seen | {found})
+            seen.add(found)
+            imported(found, seen)
+    return seen
+
+
+def test_what_another_interpreter_imports_is_python_3_9():
+    package = REPOSITORY / "onnxopt_cli"
+    files = {package / "backends/exec/guest.py"}
+    for name in ("core/codec.py", "backends/plugin.py", "backends/specification.py"):
+        files |= imported(package / name, {package / name})
+    assert package / "errors.py" in files
+    for path in files:
+        tree = ast.parse(Path(path).read_text(), feature_version=(3, 9))
+        newer = [
+            keyword.arg
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            for keyword in node.keywords
+            if keyword.arg in {"slots", "strict", "kw_only"}
+        ]
+        assert newer == [], f"{path}: Python 3.9 has no {newer[0]}"

@@ -1,0 +1,72 @@
+"""A plugin for another interpreter, which has nothing of ours: NumPy and onnx alone, Python 3.9."""
+
+import os
+import sys
+
+import numpy as np
+
+__version__ = "1.5"
+print("standard output is not the protocol's")  # noqa: T201 - that is the point
+
+
+class Copies:
+    """Identity, by which its environment shows."""
+
+    unsupported = "no kernel"
+
+    def run(self, model, inputs):
+        (node,) = model.graph.node
+        if node.op_type != "Identity":
+            raise NotImplementedError(node.op_type)
+        print("hello from", sys.version, np.__version__)  # noqa: T201 - as above
+        return [self.copy(inputs[node.input[0]])]
+
+    def copy(self, x):
+        return x.copy()
+
+
+class WritesIntoItsInput(Copies):
+    def copy(self, x):
+        copy = x.copy()
+        x[...] = 0
+        return copy
+
+
+class ReturnsLists(Copies):
+    def copy(self, x):
+        return x.tolist()
+
+
+class LacksAKernel(Copies):
+    def copy(self, x):
+        raise RuntimeError("no kernel for this")
+
+
+class Exits(Copies):
+    def copy(self, x):
+        sys.exit(0)
+
+
+class Dies(Copies):
+    def copy(self, x):
+        os._exit(7)
+
+
+class Raises(Copies):
+    def copy(self, x):
+        raise ValueError("odd \x1b[31m")
+
+
+class RunsOutOfMemory(Copies):
+    def copy(self, x):
+        raise MemoryError
+
+
+class SeesOurs(Copies):
+    """Says which modules of the tester it finds."""
+
+    def copy(self, x):
+        import importlib.util
+
+        names = ("click", "psutil", "ml_dtypes", "guest", "codec")
+        raise ValueError([name for name in names if importlib.util.find_spec(name)])
