@@ -13,7 +13,7 @@ from onnxopt_cli.backends.check.check import check_backend
 from onnxopt_cli.backends.check.rule import RuleOutcome
 from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
 
-#: How exec_identity.py breaks which rules; what stands after the first follows from it.
+#: How exec/identity.py breaks which rules; what stands after the first follows from it.
 BREAKING_COMMANDS = {
     "fields": ["overlooks fields that it does not know"],
     "chatter": ["stays for the next case, and writes nothing unasked", ...],
@@ -44,7 +44,7 @@ BREAKING_PLUGINS = {
 
 
 def command(breaks=""):
-    return spec(breaks, command=PLUGINS / "exec_identity.py", timeout=5)
+    return spec(breaks, command=PLUGINS / "exec" / "identity.py", timeout=5)
 
 
 def plugin(name):
@@ -151,7 +151,7 @@ def test_a_plugin_is_found_where_this_process_finds_it(workplace, monkeypatch):
 
 def test_a_command_is_asked_about_types_that_it_states(tmp_path):
     script = tmp_path / "double_only.py"
-    text = (PLUGINS / "exec_identity.py").read_text()
+    text = (PLUGINS / "exec" / "identity.py").read_text()
     script.write_text(text.replace('"float32", "int64"', '"float64"'))
     findings = {f.rule.name: f for f in check_backend(spec("", command=script))}
     assert {finding.verdict for finding in findings.values()} == {RuleOutcome.PASS}
@@ -160,7 +160,7 @@ def test_a_command_is_asked_about_types_that_it_states(tmp_path):
 
 def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_ends(tmp_path):
     script = tmp_path / "other_domain.py"
-    text = (PLUGINS / "exec_identity.py").read_text()
+    text = (PLUGINS / "exec" / "identity.py").read_text()
     script.write_text(text.replace('"ai.onnx"', '"com.acme"'))
     verdicts = {f.rule.name: f.verdict for f in check_backend(spec("", command=script))}
     assert RuleOutcome.FAIL not in verdicts.values()
@@ -245,7 +245,7 @@ def test_a_defect_of_one_training_operator_is_not_taken_for_a_gap():
 
 def test_a_command_is_told_what_to_write(tmp_path):
     script = tmp_path / "failing.py"
-    text = (PLUGINS / "exec_identity.py").read_text()
+    text = (PLUGINS / "exec" / "identity.py").read_text()
     text = text.replace(
         '{"unsupported": "only Identity is known"}',
         '{"error": f"no translation of {re.findall(rb\'[A-Z][A-Za-z0-9]{3,}\', model)[:1]}"}',

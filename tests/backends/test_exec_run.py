@@ -125,7 +125,7 @@ def test_ctrl_c_on_a_terminal_ends_the_run_and_is_not_heard_by_the_command(
 def test_no_command_survives_a_runner_that_is_killed(isolation, identity):
     run = start(identity, hanging(identity), "--isolation", isolation, "-j", "1")
     wait_for(identity / "marker")
-    assert any("exec_command.py" in process.command for process in run.survivors(0))
+    assert any("exec/command.py" in process.command for process in run.survivors(0))
     run.process.kill()
     run.process.communicate()
     assert run.survivors() == []
@@ -166,7 +166,7 @@ def test_a_command_that_does_not_start_ends_the_run_with_4(identity, onnxopt):
 
 def test_a_command_without_the_training_domain_gets_primitive_operators(workplace, onnxopt):
     (workplace / "demo.yaml").write_text(MOMENTUM)
-    script = PLUGINS / "exec_reference.py"
+    script = PLUGINS / "exec" / "reference.py"
     found = outcomes(onnxopt, spec(command=script), code=0)
     assert found["plain"]["lowered"] is True
     never = ("--lower", "never", "--isolation", "none")
@@ -192,7 +192,7 @@ cases:
 
 
 def test_a_command_can_be_asked_for_single_nodes_without_protobuf(workplace, onnxopt):
-    nodes = spec(command=PLUGINS / "exec_nodes.py")
+    nodes = spec(command=PLUGINS / "exec" / "nodes.py")
     (workplace / "demo.yaml").write_text(LEAKY)
     assert {it["outcome"] for it in outcomes(onnxopt, nodes, code=0).values()} == {"pass"}
     # What an operator is replaced by is more than a node.

@@ -137,13 +137,12 @@ def test_a_backend_that_says_not_supported_has_not_refused_a_case(demo):
 )
 def test_a_command_states_the_words_in_its_greeting(run, stated, answer, outcome, tmp_path):
     script = tmp_path / "stating.py"
-    text = (PLUGINS / "exec_identity.py").read_text()
+    text = (PLUGINS / "exec" / "identity.py").read_text()
     text = text.replace('"devices": ["CPU"],', f'"devices": ["CPU"], **{stated!r},')
     text = text.replace('"ai.onnx": [18, 20]', '"ai.onnx.preview.training": [1, 1]')
     text = text.replace('return {"unsupported": "only Identity is known"}',
                         f'return {{"{answer}": "shapes, I think"}}')  # fmt: skip
-    text = text.replace("(source,), (target,) =", "source, target =")
-    text = text.replace('(folder / source["file"])', '(folder / source[0]["file"])')
+    text = text.replace("(given,) = request", "given, *_ = request")
     script.write_text(text)
     result = run(spec(command=script), "--lower", "never")
     assert (result["outcome"], result["message"]) == (outcome, "shapes, I think")

@@ -7,7 +7,7 @@ import sys
 
 from places import PLUGINS
 
-COMMAND = PLUGINS / "exec_command.py"
+COMMAND = PLUGINS / "exec" / "command.py"
 
 
 def spec(*arguments, command=COMMAND, **options):

@@ -34,7 +34,7 @@ class Backend:
     def run(self, model, inputs):
         return [inputs["x"] + helper.ONE * part.ONE]
 """
-EXEC = "tests/plugins/exec_command.py"
+EXEC = "tests/plugins/exec/command.py"
 
 
 def write_model(path, amount=None):
