@@ -109,11 +109,6 @@ def test_strided_arrays_are_written_in_their_own_order():
     assert same(round_trip(array, tensor_type(shape=[3, 2])), np.ascontiguousarray(array))
 
 
-def test_an_array_that_was_read_can_be_written_into():
-    for message in (tensor(ONE_TWO), TensorProto(data_type=1, dims=[1], float_data=[1])):
-        read(message)[0] = 3
-
-
 @pytest.mark.parametrize(
     ("kind", "field", "entries", "expected"),
     [

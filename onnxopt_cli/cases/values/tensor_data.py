@@ -67,13 +67,13 @@ def _storage(number: int) -> _Storage:
 
 
 def array_of(tensor: onnx.TensorProto) -> Array:
-    """Return a tensor's elements as an array of its own, writable.
+    """Return a tensor's elements as an array, which may be read-only.
 
     Raises:
         Malformed: if the tensor is not whole and consistent, see :func:`check_tensor`, or holds
             numbers that its element type lacks, or strings that are not UTF-8.
     """
-    storage, shape, field = _layout(tensor)
+    storage, shape, field, raw = _layout(tensor)
     if storage.name == STRING:
         # NumPy's own string types, which onnx makes, drop trailing null characters.
         array = np.empty(len(tensor.string_data), object)
@@ -84,9 +84,10 @@ def array_of(tensor: onnx.TensorProto) -> Array:
                 raise Malformed(f"has a string that is not UTF-8: {text[:40]!r}") from None
         return array.reshape(shape)
     if field == "raw_data":
-        largest = np.frombuffer(tensor.raw_data, np.uint8).max(initial=0)
-        if storage.name == "bool" and largest > 1:
+        if storage.name == "bool" and (largest := max(raw, default=0)) > 1:
             raise Malformed(f"has the byte {largest} for a bool; 0 or 1 was expected")
+        if storage.bits >= _BYTE:
+            return np.frombuffer(raw, storage.dtype.newbyteorder("<")).reshape(shape)
     elif "float" not in field and "double" not in field:
         _check_entries(tensor, storage)
     # onnx's own arrays may share the message's memory.
@@ -156,8 +157,8 @@ def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
     return shape
 
 
-def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str]:
-    """Return how the elements are stored, their shape and the field that holds them."""
+def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str, bytes]:
+    """Return how the elements are stored, their shape, the field that holds them, and raw data."""
     storage = _storage(tensor.data_type)
     if tensor.data_location != TensorProto.DEFAULT or tensor.external_data:
         raise Malformed("keeps its elements in another file")
@@ -174,10 +175,12 @@ def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str]:
     if not fields:
         if count:
             raise Malformed(f"has no elements; {described} has {count}")
-        return storage, shape, storage.field
+        return storage, shape, storage.field, b""
     (field,) = fields
+    # Each look at it copies it.
+    raw = tensor.raw_data
     if field == "raw_data" and storage.name != STRING:
-        found, expected, unit = len(tensor.raw_data), byte_size(tensor), "bytes"
+        found, expected, unit = len(raw), byte_size(tensor), "bytes"
     elif field == storage.field:
         found = len(getattr(tensor, field))
         expected = -(-count // storage.entries) * storage.components
@@ -186,7 +189,7 @@ def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str]:
         raise Malformed(f"has {storage.name} elements in {field}; {storage.field} was expected")
     if found != expected:
         raise Malformed(f"has {found} {unit} in {field}; {described} needs {expected}")
-    return storage, shape, field
+    return storage, shape, field, raw
 
 
 def _check_entries(tensor: onnx.TensorProto, storage: _Storage) -> None:
