@@ -115,7 +115,7 @@ def test_a_hang_is_shrunk_within_the_timeout_of_each_try(fuzz, onnxopt):
 
 
 def test_a_hang_at_a_special_element_is_shrunk_to_that_element(fuzz):
-    answer = fuzz(planted("HangsAtNaN"), "--examples", "100", "--timeout", "0.3")
+    answer = fuzz(planted("HangsAtNaN"), "--examples", "60", "--timeout", "0.3")
     assert answer.code == 1, answer.text
     (found,) = kept("fuzz").values()
     assert sorted(map(str, found["inputs"].values())) == ["0", "0.0", "0.0", "1.0", "nan"]
@@ -123,7 +123,7 @@ def test_a_hang_at_a_special_element_is_shrunk_to_that_element(fuzz):
 
 def test_a_crash_at_an_element_of_many_is_shrunk_to_that_element(fuzz, onnxopt):
     backend = planted("DiesAtLargeElements")
-    answer = fuzz(backend, "--examples", "60")
+    answer = fuzz(backend, "--examples", "30")
     assert "crash Momentum  the worker was killed by SIGABRT" in answer.out
     (found,) = kept("fuzz").values()
     assert found["inputs"].pop("G") > 100
