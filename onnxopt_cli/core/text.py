@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 # Control characters, format characters (bidirectional overrides among them), surrogates, and the
 # separators that some terminals take for line ends.
@@ -67,28 +67,31 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 class FreeNames:
-    """Names of which each is taken once, in whatever letter case and spaces around it.
+    """Names of which each is taken once.
 
     Args:
         form: how a number is put behind a name that is taken, as in ``"{} ({})"``.
+        taken: names that are taken from the beginning.
+        alike: makes one text of names that count as the same.
     """
 
-    def __init__(self, form: str) -> None:
-        self._form = form
-        self._taken: set[tuple[str, ...]] = set()
+    def __init__(
+        self, form: str, taken: Iterable[str] = (), alike: Callable[[str], str] = str
+    ) -> None:
+        self._form, self._alike = form, alike
+        self._taken: set[tuple[str, ...]] = {(alike(name),) for name in taken}
         self._numbers: dict[tuple[str, ...], int] = {}
 
-    def free(self, name: str, *within: str) -> str:
+    def __call__(self, name: str, *within: str) -> str:
         """Return the name, or with the first number from 2 on that is free, and take it."""
-        key = tuple(part.strip().casefold() for part in (name, *within))
-        free, tried = name, key
+        free, place = name, tuple(map(self._alike, within))
+        key = self._alike(name), *place
         number = self._numbers.get(key, 1)
-        while tried in self._taken:
+        while (self._alike(free), *place) in self._taken:
             number += 1
             free = self._form.format(name, number)
-            tried = (free.strip().casefold(), *key[1:])
         self._numbers[key] = number
-        self._taken.add(tried)
+        self._taken.add((self._alike(free), *place))
         return free
 
 

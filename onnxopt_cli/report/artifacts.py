@@ -68,7 +68,7 @@ def write_artifacts(
     if failed:
         # Another run may have written there since this one began.
         check_folder(folder)
-    free = FreeNames("{}-{}").free
+    free = FreeNames("{}-{}", alike=str.lower)
     folders = {it.name: folder / free(_file_name(it.name)) for it in record.backends}
     made: set[str] = set()
     for result in failed:

@@ -52,11 +52,10 @@ def _text(root: Element) -> str:
 
 def _document(record: RunRecord) -> Element:
     root = Element("testsuites", name="onnxopt")
-    # Readers may trim a name, or keep it where letter case does not count.
-    names, suites = FreeNames("{} ({})"), FreeNames("{} ({})")
+    names, suites = (FreeNames("{} ({})", alike=_read_as) for _ in range(2))
     for backend in record.backends:
         mine = [result for result in record.results if result.backend == backend.name]
-        suite = _add_suite(root, suites.free(printable(backend.name)), record)
+        suite = _add_suite(root, suites(printable(backend.name)), record)
         properties = SubElement(suite, "properties")
         for name, value in {**record.versions, "backend": backend.version}.items():
             SubElement(properties, "property", name=printable(name), value=printable(value))
@@ -65,7 +64,7 @@ def _document(record: RunRecord) -> Element:
         _count(suite, sum(result.seconds for result in mine))
     problems = [*record.problems, *record.findings]
     if problems:
-        suite = _add_suite(root, suites.free("case and expectation files"), record)
+        suite = _add_suite(root, suites("case and expectation files"), record)
         for problem in problems:
             place = Location.parse(problem.where)
             case = _add_case(suite, "files", printable(problem.where), 0, place, names)
@@ -76,6 +75,11 @@ def _document(record: RunRecord) -> Element:
         root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
     root.set("time", _total(sum(result.seconds for result in record.results)))
     return root
+
+
+def _read_as(name: str) -> str:
+    """Return what a reader may make of a name: it trims it, or letter case does not count."""
+    return name.strip().casefold()
 
 
 def _add_suite(root: Element, name: str, record: RunRecord) -> Element:
@@ -94,7 +98,7 @@ def _add_case(
     case = SubElement(
         suite,
         "testcase",
-        name=names.free(name, classname),
+        name=names(name, classname),
         classname=classname,
         time=f"{seconds:.6f}",
         file=printable(shown_path(place.path)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import helper
 
+from onnxopt_cli.core.text import FreeNames
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import bind, node_attributes
 from onnxopt_cli.formula.nodes import all_nodes, subgraphs
@@ -188,7 +189,7 @@ def _drop_unused_imports(model: onnx.ModelProto) -> None:
         holder.opset_import.extend(kept)
 
 
-class UniqueNames:
+class UniqueNames(FreeNames):
     """Makes up names that occur nowhere in a model, whatever the scope.
 
     Args:
@@ -196,20 +197,7 @@ class UniqueNames:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._taken = set(_names(model))
-        self._counts: dict[str, int] = {}
-
-    def __call__(self, stem: str) -> str:
-        """Return the stem, or the stem and the first number that makes a free name of it."""
-        count = self._counts.get(stem, 0)
-        while True:
-            count += 1
-            name = f"{stem}_{count}" if count > 1 else stem
-            if name not in self._taken:
-                break
-        self._counts[stem] = count
-        self._taken.add(name)
-        return name
+        super().__init__("{}_{}", _names(model))
 
 
 def _names(model: onnx.ModelProto) -> Iterator[str]:
