@@ -30,6 +30,8 @@ def printable(text: str, *, lines: bool = False) -> str:
         text: anything.
         lines: keep line ends (and turn tabs into spaces) instead of escaping them.
     """
+    if len(text) <= _LONGEST and text.isascii() and text.isprintable() and "::" not in text:
+        return text
     text = clipped(text, _LONGEST_LINES if lines else _LONGEST, "\n" if lines else " ")
     if lines:
         text = text.expandtabs(4)

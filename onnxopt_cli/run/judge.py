@@ -121,7 +121,8 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
             curve, words = _course(content.trajectory.recorded, key, response.outputs, diffs)
             message = "; ".join(filter(None, (message, words)))
         # A trajectory that ended early says why itself: its outputs are not of the shape expected.
-        wrong = "" if response.message else wrong_outputs(diffs, tuple(curve))
+        said = response.message or all(diff.agrees for diff in diffs)
+        wrong = "" if said else wrong_outputs(diffs, tuple(curve))
         message = "; ".join(filter(None, (wrong, message)))
     if response.leak:
         outcome = Outcome.LEAK if outcome is Outcome.PASS else outcome

@@ -64,7 +64,8 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     failed = 0
     stopped = ""
     while not stopped:
-        while len(asked) < _ahead(plan) and (case := next(cases, None)) is not None:
+        ahead = max((executor.ahead for executor in plan.backends), default=1)
+        while len(asked) < ahead and (case := next(cases, None)) is not None:
             asked.append(_ask(plan, case))
         if not asked:
             break
@@ -81,10 +82,6 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
         asides = tuple(_asides(plan))
         if asides:
             yield asides
-
-
-def _ahead(plan: Plan) -> int:
-    return max((executor.ahead for executor in plan.backends), default=1)
 
 
 def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:

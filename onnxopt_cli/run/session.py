@@ -82,7 +82,11 @@ class Session:
         self.started = _now()
         self.hostname = platform.node()
         self.resumed = 0
-        self.plan = replace(plan, started=self._started, review=self._review)
+        self.plan = replace(
+            plan,
+            started=lambda case, backend: self._write("start", case=case, backend=backend),
+            review=self._review,
+        )
 
     def begin(self) -> None:
         """Open the log, if there is to be one.
@@ -127,7 +131,16 @@ class Session:
         cases = [case for case in self.plan.cases if case.id not in known]
         if not cases:
             return
-        for row in self._run(replace(self.plan, cases=cases)):
+        plan = replace(self.plan, cases=cases)
+        failed = {result.case for result in self._results.values() if not result.conforms}
+        if plan.max_fail and len(failed) >= plan.max_fail:
+            stopped = "stopped by --max-fail"
+            found: Iterator[tuple[Result, ...]] = (
+                tuple(not_run(case, it.name, stopped) for it in plan.backends) for case in cases
+            )
+        else:
+            found = run(replace(plan, max_fail=plan.max_fail and plan.max_fail - len(failed)))
+        for row in found:
             for result in row:
                 self._take_result(result)
             yield row
@@ -140,7 +153,7 @@ class Session:
         # What workers did outside of cases before a run was killed still counts.
         if worse(known, result) is result:
             self._results[key] = result
-            self._write({"record": "end", "result": result_to_json(result)})
+            self._write("end", result=result)
 
     def rerun(self) -> Iterator[Result]:
         """Run again what does not conform, and yield the results of it."""
@@ -170,7 +183,7 @@ class Session:
             for found in run_again(cases, mine, suspects, restarted, self.terms.reruns):
                 result = self._review(found)
                 self._results[result.case, result.backend] = result
-                self._write({"record": "rerun", "result": result_to_json(result)})
+                self._write("rerun", result=result)
                 yield result
 
     @property
@@ -214,15 +227,6 @@ class Session:
         """
         if self._writer is not None:
             self._writer.require_complete()
-
-    def _run(self, plan: Plan) -> Iterator[tuple[Result, ...]]:
-        if not plan.max_fail:
-            return run(plan)
-        failed = {result.case for result in self._results.values() if not result.conforms}
-        if len(failed) < plan.max_fail:
-            return run(replace(plan, max_fail=plan.max_fail - len(failed)))
-        why = "stopped by --max-fail"
-        return (tuple(not_run(case, it.name, why) for it in plan.backends) for case in plan.cases)
 
     def _take(self, log: Log) -> None:
         """Take from a log the cases that have run on all backends; all of it if it is finished."""
@@ -290,15 +294,14 @@ class Session:
             contents=witness.contents,
         )
 
-    def _started(self, case: str, backend: str) -> None:
-        self._write({"record": "start", "case": case, "backend": backend})
-
     def _review(self, result: Result) -> Result:
         return self.terms.expectations.review(result, self._backends[result.backend])
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, record: str, *, result: Result | None = None, **fields: str) -> None:
+        """Write a record to the log, if there is one."""
         if self._writer is not None:
-            self._writer.write(record)
+            about = fields if result is None else {"result": result_to_json(result)}
+            self._writer.write({"record": record, **about})
 
 
 def _now() -> str:

@@ -121,17 +121,10 @@ def is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
     return any(
         isinstance(given, np.ndarray)
         and given.dtype == value.dtype
-        and (shaped := _shaped(given, value)) is not None
-        and _same(value, shaped)
+        and (given.size == value.size or _broadcasts(given.shape, value.shape))
+        and _same(value, given)
         for given in inputs.values()
     )
-
-
-def _shaped(given: Array, value: Array) -> Array | None:
-    """Give a tensor another's shape, if it has as many elements or can be broadcast to it."""
-    if given.size == value.size:
-        return given.reshape(value.shape)
-    return np.broadcast_to(given, value.shape) if _broadcasts(given.shape, value.shape) else None
 
 
 def _is_blank(value: Array) -> bool:
@@ -141,7 +134,9 @@ def _is_blank(value: Array) -> bool:
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Tell whether all elements are equal; NaN, of any type, equals NaN."""
+    """Tell whether all elements are equal, in order or broadcast; NaN, of any type, equals NaN."""
+    if one.size != other.size:
+        other = np.broadcast_to(other, one.shape)
     for part in (slice(_FIRST), slice(None)):
         first, second = one.reshape(-1)[part], other.reshape(-1)[part]
         alike = (first == second) | ((first != first) & (second != second))  # noqa: PLR0124
