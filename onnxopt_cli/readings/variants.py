@@ -30,8 +30,7 @@ from onnxopt_cli.readings.arithmetic import (
     root_by_newton,
     root_by_reciprocal,
 )
-from onnxopt_cli.readings.elementwise import is_elementwise
-from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.evaluate import evaluate, is_elementwise
 from onnxopt_cli.readings.implementation import Compute, Implementation
 
 

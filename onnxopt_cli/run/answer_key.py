@@ -17,12 +17,10 @@ from onnxopt_cli.formula.call import Call
 from onnxopt_cli.readings.bound.bound import (
     FACTOR,
     DerivedOutput,
-    allowed_factor,
     bound,
     enough_for,
 )
-from onnxopt_cli.readings.elementwise import has_blocks
-from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.evaluate import allowance, evaluate, has_blocks
 from onnxopt_cli.readings.single_node import sole_call
 
 
@@ -103,7 +101,7 @@ class FormulaOutputs:
             branch = bound(part, self.factor, enough_for(part))[output].branch
             return replace(branch, expected=self.expected[name].reshape(-1)[places])
 
-        return Budget(at, allowed_factor(self.expected[name].dtype, self.factor))
+        return Budget(at, self.factor * allowance(self.expected[name].dtype))
 
 
 def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
@@ -102,23 +102,20 @@ def _ask(plan: Plan, case: Case) -> _Asked:
     content = question.content
     if question.invalid or content is None:
         return _Asked(question, ())
+    pending = []
     try:
-        pending = [
-            _submit(executor, content, partial(plan.started, case.id, executor.name))
-            for executor in plan.backends
-        ]
+        for executor in plan.backends:
+            started = partial(plan.started, case.id, executor.name)
+            if content.trajectory is None or not content.stepwise:
+                pending.append(executor.submit(Order(content.model, content.inputs, started)))
+            else:
+                # Not worth importing for cases of one step.
+                from onnxopt_cli.run.trajectory import stepwise
+
+                pending.append(partial(stepwise, executor, content.trajectory, started))
     except MemoryError:
         return _Asked(starved(case), ())
     return _Asked(question, tuple(pending))
-
-
-def _submit(executor: Executor, content: Content, started: Callable[[], None]) -> Pending:
-    if content.trajectory is None or not content.stepwise:
-        return executor.submit(Order(content.model, content.inputs, started))
-    # Not worth importing for cases of one step.
-    from onnxopt_cli.run.trajectory import stepwise
-
-    return partial(stepwise, executor, content.trajectory, started)
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:

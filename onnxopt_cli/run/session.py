@@ -142,18 +142,15 @@ class Session:
             found = run(replace(plan, max_fail=plan.max_fail and plan.max_fail - len(failed)))
         for row in found:
             for result in row:
-                self._take_result(result)
+                key = result.case, result.backend
+                before = self._results.get(key)
+                if before is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
+                    raise RuntimeError(f"two results of {result.case} on {result.backend}")
+                # What workers did outside of cases before a run was killed still counts.
+                if worse(before, result) is result:
+                    self._results[key] = result
+                    self._write("end", result=result)
             yield row
-
-    def _take_result(self, result: Result) -> None:
-        key = result.case, result.backend
-        known = self._results.get(key)
-        if known is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
-            raise RuntimeError(f"two results of {result.case} on {result.backend}")
-        # What workers did outside of cases before a run was killed still counts.
-        if worse(known, result) is result:
-            self._results[key] = result
-            self._write("end", result=result)
 
     def rerun(self) -> Iterator[Result]:
         """Run again what does not conform, and yield the results of it."""

@@ -10,8 +10,7 @@ import pytest
 
 from onnxopt_cli.core import blocks
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings import elementwise
-from onnxopt_cli.readings.elementwise import is_elementwise
+from onnxopt_cli.readings.evaluate import is_elementwise
 
 COUNT = blocks.LARGE + 11
 CASE = """\
@@ -74,7 +73,7 @@ def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where
     monkeypatch.setattr(blocks, "available_jobs", lambda: 2)
     code, parts = judged(onnxopt, *backend)
     assert code == (wrong != 1)
-    monkeypatch.setattr(elementwise, "LARGE", 10**9)
+    monkeypatch.setattr("onnxopt_cli.readings.evaluate.LARGE", 10**9)
     assert judged(onnxopt, *backend)[0] == code
     _, whole = judged(onnxopt, *backend)
     for part, one in zip(parts, whole, strict=True):

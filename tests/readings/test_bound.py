@@ -12,8 +12,8 @@ from onnxopt_cli.core.tolerance import Provenance
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.operators.adam import ADAM
+from onnxopt_cli.readings import evaluate as evaluate_module
 from onnxopt_cli.readings.arithmetic import root_by_newton, root_by_reciprocal
-from onnxopt_cli.readings.bound import bound as bound_module
 from onnxopt_cli.readings.bound.bound import FACTOR, bound
 
 U = 2.0**-24
@@ -81,7 +81,7 @@ def test_double_outputs_get_twice_as_much_where_nothing_is_wider_than_double(mon
         tensors = [np.ones(2, np.float32), np.ones(2), np.ones(2)]
         return [judgement.factor for judgement in bound(momentum(0.5, 1, *tensors))]
 
-    monkeypatch.setattr(bound_module, "WIDE", np.dtype(np.float64))
+    monkeypatch.setattr(evaluate_module, "WIDE", np.dtype(np.float64))
     assert factors() == [FACTOR, 2 * FACTOR]
 
 

@@ -15,8 +15,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
-from onnxopt_cli.readings.elementwise import is_elementwise
-from onnxopt_cli.readings.evaluate import nonnegative_tensors
+from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]

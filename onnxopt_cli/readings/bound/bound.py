@@ -24,7 +24,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, Operand
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.bound.bounded import Bounded, given, number, output
-from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded
+from onnxopt_cli.readings.evaluate import WIDE, allowance, evaluate, rounded
 from onnxopt_cli.readings.vocabulary import Level, Precision, precision_of
 
 T = TypeVar("T", bound=Operand)
@@ -169,16 +169,7 @@ def judged(
     wide = np.broadcast_to(np.asarray(bounded.value, WIDE), shape)
     error = np.broadcast_to(bounded.error, shape)
     expected = rounded(bounded.value, dtype, shape)
-    return DerivedOutput(expected, wide, error, allowed_factor(dtype, factor))
-
-
-def allowed_factor(dtype: np.dtype[Any], factor: float) -> float:
-    """Return the multiple of the error that is allowed an output of a dtype.
-
-    It is doubled where the wide type has no more digits, so that the expected value itself is off.
-    """
-    wider = precision_of(dtype).unit_roundoff > np.finfo(WIDE).eps / 2
-    return factor if wider else 2 * factor
+    return DerivedOutput(expected, wide, error, factor * allowance(dtype))
 
 
 def also_right(call: Call[Array]) -> list[list[AlsoRight]]:
