@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.diff_text import headline
-from onnxopt_cli.report.files import append_step_summary, parse_reports, step_summary, write_reports
+from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.run.runner import Plan
@@ -177,6 +178,8 @@ def execute(options: Mapping[str, Any]) -> int:
     """
     how = setting(options, options["jobs"])
     reports = parse_reports(options["reports"])
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        reports.append((SUMMARY, Path(summary)))
     shard, expectations = _checked(options)
     log = options["resume"] or options["log"]
     witness = None
@@ -186,7 +189,7 @@ def execute(options: Mapping[str, Any]) -> int:
 
         witness = Witness()
         witness.see_backends(list(dict.fromkeys(options["backends"])))
-    if reports or log or options["artifacts"] or options["update_expect"] or step_summary():
+    if reports or log or options["artifacts"] or options["update_expect"]:
         go_on_without_reader()
     with interruptible() as interruption:
         with open_executors(options["backends"], how, interruption) as backends:
@@ -284,8 +287,6 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
         writes.append(lambda: display.print(update_expectations(path, known, record, terms.ids)))
     if reports:
         writes.append(partial(write_reports, reports, record))
-    if (summary := step_summary()) is not None:
-        writes.append(partial(append_step_summary, summary, record))
     writes.append(session.require_log)
     failed = []
     for write in writes:

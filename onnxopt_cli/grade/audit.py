@@ -153,7 +153,7 @@ def find_trials(
             # What a wrong implementation does in one step, the other cases ask.
             if content.rejects or content.trajectory:
                 continue
-            key = answer_key(content, str(case.location), judging)
+            key = answer_key(content, case.location, judging)
             call = sole_call(content.model, content.inputs)
         except InvalidCase as error:
             problems += error.problems

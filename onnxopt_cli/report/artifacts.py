@@ -100,7 +100,7 @@ def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str
         if content.rejects:
             files = model_and_inputs(content)
         else:
-            key = answer_key(content, str(case.location), judging)
+            key = answer_key(content, case.location, judging)
             # Of its tolerances the layout can hold but one.
             tolerance = content.tolerance if isinstance(content.tolerance, Relative) else None
             whole = replace(

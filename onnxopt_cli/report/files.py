@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,6 +17,8 @@ from onnxopt_cli.report.verdict import verdict
 FORMATS = ("json", "junit", "xunit", "markdown", "github", "badge", "html")
 
 _STDOUT = "-"
+#: Not a format: the Markdown report, appended to the summary of a GitHub step.
+SUMMARY = "step summary"
 #: GitHub drops the whole summary of a step that is larger.
 _MOST_SUMMARY = 1 << 20
 # Formats whose module has another name; xunit is junit for a stricter reader.
@@ -58,14 +59,17 @@ def write_reports(wanted: Sequence[tuple[str, Path]], record: RunRecord) -> None
     """
     problems = []
     for name, path in wanted:
-        data = render(name, record).encode()
-        if str(path) == _STDOUT:
+        try:
+            if name == SUMMARY:
+                _append_summary(path, record)
+                continue
+            data = render(name, record).encode()
+            if str(path) != _STDOUT:
+                write_atomically(path, data)
+                continue
             sys.stdout.flush()
             sys.stdout.buffer.write(data)
             sys.stdout.flush()
-            continue
-        try:
-            write_atomically(path, data)
         except UsageError as error:
             problems.append(error.message)
     if problems:
@@ -79,13 +83,7 @@ def render(form: str, record: RunRecord) -> str:
     return text
 
 
-def step_summary() -> Path | None:
-    """Return the summary file of the GitHub step that this runs in, if any."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    return Path(path) if path else None
-
-
-def append_step_summary(path: Path, record: RunRecord) -> None:
+def _append_summary(path: Path, record: RunRecord) -> None:
     """Append the Markdown report to the summary of a GitHub step.
 
     Where many runs have filled it, the verdict alone.

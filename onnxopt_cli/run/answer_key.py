@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
 
-from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.case import Content, Location
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Tolerance
@@ -104,7 +104,7 @@ class FormulaOutputs:
         return Budget(at, self.factor * allowance(self.expected[name].dtype))
 
 
-def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey:
+def answer_key(content: Content, where: Location, judging: JudgeOptions) -> AnswerKey:
     """Say what must come back from a case that a right backend accepts.
 
     Args:
@@ -120,10 +120,10 @@ def answer_key(content: Content, where: str, judging: JudgeOptions) -> AnswerKey
     try:
         formula = _formula_outputs(content, names, judging.factor)
     except NodeError as error:
-        raise InvalidCase([Problem(where, error.message)], hint=error.hint) from error
+        raise InvalidCase([Problem(str(where), error.message)], hint=error.hint) from error
     if content.expected is None and formula is None:
         what = "the outputs are not given, and the model is not one node of an operator of ours"
-        raise InvalidCase([Problem(where, what)])
+        raise InvalidCase([Problem(str(where), what)])
     outputs: dict[str, Value] = {}
     tolerances: dict[str, Tolerance] = {}
     contradictions: list[Diff] = []

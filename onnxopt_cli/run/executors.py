@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
@@ -123,14 +123,16 @@ def open_executors(
 
             return Pool(text, setting.lowering, setting.limits, setting.jobs, loop(), interruption)
 
-        def executor(specification: Specification) -> Executor:
-            text, ours = specification.text, specification.name == "numpy"
-            if setting.isolation is Isolation.PROCESS or (setting.isolation is None and not ours):
-                return pool(text)
-            elsewhere = None if setting.isolation else partial(pool, text)
-            return InProcess(text, setting.lowering, interruption, elsewhere)
-
-        yield list(map(executor, asked))
+        executors: list[Executor] = []
+        for one in asked:
+            ours = setting.isolation is None and one.name == "numpy"
+            if ours or setting.isolation is Isolation.NONE:
+                elsewhere = partial(pool, one.text) if ours else None
+                here = InProcess(one.text, setting.lowering, interruption, elsewhere)
+                executors.append(here)
+            else:
+                executors.append(pool(one.text))
+        yield executors
 
 
 class InProcess:

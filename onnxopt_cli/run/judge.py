@@ -55,7 +55,7 @@ def read_question(case: Case, judging: JudgeOptions) -> AskedCase:
     except MemoryError:
         return AskedCase(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
     try:
-        key = None if content.rejects else answer_key(content, str(case.location), judging)
+        key = None if content.rejects else answer_key(content, case.location, judging)
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:

@@ -84,7 +84,7 @@ def observe(result: Result, case: Case | None, judging: JudgeOptions) -> Observa
             return "without formula"
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, AnswerKey({}, {}))
-        seen = Observation(result.case, call, answer_key(content, str(case.location), judging))
+        seen = Observation(result.case, call, answer_key(content, case.location, judging))
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
     return _failure(seen, result) if result.outcome is Outcome.FAIL else seen

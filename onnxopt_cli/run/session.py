@@ -82,6 +82,8 @@ class Session:
         self.started = _now()
         self.hostname = platform.node()
         self.resumed = 0
+        # As a log gives them back.
+        self._options = json.loads(json.dumps(dict(terms.options), default=str))
         self.plan = replace(
             plan,
             started=lambda case, backend: self._write("start", case=case, backend=backend),
@@ -147,7 +149,7 @@ class Session:
                 if before is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
                 # What workers did outside of cases before a run was killed still counts.
-                if worse(before, result) is result:
+                if before is None or worse(before, result) is result:
                     self._results[key] = result
                     self._write("end", result=result)
             yield row
@@ -200,7 +202,7 @@ class Session:
         record = RunRecord(
             versions=versions(),
             backends=backends,
-            options=_plain(terms.options),
+            options=self._options,
             results=self.results,
             problems=problems,
             findings=findings,
@@ -287,7 +289,7 @@ class Session:
             cases=cases,
             shard=self.terms.shard,
             expectations=self.terms.expectations.hash,
-            options=_plain(self.terms.options),
+            options=self._options,
             contents=witness.contents,
         )
 
@@ -303,9 +305,3 @@ class Session:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as a log gives them back."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
-    return plain

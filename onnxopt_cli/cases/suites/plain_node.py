@@ -112,30 +112,25 @@ def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
     """
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     return len(arrays) == len(outputs) and all(
-        _is_blank(value) or is_an_input(value, inputs) for value in arrays
+        all(not it.any() or (it != it).all() for it in (value.reshape(-1)[:_FIRST], value))  # noqa: PLR0124 - any NaN
+        or is_an_input(value, inputs)
+        for value in arrays
     )
 
 
 def is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
     """Tell whether a tensor has the elements of an input, of any shape, or broadcast to its own."""
     return any(
-        isinstance(given, np.ndarray)
-        and given.dtype == value.dtype
-        and (given.size == value.size or _broadcasts(given.shape, value.shape))
-        and _same(value, given)
+        isinstance(given, np.ndarray) and given.dtype == value.dtype and _same(value, given)
         for given in inputs.values()
     )
-
-
-def _is_blank(value: Array) -> bool:
-    flat = value.reshape(-1)
-    parts = (flat[:_FIRST], flat)
-    return all(not it.any() or bool((it != it).all()) for it in parts)  # noqa: PLR0124 - any NaN
 
 
 def _same(one: Array, other: Array) -> bool:
     """Tell whether all elements are equal, in order or broadcast; NaN, of any type, equals NaN."""
     if one.size != other.size:
+        if not _broadcasts(other.shape, one.shape):
+            return False
         other = np.broadcast_to(other, one.shape)
     for part in (slice(_FIRST), slice(None)):
         first, second = one.reshape(-1)[part], other.reshape(-1)[part]
