@@ -67,11 +67,7 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
 
     record = merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)
-    lines = [
-        *terminal.finding_lines(record.findings),
-        *terminal.verdict(record.results, seconds),
-    ]
-    for line in lines:
+    for line in terminal.verdict(record, seconds):
         stdout().print(line, soft_wrap=True)
     return record.exit_code or 0
 

@@ -127,8 +127,7 @@ class Display:
         # The other problems were shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
         for line in (
-            *terminal.finding_lines(record.findings),
-            *terminal.verdict(results, seconds, explaining),
+            *terminal.verdict(record, seconds, explaining),
             *terminal.explanation_lines(record.explanations),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
@@ -228,12 +227,12 @@ def execute(options: Mapping[str, Any]) -> int:
             session = Session(plan, terms, Path(log) if log else None)
             if options["resume"]:
                 session.resume()
-            else:
+            elif log:
                 session.begin()
             with Display(session.plan, options) as display:
                 for row in session.rows():
                     display.show(row)
-                for result in session.rerun():
+                for result in session.rerun() if terms.reruns else ():
                     display.show_rerun(result)
         return _conclude(session, display, reports)
 
@@ -287,7 +286,8 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
         writes.append(lambda: display.print(update_expectations(path, known, record, terms.ids)))
     if reports:
         writes.append(partial(write_reports, reports, record))
-    writes.append(session.require_log)
+    if options["log"] or options["resume"]:
+        writes.append(session.require_log)
     failed = []
     for write in writes:
         try:

@@ -15,7 +15,6 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, Standing
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import Problem
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import failures
@@ -199,20 +198,25 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     return table
 
 
-def verdict(results: Sequence[Result], seconds: float, explaining: float = 0.0) -> list[Text]:
+def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[Text]:
     """Return a line for each backend: what became of its cases, and whether it conforms.
 
+    Before them stand the entries of expectation files that no longer hold.
+
     Args:
-        results: of all backends.
-        seconds: how long they took.
+        record: of the run.
+        seconds: how long it took.
         explaining: how long it then took to explain them.
     """
     time = f" in {seconds + explaining:.1f} s"
     if explaining > _LONG:
         time += f", {explaining:.1f} s of it explaining"
-    lines = []
-    for backend in dict.fromkeys(result.backend for result in results):
-        mine = [result for result in results if result.backend == backend]
+    lines = [
+        Text.assemble(("expectation ", "bold red"), printable(f"{it.where}: {it.what}"))
+        for it in record.findings
+    ]
+    for backend in dict.fromkeys(result.backend for result in record.results):
+        mine = [result for result in record.results if result.backend == backend]
         counts = Counter(result.outcome for result in mine)
         parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
         conforms = all(result.conforms for result in mine)
@@ -238,14 +242,6 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
         yield line.append(printable(it.text), style="" if it.deviations else "dim")
     if not all(it.complete for it in explanations):
         yield Text("  --explain-time SECONDS gives the search for known mistakes more time", "dim")
-
-
-def finding_lines(findings: Sequence[Problem]) -> list[Text]:
-    """Return a line for each entry of an expectation file that no longer holds."""
-    return [
-        Text.assemble(("expectation ", "bold red"), printable(f"{it.where}: {it.what}"))
-        for it in findings
-    ]
 
 
 _FEW = 12

@@ -91,16 +91,16 @@ class Session:
         )
 
     def begin(self) -> None:
-        """Open the log, if there is to be one.
+        """Open the log.
 
         Raises:
             UsageError: if it cannot be written.
         """
-        if self._log is not None:
-            from onnxopt_cli.log.writer import LogWriter
+        from onnxopt_cli.log.writer import LogWriter
 
-            self._writer = LogWriter.create(self._log)
-            self._writer.write(self._header().to_json())
+        assert self._log is not None  # noqa: S101 - what to begin is what to write
+        self._writer = LogWriter.create(self._log)
+        self._writer.write(self._header().to_json())
 
     def resume(self) -> None:
         """Go on with the log: take the results that it has, and run the others.
@@ -156,7 +156,7 @@ class Session:
 
     def rerun(self) -> Iterator[Result]:
         """Run again what does not conform, and yield the results of it."""
-        if not self.terms.reruns or self._finished:
+        if self._finished:
             return
         from onnxopt_cli.run.rerun import RunInterrupted
 
