@@ -127,7 +127,8 @@ class Conversation:
         """
         # What it has sent before it ended is still there to be read.
         code = self._process.poll()
-        self._flush()
+        if self._unsent:
+            self._flush()
         answer = self._received()
         if answer is not None:
             return self._checked(*answer)
