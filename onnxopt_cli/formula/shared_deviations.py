@@ -5,126 +5,93 @@ from __future__ import annotations
 from onnxopt_cli.formula.operator import Attribute, Deviation
 
 
-def _instead_of(right: str, *wrong: tuple[str, str, str]) -> tuple[Deviation, ...]:
-    """Return deviations that have another expression in the place of the right one."""
-    return tuple(
-        Deviation(name, about, replace={right: expression}) for name, about, expression in wrong
-    )
+def _instead_of(right: str, table: str) -> tuple[Deviation, ...]:
+    """Return deviations that have another expression in the place of the right one.
+
+    Args:
+        right: the right expression.
+        table: three lines for each deviation: its name, what is wrong, the wrong expression.
+    """
+    lines = map(str.strip, table.strip().splitlines())
+    rows = zip(lines, lines, lines, strict=True)
+    return tuple(Deviation(name, about, replace={right: wrong}) for name, about, wrong in rows)
 
 
 #: Of every formula with the regularised gradient, ``norm_coefficient * X + G``.
 REGULARIZED_GRADIENT = _instead_of(
     "norm_coefficient * X + G",
-    (
-        "regularisation of twice the strength",
-        "The gradient of norm_coefficient * ||X||^2, without the half.",
-        "2 * norm_coefficient * X + G",
-    ),
-    (
-        "regularisation of half the strength",
-        "The half of 0.5 * norm_coefficient * ||X||^2 stays in its gradient.",
-        "0.5 * norm_coefficient * X + G",
-    ),
-    (
-        "regularisation by the absolute values",
-        "The gradient of norm_coefficient * ||X||_1 is added.",
-        "norm_coefficient * np.sign(X) + G",
-    ),
-    (
-        "regularisation scaled by the learning rate",
-        "norm_coefficient is multiplied by R before the step multiplies it again.",
-        "R * norm_coefficient * X + G",
-    ),
-    (
-        "regularisation of the gradient instead of the tensor",
-        "norm_coefficient multiplies G.",
-        "norm_coefficient * G + G",
-    ),
-    (
-        "regularisation blends tensor and gradient",
-        "G is weighted by 1 - norm_coefficient.",
-        "norm_coefficient * X + (1 - norm_coefficient) * G",
-    ),
-    (
-        "regularisation by the norm instead of its square",
-        "The gradient of norm_coefficient * ||X||, X over its length, is added.",
-        "norm_coefficient * X / np.maximum(np.sqrt(np.sum(X * X)), 1e-12) + G",
-    ),
-    (
-        "gradient clipped by value",
-        "Every element of G is clipped to [-1, 1].",
-        "norm_coefficient * X + np.clip(G, -1, 1)",
-    ),
-    (
-        "gradient clipped by norm",
-        "G is scaled to length 1 where it is longer.",
-        "norm_coefficient * X + G / np.maximum(1, np.sqrt(np.sum(G * G)))",
-    ),
-    (
-        "gradient centred",
-        "The mean of G is subtracted from it.",
-        "norm_coefficient * X + (G - np.mean(G))",
-    ),
-    (
-        "gradient normalised",
-        "G is divided by its length.",
-        "norm_coefficient * X + G / np.maximum(np.sqrt(np.sum(G * G)), 1e-12)",
-    ),
-    (
-        "gradient averaged over the elements",
-        "G is divided by the number of its elements.",
-        "norm_coefficient * X + G / np.maximum(np.size(G), 1)",
-    ),
-    (
-        "sign of the gradient",
-        "Only the sign of G is used.",
-        "norm_coefficient * X + np.sign(G)",
-    ),
+    """
+    regularisation of twice the strength
+        The gradient of norm_coefficient * ||X||^2, without the half.
+        2 * norm_coefficient * X + G
+    regularisation of half the strength
+        The half of 0.5 * norm_coefficient * ||X||^2 stays in its gradient.
+        0.5 * norm_coefficient * X + G
+    regularisation by the absolute values
+        The gradient of norm_coefficient * ||X||_1 is added.
+        norm_coefficient * np.sign(X) + G
+    regularisation scaled by the learning rate
+        norm_coefficient is multiplied by R before the step multiplies it again.
+        R * norm_coefficient * X + G
+    regularisation of the gradient instead of the tensor
+        norm_coefficient multiplies G.
+        norm_coefficient * G + G
+    regularisation blends tensor and gradient
+        G is weighted by 1 - norm_coefficient.
+        norm_coefficient * X + (1 - norm_coefficient) * G
+    regularisation by the norm instead of its square
+        The gradient of norm_coefficient * ||X||, X over its length, is added.
+        norm_coefficient * X / np.maximum(np.sqrt(np.sum(X * X)), 1e-12) + G
+    gradient clipped by value
+        Every element of G is clipped to [-1, 1].
+        norm_coefficient * X + np.clip(G, -1, 1)
+    gradient clipped by norm
+        G is scaled to length 1 where it is longer.
+        norm_coefficient * X + G / np.maximum(1, np.sqrt(np.sum(G * G)))
+    gradient centred
+        The mean of G is subtracted from it.
+        norm_coefficient * X + (G - np.mean(G))
+    gradient normalised
+        G is divided by its length.
+        norm_coefficient * X + G / np.maximum(np.sqrt(np.sum(G * G)), 1e-12)
+    gradient averaged over the elements
+        G is divided by the number of its elements.
+        norm_coefficient * X + G / np.maximum(np.size(G), 1)
+    sign of the gradient
+        Only the sign of G is used.
+        norm_coefficient * X + np.sign(G)
+    """,
 )
 
 #: Of every formula with the adaptive denominator, ``np.sqrt(H_new) + epsilon``.
 ROOT_AND_EPSILON = _instead_of(
     "np.sqrt(H_new) + epsilon",
-    (
-        "epsilon squared inside the square root",
-        "The square of epsilon is added before the root is taken.",
-        "np.sqrt(H_new + epsilon * epsilon)",
-    ),
-    (
-        "epsilon inside and outside the square root",
-        "Epsilon is added before and after the root is taken.",
-        "np.sqrt(H_new + epsilon) + epsilon",
-    ),
-    (
-        "epsilon multiplied",
-        "The root is multiplied by 1 + epsilon.",
-        "np.sqrt(H_new) * (1 + epsilon)",
-    ),
-    (
-        "epsilon as the least root",
-        "The root is replaced by epsilon only where it is smaller.",
-        "np.maximum(np.sqrt(H_new), epsilon)",
-    ),
-    (
-        "epsilon as the least square",
-        "H_new is replaced by epsilon only where it is smaller.",
-        "np.sqrt(np.maximum(H_new, epsilon))",
-    ),
-    (
-        "no square root",
-        "The step divides by H_new plus epsilon.",
-        "H_new + epsilon",
-    ),
-    (
-        "step with the old H",
-        "H enters the step before its update.",
-        "np.sqrt(H) + epsilon",
-    ),
-    (
-        "one denominator for the whole tensor",
-        "The root is taken of the mean of H_new.",
-        "np.sqrt(np.mean(H_new)) + epsilon",
-    ),
+    """
+    epsilon squared inside the square root
+        The square of epsilon is added before the root is taken.
+        np.sqrt(H_new + epsilon * epsilon)
+    epsilon inside and outside the square root
+        Epsilon is added before and after the root is taken.
+        np.sqrt(H_new + epsilon) + epsilon
+    epsilon multiplied
+        The root is multiplied by 1 + epsilon.
+        np.sqrt(H_new) * (1 + epsilon)
+    epsilon as the least root
+        The root is replaced by epsilon only where it is smaller.
+        np.maximum(np.sqrt(H_new), epsilon)
+    epsilon as the least square
+        H_new is replaced by epsilon only where it is smaller.
+        np.sqrt(np.maximum(H_new, epsilon))
+    no square root
+        The step divides by H_new plus epsilon.
+        H_new + epsilon
+    step with the old H
+        H enters the step before its update.
+        np.sqrt(H) + epsilon
+    one denominator for the whole tensor
+        The root is taken of the mean of H_new.
+        np.sqrt(np.mean(H_new)) + epsilon
+    """,
 )
 
 _CORRECTION = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
@@ -226,108 +193,77 @@ def wrong_thresholds(tensor: str) -> tuple[Deviation, ...]:
     order = f"np.argsort({magnitude}, axis=None, kind='stable')"
     position = f"np.argsort({order}, kind='stable').reshape(np.shape({tensor}))"
 
-    def of_rank(name: str, about: str, rank: str) -> tuple[str, str, str]:
-        percent = f"np.clip({rank} / {last} * 100, 0, 100)"
-        return name, about, f"percentile({magnitude}, {percent})"
+    def of_rank(rank: str) -> str:
+        return f"percentile({magnitude}, np.clip({rank} / {last} * 100, 0, 100))"
 
     return (
         *_instead_of(
             f"percentile({magnitude}, percent)",
-            (
-                "percentile of signed values",
-                "The threshold is a percentile of the values instead of their magnitudes.",
-                f"percentile({tensor}, percent)",
-            ),
-            (
-                "percent taken as a fraction",
-                "The percentile of percent / 100 is taken, so that next to nothing is pruned.",
-                f"percentile({magnitude}, percent / 100)",
-            ),
-            (
-                "percent multiplied by 100",
-                "It is taken for a fraction, and more than 1 for everything.",
-                f"percentile({magnitude}, np.minimum(100, 100 * percent))",
-            ),
-            (
-                "percent of what stays",
-                "The percent are kept instead of pruned.",
-                f"percentile({magnitude}, 100 - percent)",
-            ),
-            (
-                "percentile of the elements that are not zero",
-                "Zeros do not count.",
-                f"percentile({magnitude}[{tensor} != 0], percent)",
-            ),
-            (
-                "percent of the largest magnitude",
-                "The threshold is a share of the maximum.",
-                f"percent / 100 * np.max({magnitude}, initial=0)",
-            ),
-            of_rank(
-                "percentile without interpolation, lower neighbour",
-                "The rank is rounded down.",
-                f"np.floor(({size} - 1) * percent / 100)",
-            ),
-            of_rank(
-                "percentile without interpolation, nearest neighbour",
-                "The rank is rounded to the nearest.",
-                f"np.rint(({size} - 1) * percent / 100)",
-            ),
-            of_rank(
-                "rank counted from one",
-                "The rank is n * percent / 100 - 1.",
-                f"({size} * percent / 100 - 1)",
-            ),
-            of_rank(
-                "rank of n instead of n - 1",
-                "The rank is n * percent / 100.",
-                f"({size} * percent / 100)",
-            ),
+            f"""
+            percentile of signed values
+                The threshold is a percentile of the values instead of their magnitudes.
+                percentile({tensor}, percent)
+            percent taken as a fraction
+                The percentile of percent / 100 is taken, so that next to nothing is pruned.
+                percentile({magnitude}, percent / 100)
+            percent multiplied by 100
+                It is taken for a fraction, and more than 1 for everything.
+                percentile({magnitude}, np.minimum(100, 100 * percent))
+            percent of what stays
+                The percent are kept instead of pruned.
+                percentile({magnitude}, 100 - percent)
+            percentile of the elements that are not zero
+                Zeros do not count.
+                percentile({magnitude}[{tensor} != 0], percent)
+            percent of the largest magnitude
+                The threshold is a share of the maximum.
+                percent / 100 * np.max({magnitude}, initial=0)
+            percentile without interpolation, lower neighbour
+                The rank is rounded down.
+                {of_rank(f"np.floor(({size} - 1) * percent / 100)")}
+            percentile without interpolation, nearest neighbour
+                The rank is rounded to the nearest.
+                {of_rank(f"np.rint(({size} - 1) * percent / 100)")}
+            rank counted from one
+                The rank is n * percent / 100 - 1.
+                {of_rank(f"({size} * percent / 100 - 1)")}
+            rank of n instead of n - 1
+                The rank is n * percent / 100.
+                {of_rank(f"({size} * percent / 100)")}
+            """,
         ),
         *_instead_of(
             below,
-            (
-                "threshold pruned, too",
-                "Magnitudes equal to the threshold become zero.",
-                f"{magnitude} <= threshold",
-            ),
-            (
-                "signed values compared",
-                "Every negative element is below the threshold.",
-                f"{tensor} < threshold",
-            ),
-            (
-                "the largest pruned",
-                "Magnitudes above the threshold become zero.",
-                f"{magnitude} > threshold",
-            ),
-            (
-                "exactly floor(n * percent / 100) pruned",
-                "A top-k projection: ties are broken by position.",
-                f"{position} < np.floor({size} * percent / 100)",
-            ),
-            (
-                "exactly ceil((n - 1) * percent / 100) pruned",
-                "Ties are broken by position.",
-                f"{position} < np.ceil(({size} - 1) * percent / 100)",
-            ),
+            f"""
+            threshold pruned, too
+                Magnitudes equal to the threshold become zero.
+                {magnitude} <= threshold
+            signed values compared
+                Every negative element is below the threshold.
+                {tensor} < threshold
+            the largest pruned
+                Magnitudes above the threshold become zero.
+                {magnitude} > threshold
+            exactly floor(n * percent / 100) pruned
+                A top-k projection: ties are broken by position.
+                {position} < np.floor({size} * percent / 100)
+            exactly ceil((n - 1) * percent / 100) pruned
+                Ties are broken by position.
+                {position} < np.ceil(({size} - 1) * percent / 100)
+            """,
         ),
         *_instead_of(
             pruned,
-            (
-                "soft threshold",
-                "What stays is moved towards zero by the threshold.",
-                f"np.sign({tensor}) * np.maximum({magnitude} - threshold, 0)",
-            ),
-            (
-                "threshold in the place of zero",
-                "What is pruned becomes the threshold.",
-                f"np.where({below}, threshold, {tensor})",
-            ),
-            (
-                "magnitudes kept",
-                "What stays loses its sign.",
-                f"np.where({below}, 0, {magnitude})",
-            ),
+            f"""
+            soft threshold
+                What stays is moved towards zero by the threshold.
+                np.sign({tensor}) * np.maximum({magnitude} - threshold, 0)
+            threshold in the place of zero
+                What is pruned becomes the threshold.
+                np.where({below}, threshold, {tensor})
+            magnitudes kept
+                What stays loses its sign.
+                np.where({below}, 0, {magnitude})
+            """,
         ),
     )
