@@ -200,7 +200,7 @@ time.sleep(60)
         ("ulimit -n 5; onnxopt run -k right demo.yaml -q", 0, b""),
         ("ulimit -d 60000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
         ("ulimit -v 90000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
-        ("ulimit -f 0; onnxopt run demo.yaml -q -b exec:cat", 4, b"temporary directory"),
+        ("ulimit -f 0; onnxopt run demo.yaml -q -b exec:cat", 4, b"does not start"),
         ("ulimit -d 1500000; onnxopt run -k right demo.yaml -b onnxruntime -q", 0, b""),
         ("ulimit -f 0; onnxopt run -k right demo.yaml -b onnx-reference -q", 0, b""),
         ("ulimit -f 0; onnxopt run -k right demo.yaml -q --log x", 2, b"the log x is not complete"),

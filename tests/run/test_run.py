@@ -299,7 +299,7 @@ def committed(tmp_path_factory):
         (0, "cases/", *right),
         (1, "cases/conformance/adam.yaml", "-b", "onnx-reference"),
     ):
-        command = [sys.executable, "-m", "onnxopt_cli", "run", *asked, "-q", "-v", "--no-explain"]
+        command = [sys.executable, "-m", "onnxopt_cli", "run", *asked, "-q", "--no-explain"]
         command += ["--isolation", "none", "--report", f"json={report}"]
         done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
