@@ -66,7 +66,6 @@ class Session:
         began: when, by the clock that counts from anywhere.
         started: when, in UTC; if the session goes on with a log, when that was begun.
         hostname: of the machine that began it.
-        resumed: number of results that were taken from the log.
     """
 
     def __init__(self, plan: Plan, terms: Terms, log: Path | None = None) -> None:
@@ -81,7 +80,6 @@ class Session:
         self.began = perf_counter()
         self.started = _now()
         self.hostname = platform.node()
-        self.resumed = 0
         # As a log gives them back.
         self._options = json.loads(json.dumps(dict(terms.options), default=str))
         self.plan = replace(
@@ -250,7 +248,6 @@ class Session:
             self._results |= {key: self._review(it) for key, it in log.results.items()}
         outside = [it for key, it in log.results.items() if key[0].startswith(f"{OUTSIDE_CASES}/")]
         self._results |= {(it.case, it.backend): self._review(it) for it in outside}
-        self.resumed = len(self._results)
 
     def _require_refusal(self, case: Case) -> None:
         """See that a case which conforms without outputs is one that must be refused."""
