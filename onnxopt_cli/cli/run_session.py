@@ -26,6 +26,7 @@ from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
+from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.run.runner import Plan
@@ -191,7 +192,9 @@ def execute(options: Mapping[str, Any]) -> int:
     if reports or log or options["artifacts"] or options["update_expect"]:
         go_on_without_reader()
     with interruptible() as interruption:
-        with open_executors(options["backends"], how, interruption) as backends:
+        judged = judging(options)
+        asker = Asker(judged)
+        with open_executors(options["backends"], how, interruption, asker) as backends:
             with interruption.at_once():
                 collection = collect(options["targets"])
             selection = Selection(options["patterns"], options["operators"], options["tags"])
@@ -200,7 +203,8 @@ def execute(options: Mapping[str, Any]) -> int:
                 cases=shard.choose(selected) if shard else selected,
                 backends=backends,
                 problems=collection.problems,
-                judging=judging(options),
+                judging=judged,
+                asker=asker,
                 max_fail=options["max_fail"] or 0,
                 interruption=interruption,
                 evidence=Evidence(collection.cases),

@@ -107,7 +107,7 @@ case_options = _together(
 tolerance_option = click.option(
     "--tolerance",
     "rule",
-    type=click.Choice(["derived", "onnx"]),
+    type=click.Choice(["conditioned", "derived", "onnx"]),
     help="Judge by this rule, whatever the cases say.",
 )
 

@@ -13,7 +13,15 @@ from onnxopt_cli.core.codec import ValueReader, ValueWriter
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.tolerance import Branch, Budget, Provenance, Relative, Tolerance, Ulps
+from onnxopt_cli.core.tolerance import (
+    Branch,
+    Budget,
+    Drawn,
+    Provenance,
+    Relative,
+    Tolerance,
+    Ulps,
+)
 from onnxopt_cli.core.values import STRING, Value
 from onnxopt_cli.errors import Problem, ProtocolBreach, UnusableOutput
 
@@ -219,12 +227,15 @@ def _tolerance_to_json(tolerance: Tolerance | None) -> dict[str, Any] | None:
     match tolerance:
         case None:
             return None
-        case Relative(rtol=rtol, atol=atol):
+        case Relative(rtol=rtol, atol=atol, reason=reason):
             limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
+            limits |= {"reason": reason} if reason else {}
         case Ulps(ulp=ulp):
             limits = {"ulp": ulp}
         case Budget(factor=factor):
             limits = {"factor": factor}
+        case Drawn(law=law):
+            limits = {"law": law}
     return {"from": tolerance.provenance.value, **limits}
 
 
@@ -233,8 +244,10 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
         return None
     provenance = Provenance(data["from"])
     if "rtol" in data:
-        return Relative(data["rtol"], data["atol"], provenance)
+        return Relative(data["rtol"], data["atol"], provenance, data.get("reason", ""))
     if "ulp" in data:
         return Ulps(data["ulp"], provenance)
+    if "law" in data:
+        return Drawn(data["law"], lambda _sample: "", provenance)
     nothing = np.empty(0)
     return Budget(Branch(nothing, nothing).at, data["factor"], provenance)

@@ -19,19 +19,26 @@ class Provenance(StrEnum):
     CASE = "case"
     DIRECTORY = "data.json"
     DERIVED = "derived"
+    CONDITIONED = "conditioned"
     ONNX = "ONNX default"
 
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """``|actual - expected| <= atol + rtol * |expected|``, the rule of ONNX and NumPy."""
+    """``|actual - expected| <= atol + rtol * |expected|``, the rule of ONNX and NumPy.
+
+    Attributes:
+        reason: why nothing better is known; empty if nobody asked.
+    """
 
     rtol: float
     atol: float
     provenance: Provenance
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"rtol {self.rtol:g}, atol {self.atol:g} ({self.provenance})"
+        why = f", as {self.reason}" if self.reason else ""
+        return f"rtol {self.rtol:g}, atol {self.atol:g} ({self.provenance}{why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +87,12 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Budget:
-    """A limit for each element, derived from the formula and the inputs.
+    """A limit for each element, derived from the formula and the inputs, or found by asking.
 
     Attributes:
         at: returns what is right of the elements at some flat places. What is equal to the bit is
             right by any limit, so it is asked of the other elements alone.
-        factor: how many times the rounding bound the limit is.
+        factor: how many times the rounding bound, or the unit of conditioning, the limit is.
     """
 
     at: Callable[[Array], Branch]
@@ -93,10 +100,29 @@ class Budget:
     provenance: Provenance = Provenance.DERIVED
 
     def __str__(self) -> str:
+        if self.provenance is Provenance.CONDITIONED:
+            return f"{self.factor:g} times what a rounding moves ({self.provenance})"
         return f"{self.factor:g} times the rounding bound of the formula ({self.provenance})"
 
 
-Tolerance = Relative | Ulps | Budget
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """A random output: no value is right, but a distribution.
+
+    Attributes:
+        law: the distribution, in words.
+        test: says what is wrong with a sample of the output's dtype and shape; empty if nothing.
+    """
+
+    law: str
+    test: Callable[[Array], str]
+    provenance: Provenance = Provenance.CONDITIONED
+
+    def __str__(self) -> str:
+        return f"{self.law} (random)"
+
+
+Tolerance = Relative | Ulps | Budget | Drawn
 
 #: The tolerance of ONNX's own backend tests.
 ONNX_DEFAULT = Relative(rtol=1e-3, atol=1e-7, provenance=Provenance.ONNX)

@@ -27,6 +27,7 @@ from onnxopt_cli.readings.single_node import sole_call
 class ToleranceRule(StrEnum):
     """Which tolerance applies to all cases, whatever they say themselves."""
 
+    CONDITIONED = "conditioned"
     DERIVED = "derived"
     ONNX = "onnx"
 
@@ -174,7 +175,7 @@ def _strongest(
         return judging.override
     if judging.rule is ToleranceRule.ONNX:
         return ONNX_DEFAULT
-    if judging.rule is ToleranceRule.DERIVED and derived is not None:
+    if judging.rule is not None and derived is not None:
         return derived
     return own or derived or ONNX_DEFAULT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -17,6 +17,7 @@ from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
+from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS, Asker
 
 if TYPE_CHECKING:
     from onnxopt_cli.isolation.pool import Pool, WorkerLoop
@@ -84,7 +85,10 @@ class Setting:
 
 @contextmanager
 def open_executors(
-    backends: Sequence[str], setting: Setting, interruption: Interruption
+    backends: Sequence[str],
+    setting: Setting,
+    interruption: Interruption,
+    asker: Asker | None = None,
 ) -> Iterator[list[Executor]]:
     """Start backends, and leave no process of theirs behind.
 
@@ -94,6 +98,7 @@ def open_executors(
         backends: as the user asks for them.
         setting: how to run them.
         interruption: set when the user wants the run to end.
+        asker: asks models in workers beside those of the backends, however these are isolated.
 
     Raises:
         UsageError: if a backend's specification is not valid, or two ask for the same backend.
@@ -132,6 +137,15 @@ def open_executors(
                 executors.append(here)
             else:
                 executors.append(pool(one.text))
+        def open_asked() -> Pool:
+            from onnxopt_cli.isolation.pool import Pool
+
+            longest = min(setting.limits.timeout, LONGEST_SECONDS)
+            limits = replace(setting.limits, timeout=longest)
+            return Pool(ASKED, LoweringMode.NEVER, limits, setting.jobs, loop(), interruption)
+
+        if asker is not None:
+            asker.open_workers = open_asked
         yield executors
 
 

@@ -60,13 +60,20 @@ def read_question(case: Case, judging: JudgeOptions) -> AskedCase:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
-    if key is not None and key.contradictions:
-        why = (
-            "the stored outputs contradict the operator's formula beyond any rounding: "
-            "the case is wrong, not the backend"
-        )
-        return AskedCase(case, content, invalid=why, contradictions=key.contradictions)
-    return AskedCase(case, content, key)
+    return with_key(AskedCase(case, content, key))
+
+
+def with_key(question: AskedCase) -> AskedCase:
+    """Return a question, invalid if its key says that the case contradicts itself."""
+    if question.key is None or not question.key.contradictions:
+        return question
+    says = "the operator's formula" if question.key.derived else "what onnx's reference computes"
+    why = (
+        f"the stored outputs contradict {says} beyond any rounding: "
+        "the case is wrong, not the backend"
+    )
+    contradictions = question.key.contradictions
+    return replace(question, key=None, invalid=why, contradictions=contradictions)
 
 
 def starved(case: Case) -> AskedCase:

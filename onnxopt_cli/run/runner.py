@@ -12,7 +12,8 @@ from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.answer_key import JudgeOptions
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
+from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.judge import (
@@ -22,6 +23,7 @@ from onnxopt_cli.run.judge import (
     read_question,
     starved,
     unasked_result,
+    with_key,
 )
 
 
@@ -39,6 +41,7 @@ class Plan:
         review: says of each result, as soon as it is there, how it stands to what was expected.
         interruption: set when the user wants the run to end.
         evidence: what backends have shown to earn passes that need it.
+        asker: asks models without a formula what is right; None to ask none.
     """
 
     cases: Sequence[Case]
@@ -50,6 +53,7 @@ class Plan:
     review: Callable[[Result], Result] = lambda result: result
     interruption: Interruption = field(default_factory=Interruption)
     evidence: Evidence = field(default_factory=Evidence)
+    asker: Asker | None = None
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
@@ -91,10 +95,14 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A case that has been read and, unless it is invalid, submitted to every backend."""
+    """A case that has been read and, unless it is invalid, submitted to every backend.
+
+    ``complete`` waits for what is right of its outputs, where that had to be asked.
+    """
 
     question: AskedCase
     pending: tuple[Pending, ...]
+    complete: Callable[[], AskedCase] | None = None
 
 
 def _ask(plan: Plan, case: Case) -> _Asked:
@@ -115,11 +123,20 @@ def _ask(plan: Plan, case: Case) -> _Asked:
                 pending.append(partial(stepwise, executor, content.trajectory, started))
     except MemoryError:
         return _Asked(starved(case), ())
-    return _Asked(question, tuple(pending))
+    answer = plan.asker.ask(content, question.key) if plan.asker and question.key else None
+    complete = None if answer is None else partial(_completed, question, answer)
+    return _Asked(question, tuple(pending), complete)
+
+
+def _completed(question: AskedCase, answer: Callable[[], AnswerKey]) -> AskedCase:
+    try:
+        return with_key(replace(question, key=answer()))
+    except MemoryError:
+        return starved(question.case)
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
-    question = asked.question
+    question = asked.complete() if asked.complete else asked.question
     if question.invalid:
         results = [unasked_result(question, executor.name) for executor in plan.backends]
         return tuple(map(plan.review, results))

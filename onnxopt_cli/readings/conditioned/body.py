@@ -1,0 +1,65 @@
+"""The function body that ONNX publishes for an operator, as a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxopt_cli.core.values import Value
+
+_DOMAIN = "onnxopt.body"
+
+
+def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto | None:
+    """Return a model that runs the published body of the only node of another.
+
+    Args:
+        model: the model.
+        inputs: what it is fed, for the types.
+
+    Returns:
+        The model, or None if there are several nodes or no body is published.
+    """
+    if len(model.graph.node) != 1 or model.functions:
+        return None
+    node = model.graph.node[0]
+    versions = {it.domain: it.version for it in model.opset_import}
+    version = versions.get(node.domain)
+    if version is None or not onnx.defs.has(node.op_type, version, node.domain):
+        return None
+    # onnx's stubs lack what it says of function bodies.
+    schema: Any = onnx.defs.get_schema(node.op_type, version, node.domain)
+    function = onnx.FunctionProto()
+    if schema.has_function:
+        function.CopyFrom(schema.function_body)
+    elif schema.has_context_dependent_function:
+        types = [_type(inputs.get(name)).SerializeToString() for name in node.input]
+        text = schema.get_context_dependent_function(node.SerializeToString(), types)
+        function.ParseFromString(text)
+    else:
+        return None
+    known = {it.domain for it in function.opset_import}
+    function.domain = _DOMAIN
+    function.opset_import.extend(it for it in model.opset_import if it.domain not in known)
+    body = onnx.ModelProto()
+    body.CopyFrom(model)
+    body.graph.node[0].domain = _DOMAIN
+    body.graph.node[0].op_type = function.name
+    given = {it.name for it in node.attribute}
+    for name in function.attribute:
+        default = schema.attributes[name].default_value
+        if name not in given and default.type:
+            body.graph.node[0].attribute.append(default)
+    body.functions.append(function)
+    body.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    return body
+
+
+def _type(value: Value) -> onnx.TypeProto:
+    if not isinstance(value, np.ndarray):
+        return onnx.TypeProto()
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)

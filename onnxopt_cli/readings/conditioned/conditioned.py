@@ -1,0 +1,392 @@
+"""The conditioned reading: what is right of each output of a model, and how far off it may be.
+
+``docs/conditioned.md`` gives the reasons of every rule.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from onnxopt_cli.core.values import Array, Value, describe
+from onnxopt_cli.formula.nodes import all_nodes, operator_names
+from onnxopt_cli.readings.conditioned.body import published_body
+from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated
+from onnxopt_cli.readings.conditioned.rows import DEFINED, Row, Site, floats, site
+from onnxopt_cli.readings.conditioned.widen import (
+    ROUNDOFF,
+    is_wide,
+    smallest_normal,
+    widened_value,
+)
+
+#: How many units an output may be off.
+UNITS = 16.0
+# A right form that is further off measures nothing; it is one more right answer where it overflows.
+_FORM_UNITS = 64.0
+# A sum of n terms moves by sqrt(n) / 8 roundings, where that is more than one: a sequential sum of
+# 10^6 terms is 400 off.
+_SUM = 8.0
+_FINER = 64.0
+# Moved in double by its own roundoff nothing could be seen.
+_DOUBLE = 2.0**-53
+_STEP = 2.0**27
+_MOST_VISITS = 20_000
+# Rows of the Hadamard matrix of order 64 by which any two of 64 columns differ once and agree once.
+_ROWS = (0, 1, 2, 4, 8, 16, 32, 63)
+_COLUMNS = 64
+
+
+class NotAskedError(Exception):
+    """The model cannot be asked, in words why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is right of one output.
+
+    Attributes:
+        expected: the exact value, rounded to the output's dtype; for what is discrete, what the
+            reference computes.
+        limit: how far off it may be, as float64; zero for what is discrete.
+        others: what is right as well, each element on its own, with limits.
+        reason: why nothing is known of this output; empty if it is.
+    """
+
+    expected: Array | None
+    limit: Array | None = None
+    others: tuple[tuple[Array, Array], ...] = ()
+    reason: str = ""
+
+    @property
+    def discrete(self) -> bool:
+        """Whether the output is not a float of 16 bits or more."""
+        return self.expected is not None and self.expected.dtype not in ROUNDOFF
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One form of a model, run.
+
+    Attributes:
+        own: its outputs in its own types.
+        exact: its outputs in double.
+        draws: its outputs in double with roundings put in, each time others.
+        finer: the same with much smaller ones, where that was needed.
+        step: by how much the roundings put in were larger than those of the types.
+        touched: False if nothing in the model rounds but what yields its outputs.
+    """
+
+    own: list[Any]
+    exact: list[Any]
+    draws: list[list[Any]] = field(default_factory=list)
+    finer: list[list[Any]] = field(default_factory=list)
+    step: float = 1.0
+    rounds: bool = False
+
+
+def condition(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Judgement]:
+    """Ask a model how far its outputs move.
+
+    Args:
+        model: a model whose operators onnx's reference implements.
+        inputs: a value for every input of the graph that must be fed.
+
+    Raises:
+        NotAskedError: if it cannot be asked.
+    """
+    try:
+        if {node.op_type for node in all_nodes(model)} <= DEFINED:
+            return [_defined(it) for it in Evaluated(model).run(inputs)]
+        measured = _measure(model, inputs)
+    except NotAskedError:
+        raise
+    except Exception as error:
+        raise NotAskedError(f"onnx's reference does not run it in double: {error}") from error
+    body = _measured_body(model, inputs)
+    found = [_judgement(measured, body, place) for place in range(len(measured.own))]
+    if operator_names(model) == ("Attention",):
+        return list(map(_with_lowest, found))
+    return found
+
+
+def _defined(output: Any) -> Judgement:
+    if not isinstance(output, np.ndarray):
+        return Judgement(None, reason="it is not a tensor")
+    return Judgement(output, np.zeros(output.shape))
+
+
+def _with_lowest(judgement: Judgement) -> Judgement:
+    """Let the lowest number stand for a masked score of -inf."""
+    expected, limit = judgement.expected, judgement.limit
+    if expected is None or limit is None or judgement.discrete or not np.isneginf(expected).any():
+        return judgement
+    lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
+    masked = np.isneginf(expected)
+    other = np.where(masked, lowest, expected).astype(expected.dtype)
+    # A bias may have been added to it.
+    near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, limit)
+    return replace(judgement, others=(*judgement.others, (other, near)))
+
+
+def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured | None:
+    """Run the function body that ONNX publishes for a model's only node; None if there is none."""
+    try:
+        body = published_body(model, inputs)
+        return None if body is None else _measure(body, inputs)
+    except Exception:  # noqa: BLE001 - onnx's reference may lack what the body needs
+        return None
+
+
+def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured:
+    roundoffs: list[tuple[str, float, bool]] = []
+
+    def note(node: Any, compute: Compute, given: Sequence[Any]) -> tuple[Any, ...]:
+        outputs = compute(*given)
+        before, after = _coarsest(given), _coarsest(outputs)
+        narrows = after > before > 0
+        roundoffs.append((node.op_type, after or before, narrows))
+        if len(roundoffs) > _MOST_VISITS:
+            raise NotAskedError(f"it runs more than {_MOST_VISITS} nodes")
+        return outputs
+
+    own = Evaluated(model).run(inputs, note)
+    wide = Evaluated(model, wide=True)
+    visits: list[_Visit] = []
+    known: dict[object, Site] = {}
+    coarsest = max((it for _, it, _ in roundoffs), default=0.0)
+
+    def ask(node: Any, compute: Compute, given: Sequence[Any]) -> tuple[Any, ...]:
+        outputs = compute(*given)
+        at = len(visits)
+        alike = at < len(roundoffs) and roundoffs[at][0] == node.op_type
+        roundoff, narrows = roundoffs[at][1:] if alike else (coarsest, False)
+        key = (node.onnx_node.SerializeToString(), *(describe(it) for it in given))
+        if key not in known:
+            known[key] = site(node, compute, given, outputs)
+        found = known[key]
+        if narrows and found.row is Row.EXACT and len(roundoffs) > 1:
+            found = Site(Row.ELEMENT)
+        visits.append(_Visit(node.op_type, found, roundoff, given, outputs))
+        return outputs
+
+    measured = _Measured(own, wide.run(inputs, ask))
+    rounding = [it for it in visits if it.site.row is not Row.EXACT and it.roundoff]
+    measured.rounds = bool(rounding)
+    if not rounding or (len(visits) == 1 and rounding[0].site.row is Row.ELEMENT):
+        return measured
+    measured.step = _STEP if coarsest == _DOUBLE else 1.0
+    for row in _ROWS:
+        noise = _Noise(visits, row, measured.step)
+        measured.draws.append(wide.run(inputs, noise))
+    if any(_leaps(measured, place) for place in range(len(own))):
+        for row in _ROWS:
+            noise = _Noise(visits, row, measured.step / _FINER)
+            measured.finer.append(wide.run(inputs, noise))
+    return measured
+
+
+def _coarsest(values: Sequence[Any]) -> float:
+    arrays = [it for it in values if isinstance(it, np.ndarray)]
+    return max((ROUNDOFF.get(it.dtype, 0.0) for it in arrays), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A node that ran in double, without roundings put in."""
+
+    op_type: str
+    site: Site
+    roundoff: float
+    inputs: Sequence[Any]
+    outputs: tuple[Any, ...]
+
+
+class _Noise:
+    """Puts a rounding, by a row of a balanced design, wherever a model may round."""
+
+    def __init__(self, visits: Sequence[_Visit], row: int, step: float) -> None:
+        self._visits = visits
+        self._row = row
+        self._step = step
+        self._count = 0
+        self._elements = 0
+
+    def __call__(self, node: Any, compute: Compute, given: Sequence[Any]) -> tuple[Any, ...]:
+        at = self._count
+        self._count += 1
+        if at >= len(self._visits) or self._visits[at].op_type != node.op_type:
+            return compute(*given)
+        visit = self._visits[at]
+        found, roundoff = visit.site, visit.roundoff * self._step
+        if found.row is Row.EXACT or not roundoff:
+            same = all(map(operator.is_, given, visit.inputs))
+            return visit.outputs if same else compute(*given)
+        moved = list(given)
+        if found.moved:
+            own = roundoff * max(1.0, found.length**0.5 / _SUM)
+            for place in floats(node.op_type, given):
+                moved[place] = np.asarray(given[place] * (1 + own * self._signs(given[place])))
+        outputs = compute(*moved)
+        return tuple(
+            self._rounded(it, found, roundoff, given) if is_wide(it) and it.size else it
+            for it in outputs
+        )
+
+    def _rounded(self, output: Array, found: Site, roundoff: float, given: Sequence[Any]) -> Array:
+        signs = self._signs(output)
+        error: Array = np.abs(output)
+        if found.row is Row.MIX:
+            error = error + _largest(output)
+        elif found.row is Row.COORDINATES:
+            spatial = max((max(it.shape, default=1) for it in (output, *given[:1])), default=1)
+            error = error + spatial * _largest(given[0])
+        moved: Array = np.asarray(
+            output + signs * roundoff * np.where(np.isfinite(error), error, 0)
+        )
+        return moved
+
+    def _signs(self, array: Array) -> Array:
+        """Return 1 or -1 for each element, so that elements that cancel move apart once."""
+        numbers = np.arange(self._elements, self._elements + array.size, dtype=np.uint64)
+        self._elements += array.size
+        columns = numbers ^ (numbers >> np.uint64(6)) ^ (numbers >> np.uint64(12))
+        odd = np.bitwise_count(columns & np.uint64(self._row)) & np.uint8(1)
+        return (1.0 - 2.0 * odd).reshape(array.shape)
+
+
+def _largest(array: Any) -> float:
+    if not is_wide(array):
+        return 0.0
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _moves(measured: Sequence[list[Any]], exact: Array, place: int) -> list[Array]:
+    """Return how far an output moved each time; nothing where it changed its shape."""
+    outputs = [it[place] for it in measured]
+    return [
+        _distance(it, exact)
+        for it in outputs
+        if isinstance(it, np.ndarray) and it.shape == exact.shape
+    ]
+
+
+def _distance(moved: Array, exact: Array) -> Array:
+    with np.errstate(all="ignore"):
+        distance = np.abs(moved - exact).astype(np.float64)
+    same = (moved == exact) | (np.isnan(moved) & np.isnan(exact))
+    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
+
+
+def _leaps(measured: _Measured, place: int) -> bool:
+    """Tell whether an output moved so far that it may have leapt."""
+    own, exact = measured.own[place], measured.exact[place]
+    if not is_wide(exact) or getattr(own, "dtype", None) not in ROUNDOFF:
+        return False
+    far = min(4096 * ROUNDOFF[own.dtype] * measured.step, 0.02) * _largest(exact)
+    return any((it > far).any() for it in _moves(measured.draws, exact, place))
+
+
+def _judgement(measured: _Measured, body: _Measured | None, place: int) -> Judgement:
+    own, exact = measured.own[place], measured.exact[place]
+    if not isinstance(own, np.ndarray) or not isinstance(exact, np.ndarray):
+        return Judgement(None, reason="it is not a tensor")
+    if own.shape != exact.shape:
+        return Judgement(None, reason="its shape depends on the type that it is computed in")
+    forms = [measured] if body is None else [measured, body]
+    if any(it.draws and place < len(it.own) and not _moves(it.draws, exact, place) for it in forms):
+        return Judgement(None, reason="its shape depends on roundings")
+    if own.dtype not in ROUNDOFF:
+        return Judgement(own, np.zeros(own.shape), tuple(_neighbours(forms, own, place)))
+    return _of_floats(forms, own, exact, place)
+
+
+def _neighbours(
+    forms: Sequence[_Measured], own: Array, place: int
+) -> Iterator[tuple[Array, Array]]:
+    """Yield what a discrete output is where roundings on the way decide it."""
+    if own.dtype == object:
+        return
+    found = [own]
+    for form in forms:
+        for outputs in (form.own, form.exact, *form.draws):
+            other = outputs[place] if place < len(outputs) else None
+            if not isinstance(other, np.ndarray) or other.dtype != own.dtype:
+                continue
+            if other.shape == own.shape and not any(np.array_equal(other, it) for it in found):
+                found.append(other)
+    yield from ((it, np.zeros(own.shape)) for it in found[1:])
+
+
+def _of_floats(forms: Sequence[_Measured], own: Array, exact: Array, place: int) -> Judgement:
+    roundoff, tiny = ROUNDOFF[own.dtype], smallest_normal(own.dtype)
+    with np.errstate(all="ignore"):
+        expected = exact.astype(own.dtype)
+        rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
+    others: list[Array] = []
+    unit = np.zeros(exact.shape)
+    touched = False
+    for form in forms:
+        moved, leaps = _unit(form, exact, place)
+        touched |= form.rounds and (not form.draws or bool((moved > 0).any()) or bool(leaps))
+        unit = np.maximum(unit, moved)
+        others += leaps
+    if touched:
+        unit = np.maximum(unit, rounding)
+        for value in (it[place] for form in forms for it in (form.own, form.exact)):
+            wide: Any = widened_value(value)
+            if not is_wide(wide) or wide.shape != exact.shape:
+                continue
+            distance = _distance(wide, exact)
+            close = distance <= _FORM_UNITS * np.maximum(unit, rounding) + tiny
+            unit = np.where(close, np.maximum(unit, distance), unit)
+            overflow = np.isfinite(exact) & ~np.isfinite(wide)
+            if overflow.any():
+                others.append(np.where(overflow, wide, exact))
+    limit = UNITS * unit + tiny
+    return Judgement(expected, limit, tuple(_branch(it, limit, own.dtype) for it in others))
+
+
+def _branch(value: Array, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Return another right value, with its limit."""
+    with np.errstate(all="ignore"):
+        own = UNITS * ROUNDOFF[dtype] * np.abs(value)
+        return value.astype(dtype), np.maximum(limit, np.where(np.isfinite(own), own, 0.0))
+
+
+def _unit(form: _Measured, exact: Array, place: int) -> tuple[Array, list[Array]]:
+    """Return how far one rounding moves each element, and the values beyond leaps."""
+    none = np.zeros(exact.shape)
+    if not form.draws or place >= len(form.exact) or not isinstance(form.exact[place], np.ndarray):
+        return none, []
+    center = form.exact[place]
+    if center.shape != exact.shape:
+        return none, []
+    moves = _moves(form.draws, center, place)
+    if not moves:
+        return none, []
+    largest = np.max(moves, axis=0)
+    finer = _moves(form.finer, center, place)
+    if not finer:
+        return np.where(np.isfinite(largest), largest, 0.0) / form.step, []
+    least = np.max(finer, axis=0)
+    # A smooth function moves in proportion.
+    leap = (least > largest / 8) | (least < largest / (8 * _FINER))
+    leap &= largest > 0
+    near = [np.where(leap & (it > largest / 4), 0.0, it) for it in (*moves,)]
+    unit = np.max(near, axis=0)
+    found: list[Array] = []
+    for outputs, move in zip(form.draws, moves, strict=True):
+        far = leap & (move > largest / 4)
+        if far.any():
+            value = np.where(far, outputs[place], exact)
+            if not any(np.array_equal(value, it, equal_nan=True) for it in found):
+                found.append(value)
+    return np.where(np.isfinite(unit), unit, 0.0) / form.step, found

@@ -1,0 +1,89 @@
+"""onnx's reference evaluator, with a visitor at every node that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.formula.nodes import spell_out_defaults
+from onnxopt_cli.readings.conditioned.pooling import fast_pooling
+from onnxopt_cli.readings.conditioned.widen import (
+    widened_function,
+    widened_model,
+    widened_value,
+)
+
+if TYPE_CHECKING:
+    from onnx.reference.op_run import OpRun
+
+#: Computes the outputs of a node from its inputs.
+Compute = Callable[..., tuple[Any, ...]]
+#: Called for each node that runs, with the node and what computes it, then with its inputs.
+Visitor = Callable[["OpRun", Compute, Sequence[Any]], tuple[Any, ...]]
+
+
+class Evaluated:
+    """A model that is ready to be run by onnx's reference, visited at every node.
+
+    Nodes with subgraphs or function bodies are not visited themselves: what they consist of is.
+
+    Args:
+        model: the model.
+        wide: whether to compute in double whatever its types are.
+    """
+
+    def __init__(self, model: onnx.ModelProto, *, wide: bool = False) -> None:
+        from onnx.reference import ReferenceEvaluator
+        from onnx.reference.op_run import OpFunction, OpFunctionContextDependant
+
+        def visited(node: OpRun, run: Compute, *inputs: Any, **context: Any) -> tuple[Any, ...]:
+            def compute(*given: Any) -> tuple[Any, ...]:
+                outputs = run(*given, **context)
+                # Some yield float32 whatever they are given, others scalars that are no arrays.
+                return tuple(map(widened_value if wide else _array, map(_array, outputs)))
+
+            return self._visitor(node, compute, inputs)
+
+        class Visited(ReferenceEvaluator):
+            """Subgraphs and functions are run by evaluators of the same class."""
+
+            def __init__(self, proto: Any, **settings: Any) -> None:
+                if wide and isinstance(proto, onnx.FunctionProto):
+                    proto = widened_function(proto)
+                super().__init__(proto, **settings)
+
+            def _init(self) -> None:
+                super()._init()
+                for node in self.rt_nodes_:
+                    inner = isinstance(node, (OpFunction, OpFunctionContextDependant))
+                    if not inner and not node.has_subgraph:
+                        node.run = partial(visited, node, node.run)
+
+        complete = spell_out_defaults(model)
+        self._evaluator = Visited(widened_model(complete) if wide else complete)
+        self._wide = wide
+        self._visitor: Visitor = _pass
+
+    def run(self, inputs: Mapping[str, Value], visitor: Visitor | None = None) -> list[Any]:
+        """Return the outputs of the graph.
+
+        Raises:
+            Exception: whatever the reference raises.
+        """
+        self._visitor = visitor or _pass
+        fed = {name: widened_value(it) if self._wide else it for name, it in inputs.items()}
+        with np.errstate(all="ignore"), fast_pooling():
+            return list(self._evaluator.run(None, fed))
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _pass(_node: OpRun, compute: Compute, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return compute(*inputs)

@@ -1,0 +1,208 @@
+"""What a node does with numbers: the rows of the table in ``docs/conditioned.md``.
+
+The row is found by asking: the node is run again with inputs that are moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.readings.conditioned.widen import is_wide
+
+
+class Row(Enum):
+    """What a node does with numbers."""
+
+    EXACT = auto()
+    ELEMENT = auto()
+    COMBINE = auto()
+    MIX = auto()
+    COORDINATES = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node that rounds.
+
+    Attributes:
+        row: its row.
+        length: how many terms an output combines, on average.
+        moved: whether the inputs of the node are moved, beside its outputs.
+    """
+
+    row: Row
+    length: float = 1.0
+
+    @property
+    def moved(self) -> bool:
+        """Whether a node's inputs are moved, beside its outputs."""
+        return self.row not in {Row.EXACT, Row.ELEMENT}
+
+
+# What is not found by asking, each with its reason in docs/conditioned.md.
+#: Operators whose results are defined to the bit.
+DEFINED = frozenset(
+    {"BitCast", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Identity", "MaxPool"}
+)
+_LISTED = {
+    # Rounding to another type is defined to the bit, and so is a constant.
+    **dict.fromkeys(DEFINED, Row.EXACT),
+    # Fast algorithms: a zero that comes from cancellation is zero only to the scale.
+    **dict.fromkeys(("DFT", "STFT", "Conv", "ConvTranspose", "DeformConv"), Row.MIX),
+    # One minus a gate that is nearly open is right only to the scale.
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), Row.MIX),
+    # Differences of cosines, triangles of differences: zero only to the scale.
+    **dict.fromkeys(
+        ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"), Row.MIX
+    ),
+    # They compute coordinates, in float32 whatever the inputs are, which do not move with these.
+    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), Row.COORDINATES),
+    # Integers come from rounding a quotient, which the node computes itself.
+    **dict.fromkeys(
+        ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Row.COMBINE
+    ),
+    # Elementwise, yet sums of many terms.
+    **dict.fromkeys(("Sum", "Mean"), Row.COMBINE),
+}
+
+#: Float inputs that decide shapes; they are never moved.
+FIXED = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
+
+_EXACT_VALUES = np.array([0.0, np.inf])
+_MOST_OPERANDS = 2
+_GOLDEN = 0.6180339887498949
+
+
+def floats(op_type: str, inputs: Sequence[Any]) -> list[int]:
+    """Return the places of the float inputs that may be moved."""
+    fixed = FIXED.get(op_type, ())
+    return [at for at, it in enumerate(inputs) if is_wide(it) and it.size and at not in fixed]
+
+
+def site(
+    node: Any, compute: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Site:
+    """Return what a node is to the numbers that it was given.
+
+    Args:
+        node: the node, as onnx's reference has it.
+        compute: runs it with other inputs.
+        inputs: as it was run with, floats as doubles.
+        outputs: what it returned.
+    """
+    places = floats(node.op_type, inputs)
+    results = [it for it in outputs if is_wide(it) and it.size]
+    listed = _LISTED.get(node.op_type)
+    if listed is Row.EXACT or (not results and listed is None):
+        return Site(Row.EXACT)
+    if not places:
+        return Site(listed or Row.ELEMENT)
+    if listed is None and _moves(node, compute, inputs, places):
+        return Site(Row.EXACT)
+    length = _length(compute, inputs, outputs, places) if results else 1.0
+    if listed is not None:
+        return Site(listed, length)
+    one = length <= 1 and len(places) <= _MOST_OPERANDS
+    return Site(Row.ELEMENT if one else Row.COMBINE, length)
+
+
+def _moves(
+    node: Any, compute: Callable[..., Any], inputs: Sequence[Any], places: Sequence[int]
+) -> bool:
+    """Tell whether a node's outputs are its inputs or constants, up to sign, wherever it is asked.
+
+    It is asked at two generic points: near its inputs, and much nearer to zero.
+    """
+    given = [it.f for it in node.onnx_node.attribute] + [
+        number for it in node.onnx_node.attribute for number in it.floats
+    ]
+    known = 0
+    for scale in (1.0, 2.0**-7):
+        moved = list(inputs)
+        for at in places:
+            moved[at] = _generic(inputs[at], at, scale)
+        try:
+            outputs = compute(*moved)
+        except Exception:  # noqa: BLE001, S112 - it may not be defined there
+            continue
+        known += 1
+        allowed = np.concatenate(
+            [np.abs(moved[at]).reshape(-1) for at in places] + [_EXACT_VALUES, np.abs(given)]
+        )
+        for output in outputs:
+            if is_wide(output):
+                size = np.abs(output[np.isfinite(output)])
+                # What is rounded to an integer is exact, too.
+                size = size[size != np.floor(size)]
+                if not np.isin(size, allowed).all():
+                    return False
+    return known > 0
+
+
+def _generic(array: Array, at: int, scale: float) -> Array:
+    """Return an array of numbers near those of another, or so much nearer to zero."""
+    steps = (np.arange(array.size) * _GOLDEN + 0.37 * at) % 1.0
+    factors = (scale * (1.01 + 0.3 * steps)).reshape(array.shape)
+    # A zero would stay one.
+    moved: Array = np.where(array == 0, 0.013 * factors, array * factors)
+    return moved
+
+
+def _length(
+    compute: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    places: Sequence[int],
+) -> float:
+    """Return how many elements of an input an element of the outputs depends on, on average.
+
+    One element is moved, of each input; what else moves is counted.
+    """
+    size = sum(it.size for it in outputs if is_wide(it))
+    longest = 1.0
+    for at in places:
+        touched = [
+            count
+            for count in (
+                _touched(compute, inputs, outputs, at, element)
+                for element in {inputs[at].size // 2, inputs[at].size // 3}
+            )
+            if count is not None
+        ]
+        if touched:
+            longest = max(longest, inputs[at].size * float(np.mean(touched)) / size)
+    return longest
+
+
+def _touched(
+    compute: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    at: int,
+    element: int,
+) -> int | None:
+    """Return how many elements of the outputs depend on one of an input; None if it fails."""
+    moved = list(inputs)
+    moved[at] = inputs[at].copy()
+    flat = moved[at].reshape(-1)
+    flat[element] = flat[element] * 1.37 + 0.11
+    try:
+        others = compute(*moved)
+    except Exception:  # noqa: BLE001 - it may not be defined there
+        return None
+    return sum(
+        int(np.count_nonzero(~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))))
+        for mine, theirs in _pairs(outputs, others)
+    )
+
+
+def _pairs(outputs: Sequence[Any], others: Sequence[Any]) -> Iterator[tuple[Array, Array]]:
+    for mine, theirs in zip(outputs, others, strict=True):
+        if is_wide(mine) and is_wide(theirs) and mine.shape == theirs.shape:
+            yield mine, theirs

@@ -1,0 +1,152 @@
+"""Asking models without a formula of ours what is right of their outputs, in workers of ours.
+
+A model is not to be trusted: it may loop without end or fill the memory. So onnx's reference runs
+it in a process of its own, under the limits of a backend's. What it takes too long or too much to
+ask is judged by ONNX's tolerance, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
+    Branch,
+    Budget,
+    Provenance,
+    Relative,
+    Tolerance,
+)
+from onnxopt_cli.core.values import Value, describe
+from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
+
+if TYPE_CHECKING:
+    from onnxopt_cli.readings.conditioned.conditioned import Judgement
+    from onnxopt_cli.run.executors import Executor, Pending
+
+#: What a worker of ours runs.
+ASKED = "python:onnxopt_cli.readings.conditioned.asked:Asked"
+#: No model is asked for longer.
+LONGEST_SECONDS = 20.0
+
+
+class Asker:
+    """Asks models; the first question starts a worker.
+
+    Args:
+        judging: how the user wants outputs to be judged.
+
+    Attributes:
+        open_workers: starts it; None as long as nobody can be asked.
+    """
+
+    def __init__(self, judging: JudgeOptions) -> None:
+        self.open_workers: Callable[[], Executor] | None = None
+        self._judging = judging
+        self._workers: Executor | None = None
+
+    def ask(self, content: Content, key: AnswerKey) -> Callable[[], AnswerKey] | None:
+        """Ask what is right of a case's outputs.
+
+        Args:
+            content: the case's content.
+            key: what is known without asking.
+
+        Returns:
+            What waits for the answer and completes the key; None if there is nothing to ask.
+        """
+        wanted = [name for name in key.outputs if self._asks(key.tolerances[name])]
+        if not wanted or content.trajectory is not None or key.derived or not self.open_workers:
+            return None
+        # Not worth importing where every case has a formula.
+        from onnxopt_cli.readings.conditioned.draws import drawn
+
+        laws = drawn(content.model, content.inputs)
+        if laws:
+            chosen = {name: laws[name] for name in wanted}
+            return lambda: replace(key, tolerances={**key.tolerances, **chosen})
+        self._workers = self._workers or self.open_workers()
+        pending = self._workers.submit(Order(content.model, content.inputs))
+        return lambda: _completed(key, wanted, _answer(pending, len(key.outputs)))
+
+    def _asks(self, tolerance: Tolerance) -> bool:
+        judging = self._judging
+        if judging.override is not None or judging.rule is ToleranceRule.ONNX:
+            return False
+        forced = judging.rule is ToleranceRule.CONDITIONED
+        return forced or (judging.rule is None and tolerance == ONNX_DEFAULT)
+
+
+def _answer(pending: Pending, outputs: int) -> list[Judgement]:
+    from onnxopt_cli.readings.conditioned.asked import judgements
+    from onnxopt_cli.readings.conditioned.conditioned import Judgement
+
+    response = pending()
+    if isinstance(response, str):
+        reason = response
+    elif response.outputs is None:
+        reason = f"asking ends in {response.failure}: {response.message}"
+        if response.failure is Outcome.TIMEOUT:
+            reason = f"asking takes more than {LONGEST_SECONDS:g} s"
+    else:
+        try:
+            found = judgements(response.outputs)
+            if len(found) == outputs:
+                return found
+            reason = f"onnx's reference yields {len(found)} outputs"
+        except ValueError as error:
+            reason = str(error)
+    return [Judgement(None, reason=reason)] * outputs
+
+
+def _completed(key: AnswerKey, wanted: list[str], answer: list[Judgement]) -> AnswerKey:
+    outputs: dict[str, Value] = dict(key.outputs)
+    tolerances = dict(key.tolerances)
+    contradictions: list[Diff] = []
+    for (name, stored), judgement in zip(key.outputs.items(), answer, strict=True):
+        if name not in wanted:
+            continue
+        reason = judgement.reason
+        if not reason and describe(stored) != describe(judgement.expected):
+            reason = f"onnx's reference yields {describe(judgement.expected)}"
+        if not reason:
+            outputs[name], tolerances[name] = judgement.expected, _budget(judgement)
+            wrong = _wrong(name, outputs[name], stored, tolerances[name])
+            loose = _wrong(name, outputs[name], stored, key.tolerances[name])
+            if wrong and loose and judgement.discrete:
+                outputs[name] = stored
+                reason = "onnx's reference does not yield what is published"
+            elif wrong and loose:
+                contradictions += wrong
+        if reason:
+            tolerances[name] = _with_reason(key.tolerances[name], reason)
+    return replace(
+        key, outputs=outputs, tolerances=tolerances, contradictions=tuple(contradictions)
+    )
+
+
+def _with_reason(tolerance: Tolerance, reason: str) -> Tolerance:
+    return replace(tolerance, reason=reason) if isinstance(tolerance, Relative) else tolerance
+
+
+def _budget(judgement: Judgement) -> Budget:
+    from onnxopt_cli.readings.conditioned.conditioned import UNITS
+
+    assert judgement.limit is not None  # noqa: S101 - there is one where there is no reason
+    branch = None
+    for expected, limit in reversed(judgement.others):
+        branch = Branch(expected, limit, branch)
+    return Budget(judgement.limit, UNITS, Provenance.CONDITIONED, branch)
+
+
+def _wrong(name: str, expected: Value, stored: Value, tolerance: Tolerance) -> list[Diff]:
+    outputs: Mapping[str, Value] = {name: expected}
+    diffs = compare_outputs(outputs, [stored], {name: tolerance}.__getitem__)
+    return [diff for diff in diffs if not diff.agrees]
