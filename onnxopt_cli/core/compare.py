@@ -178,9 +178,8 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     if not same_dtype or expected.shape != actual.shape:
         return Diff(name, kind, structure=f"is {describe(actual)}")
     if isinstance(options.tolerance, Drawn):
-        wrong = options.tolerance.test(actual)
-        elements = expected.size
-        return Diff(name, kind, wrong or None, tolerance=options.tolerance, elements=elements)
+        wrong, size = options.tolerance.test(actual) or None, expected.size
+        return Diff(name, kind, wrong, tolerance=options.tolerance, elements=size)
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
     tolerance, size = _applicable(options.tolerance, expected), expected.size
@@ -292,6 +291,7 @@ def _judged(
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
     steps = ulp_distance(expected, actual) if floats else None
     if not isinstance(tolerance, Budget):
+        assert not isinstance(tolerance, Drawn)  # noqa: S101 - such outputs are tested whole
         limit, weak = allowed_distance(tolerance, size, steps, distance), 0
     return _Elements(places, expected, actual, distance, size, steps, limit, weak)
 

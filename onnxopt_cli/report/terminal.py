@@ -78,6 +78,9 @@ def output_lines(result: Result) -> Iterable[Text]:
     """Return a line for each output of a result: how far off it is and what it was judged by."""
     for diff in result.diffs:
         yield Text("  ").append_text(_headline(diff))
+        reason = getattr(diff.tolerance, "reason", "")
+        if reason:
+            yield Text(f"    by {printable(str(diff.tolerance))}", style="dim")
     if result.message and result.outcome is Outcome.PASS:
         yield Text(f"  {printable(result.message)}", style="yellow")
 

@@ -24,13 +24,14 @@ from onnxopt_cli.core.tolerance import (
     Tolerance,
 )
 from onnxopt_cli.core.values import Value, describe
-from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.isolation.response import Order, Response
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
 
 if TYPE_CHECKING:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
-    from onnxopt_cli.run.executors import Executor, Pending
 
+#: Has a model run; what is returned waits for the response, or says why there is none.
+Submit = Callable[[Order], Callable[[], Response | str]]
 #: What a worker of ours runs.
 ASKED = "python:onnxopt_cli.readings.conditioned.asked:Asked"
 #: No model is asked for longer.
@@ -44,13 +45,13 @@ class Asker:
         judging: how the user wants outputs to be judged.
 
     Attributes:
-        open_workers: starts it; None as long as nobody can be asked.
+        open_workers: starts it, and returns what has a model asked; None as long as nobody can be.
     """
 
     def __init__(self, judging: JudgeOptions) -> None:
-        self.open_workers: Callable[[], Executor] | None = None
+        self.open_workers: Callable[[], Submit] | None = None
         self._judging = judging
-        self._workers: Executor | None = None
+        self._submit: Submit | None = None
 
     def ask(self, content: Content, key: AnswerKey) -> Callable[[], AnswerKey] | None:
         """Ask what is right of a case's outputs.
@@ -63,7 +64,8 @@ class Asker:
             What waits for the answer and completes the key; None if there is nothing to ask.
         """
         wanted = [name for name in key.outputs if self._asks(key.tolerances[name])]
-        if not wanted or content.trajectory is not None or key.derived or not self.open_workers:
+        known = key.formula is not None or content.trajectory is not None
+        if not wanted or known or self.open_workers is None:
             return None
         # Not worth importing where every case has a formula.
         from onnxopt_cli.readings.conditioned.draws import drawn
@@ -72,8 +74,8 @@ class Asker:
         if laws:
             chosen = {name: laws[name] for name in wanted}
             return lambda: replace(key, tolerances={**key.tolerances, **chosen})
-        self._workers = self._workers or self.open_workers()
-        pending = self._workers.submit(Order(content.model, content.inputs))
+        self._submit = self._submit or self.open_workers()
+        pending = self._submit(Order(content.model, content.inputs))
         return lambda: _completed(key, wanted, _answer(pending, len(key.outputs)))
 
     def _asks(self, tolerance: Tolerance) -> bool:
@@ -84,7 +86,7 @@ class Asker:
         return forced or (judging.rule is None and tolerance == ONNX_DEFAULT)
 
 
-def _answer(pending: Pending, outputs: int) -> list[Judgement]:
+def _answer(pending: Callable[[], Response | str], outputs: int) -> list[Judgement]:
     from onnxopt_cli.readings.conditioned.asked import judgements
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
 
@@ -117,7 +119,9 @@ def _completed(key: AnswerKey, wanted: list[str], answer: list[Judgement]) -> An
         if not reason and describe(stored) != describe(judgement.expected):
             reason = f"onnx's reference yields {describe(judgement.expected)}"
         if not reason:
-            outputs[name], tolerances[name] = judgement.expected, _budget(judgement)
+            outputs[name] = judgement.expected
+            if not judgement.discrete or judgement.others:
+                tolerances[name] = _budget(judgement)
             wrong = _wrong(name, outputs[name], stored, tolerances[name])
             loose = _wrong(name, outputs[name], stored, key.tolerances[name])
             if wrong and loose and judgement.discrete:
@@ -140,10 +144,12 @@ def _budget(judgement: Judgement) -> Budget:
     from onnxopt_cli.readings.conditioned.conditioned import UNITS
 
     assert judgement.limit is not None  # noqa: S101 - there is one where there is no reason
-    branch = None
+    other = None
     for expected, limit in reversed(judgement.others):
-        branch = Branch(expected, limit, branch)
-    return Budget(judgement.limit, UNITS, Provenance.CONDITIONED, branch)
+        other = Branch(expected, limit, other)
+    assert judgement.expected is not None  # noqa: S101 - as above
+    branch = Branch(judgement.expected, judgement.limit, other)
+    return Budget(branch.at, UNITS, Provenance.CONDITIONED)
 
 
 def _wrong(name: str, expected: Value, stored: Value, tolerance: Tolerance) -> list[Diff]:

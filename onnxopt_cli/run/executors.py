@@ -17,7 +17,7 @@ from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
-from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS, Asker
+from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS, Asker, Submit
 
 if TYPE_CHECKING:
     from onnxopt_cli.isolation.pool import Pool, WorkerLoop
@@ -137,12 +137,14 @@ def open_executors(
                 executors.append(here)
             else:
                 executors.append(pool(one.text))
-        def open_asked() -> Pool:
+
+        def open_asked() -> Submit:
             from onnxopt_cli.isolation.pool import Pool
 
             longest = min(setting.limits.timeout, LONGEST_SECONDS)
             limits = replace(setting.limits, timeout=longest)
-            return Pool(ASKED, LoweringMode.NEVER, limits, setting.jobs, loop(), interruption)
+            never = LoweringMode.NEVER
+            return Pool(ASKED, never, limits, setting.jobs, loop(), interruption).submit
 
         if asker is not None:
             asker.open_workers = open_asked

@@ -67,7 +67,7 @@ def with_key(question: AskedCase) -> AskedCase:
     """Return a question, invalid if its key says that the case contradicts itself."""
     if question.key is None or not question.key.contradictions:
         return question
-    says = "the operator's formula" if question.key.derived else "what onnx's reference computes"
+    says = "the operator's formula" if question.key.formula else "what onnx's reference computes"
     why = (
         f"the stored outputs contradict {says} beyond any rounding: "
         "the case is wrong, not the backend"

@@ -15,7 +15,7 @@ import onnx
 
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.readings.conditioned.conditioned import Judgement, NotAskedError, condition
+from onnxopt_cli.readings.conditioned.conditioned import CannotAskError, Judgement, condition
 
 
 class Asked:
@@ -25,8 +25,8 @@ class Asked:
         """Return the judgements of all outputs; see :func:`judgements`."""
         try:
             found = condition(model, inputs)
-        except NotAskedError as error:
-            why = exception_text(error).removeprefix("NotAskedError: ")
+        except CannotAskError as error:
+            why = exception_text(error).removeprefix("CannotAskError: ")
             found = [Judgement(None, reason=why)] * len(model.graph.output)
         says = np.empty(1, dtype=object)
         says[0] = json.dumps([[it.reason, len(it.others)] for it in found])

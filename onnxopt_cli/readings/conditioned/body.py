@@ -37,6 +37,9 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     if schema.has_function:
         function.CopyFrom(schema.function_body)
     elif schema.has_context_dependent_function:
+        # onnx ends the process where it is given no tensor.
+        if not all(isinstance(inputs.get(name), np.ndarray) for name in node.input if name):
+            return None
         types = [_type(inputs.get(name)).SerializeToString() for name in node.input]
         text = schema.get_context_dependent_function(node.SerializeToString(), types)
         function.ParseFromString(text)
@@ -49,6 +52,9 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     body.CopyFrom(model)
     body.graph.node[0].domain = _DOMAIN
     body.graph.node[0].op_type = function.name
+    # The reference counts what is left out at the end as missing.
+    left = len(function.input) - len(node.input)
+    body.graph.node[0].input.extend([""] * left)
     given = {it.name for it in node.attribute}
     for name in function.attribute:
         default = schema.attributes[name].default_value

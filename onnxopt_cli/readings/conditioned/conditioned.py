@@ -18,7 +18,7 @@ from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import published_body
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated
-from onnxopt_cli.readings.conditioned.rows import DEFINED, Row, Site, floats, site
+from onnxopt_cli.readings.conditioned.rows import DEFINED, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
     is_wide,
@@ -30,9 +30,9 @@ from onnxopt_cli.readings.conditioned.widen import (
 UNITS = 16.0
 # A right form that is further off measures nothing; it is one more right answer where it overflows.
 _FORM_UNITS = 64.0
-# A sum of n terms moves by sqrt(n) / 8 roundings, where that is more than one: a sequential sum of
+# A sum of n terms moves by sqrt(n) / 4 roundings, where that is more than one: a sequential sum of
 # 10^6 terms is 400 off.
-_SUM = 8.0
+_SUM = 4.0
 _FINER = 64.0
 # Moved in double by its own roundoff nothing could be seen.
 _DOUBLE = 2.0**-53
@@ -43,7 +43,7 @@ _ROWS = (0, 1, 2, 4, 8, 16, 32, 63)
 _COLUMNS = 64
 
 
-class NotAskedError(Exception):
+class CannotAskError(Exception):
     """The model cannot be asked, in words why."""
 
 
@@ -99,16 +99,16 @@ def condition(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Judge
         inputs: a value for every input of the graph that must be fed.
 
     Raises:
-        NotAskedError: if it cannot be asked.
+        CannotAskError: if it cannot be asked.
     """
     try:
         if {node.op_type for node in all_nodes(model)} <= DEFINED:
             return [_defined(it) for it in Evaluated(model).run(inputs)]
         measured = _measure(model, inputs)
-    except NotAskedError:
+    except CannotAskError:
         raise
     except Exception as error:
-        raise NotAskedError(f"onnx's reference does not run it in double: {error}") from error
+        raise CannotAskError(f"onnx's reference does not run it in double: {error}") from error
     body = _measured_body(model, inputs)
     found = [_judgement(measured, body, place) for place in range(len(measured.own))]
     if operator_names(model) == ("Attention",):
@@ -153,7 +153,7 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured:
         narrows = after > before > 0
         roundoffs.append((node.op_type, after or before, narrows))
         if len(roundoffs) > _MOST_VISITS:
-            raise NotAskedError(f"it runs more than {_MOST_VISITS} nodes")
+            raise CannotAskError(f"it runs more than {_MOST_VISITS} nodes")
         return outputs
 
     own = Evaluated(model).run(inputs, note)
@@ -171,23 +171,25 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured:
         if key not in known:
             known[key] = site(node, compute, given, outputs)
         found = known[key]
-        if narrows and found.row is Row.EXACT and len(roundoffs) > 1:
-            found = Site(Row.ELEMENT)
+        if narrows and found.row is Rounds.EXACT and len(roundoffs) > 1:
+            found = Site(Rounds.ELEMENT)
         visits.append(_Visit(node.op_type, found, roundoff, given, outputs))
         return outputs
 
     measured = _Measured(own, wide.run(inputs, ask))
-    rounding = [it for it in visits if it.site.row is not Row.EXACT and it.roundoff]
+    rounding = [it for it in visits if it.site.row is not Rounds.EXACT and it.roundoff]
     measured.rounds = bool(rounding)
-    if not rounding or (len(visits) == 1 and rounding[0].site.row is Row.ELEMENT):
+    if not rounding or (len(visits) == 1 and rounding[0].site.row is Rounds.ELEMENT):
         return measured
     measured.step = _STEP if coarsest == _DOUBLE else 1.0
-    for row in _ROWS:
-        noise = _Noise(visits, row, measured.step)
+    # Every other time turned round, so that each element moves both ways.
+    steps = [measured.step * (-1) ** at for at in range(len(_ROWS))]
+    for row, step in zip(_ROWS, steps, strict=True):
+        noise = _Noise(visits, row, step)
         measured.draws.append(wide.run(inputs, noise))
     if any(_leaps(measured, place) for place in range(len(own))):
-        for row in _ROWS:
-            noise = _Noise(visits, row, measured.step / _FINER)
+        for row, step in zip(_ROWS, steps, strict=True):
+            noise = _Noise(visits, row, step / _FINER)
             measured.finer.append(wide.run(inputs, noise))
     return measured
 
@@ -225,7 +227,7 @@ class _Noise:
             return compute(*given)
         visit = self._visits[at]
         found, roundoff = visit.site, visit.roundoff * self._step
-        if found.row is Row.EXACT or not roundoff:
+        if found.row is Rounds.EXACT or not roundoff:
             same = all(map(operator.is_, given, visit.inputs))
             return visit.outputs if same else compute(*given)
         moved = list(given)
@@ -242,9 +244,9 @@ class _Noise:
     def _rounded(self, output: Array, found: Site, roundoff: float, given: Sequence[Any]) -> Array:
         signs = self._signs(output)
         error: Array = np.abs(output)
-        if found.row is Row.MIX:
+        if found.row is Rounds.MIX:
             error = error + _largest(output)
-        elif found.row is Row.COORDINATES:
+        elif found.row is Rounds.COORDINATES:
             spatial = max((max(it.shape, default=1) for it in (output, *given[:1])), default=1)
             error = error + spatial * _largest(given[0])
         moved: Array = np.asarray(

@@ -16,7 +16,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.conditioned.widen import is_wide
 
 
-class Row(Enum):
+class Rounds(Enum):
     """What a node does with numbers."""
 
     EXACT = auto()
@@ -36,13 +36,13 @@ class Site:
         moved: whether the inputs of the node are moved, beside its outputs.
     """
 
-    row: Row
+    row: Rounds
     length: float = 1.0
 
     @property
     def moved(self) -> bool:
         """Whether a node's inputs are moved, beside its outputs."""
-        return self.row not in {Row.EXACT, Row.ELEMENT}
+        return self.row not in {Rounds.EXACT, Rounds.ELEMENT}
 
 
 # What is not found by asking, each with its reason in docs/conditioned.md.
@@ -52,23 +52,24 @@ DEFINED = frozenset(
 )
 _LISTED = {
     # Rounding to another type is defined to the bit, and so is a constant.
-    **dict.fromkeys(DEFINED, Row.EXACT),
+    **dict.fromkeys(DEFINED, Rounds.EXACT),
     # Fast algorithms: a zero that comes from cancellation is zero only to the scale.
-    **dict.fromkeys(("DFT", "STFT", "Conv", "ConvTranspose", "DeformConv"), Row.MIX),
+    **dict.fromkeys(("DFT", "STFT", "Conv", "ConvTranspose", "DeformConv"), Rounds.MIX),
     # One minus a gate that is nearly open is right only to the scale.
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), Row.MIX),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), Rounds.MIX),
     # Differences of cosines, triangles of differences: zero only to the scale.
     **dict.fromkeys(
-        ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"), Row.MIX
+        ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
+        Rounds.MIX,
     ),
     # They compute coordinates, in float32 whatever the inputs are, which do not move with these.
-    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), Row.COORDINATES),
+    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), Rounds.COORDINATES),
     # Integers come from rounding a quotient, which the node computes itself.
     **dict.fromkeys(
-        ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Row.COMBINE
+        ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Rounds.COMBINE
     ),
     # Elementwise, yet sums of many terms.
-    **dict.fromkeys(("Sum", "Mean"), Row.COMBINE),
+    **dict.fromkeys(("Sum", "Mean"), Rounds.COMBINE),
 }
 
 #: Float inputs that decide shapes; they are never moved.
@@ -99,17 +100,17 @@ def site(
     places = floats(node.op_type, inputs)
     results = [it for it in outputs if is_wide(it) and it.size]
     listed = _LISTED.get(node.op_type)
-    if listed is Row.EXACT or (not results and listed is None):
-        return Site(Row.EXACT)
+    if listed is Rounds.EXACT or (not results and listed is None):
+        return Site(Rounds.EXACT)
     if not places:
-        return Site(listed or Row.ELEMENT)
+        return Site(listed or Rounds.ELEMENT)
     if listed is None and _moves(node, compute, inputs, places):
-        return Site(Row.EXACT)
+        return Site(Rounds.EXACT)
     length = _length(compute, inputs, outputs, places) if results else 1.0
     if listed is not None:
         return Site(listed, length)
     one = length <= 1 and len(places) <= _MOST_OPERANDS
-    return Site(Row.ELEMENT if one else Row.COMBINE, length)
+    return Site(Rounds.ELEMENT if one else Rounds.COMBINE, length)
 
 
 def _moves(

@@ -1,0 +1,247 @@
+"""What is right of a model without a formula of ours, and how far off it may be."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.tolerance import Branch, Budget, Provenance
+from onnxopt_cli.readings.conditioned.conditioned import UNITS, CannotAskError, condition
+from onnxopt_cli.readings.conditioned.draws import drawn
+from onnxopt_cli.readings.conditioned.pooling import fast_pooling
+
+
+def model_of(nodes, inputs, outputs=1, opset=22, types=()):
+    """A model of (operator, inputs, attributes) in a row; the last one yields the outputs."""
+    names = [f"y{place}" for place in range(outputs)]
+    made = []
+    for place, (name, given, attributes) in enumerate(nodes):
+        last = place == len(nodes) - 1
+        made.append(helper.make_node(name, given, names if last else [f"t{place}"], **attributes))
+    graph = helper.make_graph(
+        made,
+        "g",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(np.asarray(it).dtype), np.shape(it)
+            )
+            for name, it in inputs.items()
+        ],
+        [
+            helper.make_tensor_value_info(name, types[at] if types else TensorProto.FLOAT, None)
+            for at, name in enumerate(names)
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def judged(model, inputs, value, at=0):
+    judgement = condition(model, inputs)[at]
+    assert not judgement.reason, judgement.reason
+    branch = None
+    for expected, limit in [*judgement.others, (judgement.expected, judgement.limit)]:
+        branch = Branch(expected, limit, branch)
+    budget = Budget(branch.at, UNITS, Provenance.CONDITIONED)
+    value = np.asarray(value, judgement.expected.dtype)
+    (diff,) = compare_outputs({"y": judgement.expected}, [value], lambda _: budget)
+    return diff.agrees
+
+
+def one(name, inputs, value, **attributes):
+    inputs = {key: np.asarray(it) for key, it in inputs.items()}
+    return judged(model_of([(name, list(inputs), attributes)], inputs), inputs, value)
+
+
+def f32(*numbers):
+    return np.array(numbers, np.float32)
+
+
+WRONG = {
+    "Erf loses small operands": ("Erf", [f32(1e-8, 0.5)], [0, 0.5204999]),
+    "Log of almost 1 is 0": ("Log", [f32(1 + 2**-20)], [0]),
+    "a difference vanishes": ("Sub", [f32(1.0000001), f32(1)], [0]),
+    "Mish loses small results": ("Mish", [f32(-20.0, 1)], [0, 0.8650984]),
+    "a sine is reduced naively": ("Sin", [f32(1e5)], [np.sin(np.float32(1e5) % 6.2831855)]),
+    "half is rounded away from zero": ("Round", [f32(2.5, -0.5)], [3, -1]),
+    "a whole number is rounded down": ("Floor", [f32(2)], [1]),
+    "neighbours are exchanged": ("Transpose", [f32(1, 1.0000001)], [1.0000001, 1]),
+    "a sum of the small overflows": ("ReduceLogSumExp", [f32(1, 2)], [np.inf]),
+    "a maximum is off by an ulp": ("Max", [f32(1, 2), f32(2, 1)], [2, 2.0000002]),
+    "a product is off by 1e-5": ("MatMul", [np.eye(2, dtype="f") + 1, f32(3, 1)], [7, 5.00005]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_answers_fail(name):
+    operator, operands, answer = WRONG[name]
+    inputs = {f"x{place}": it for place, it in enumerate(operands)}
+    extra = {"keepdims": 0} if operator.startswith("Reduce") else {}
+    assert not one(operator, inputs, np.reshape(answer, -1) if not extra else answer[0], **extra)
+
+
+RIGHT = {
+    "Erf": ("Erf", [f32(1e-8, 0.5)], [1.1283792e-08, 0.5204999]),
+    "a subnormal is flushed": ("Exp", [f32(-95)], [0]),
+    "Gelu by the published body": (
+        "Gelu",
+        [f32(-3.3)],
+        np.float32(0.5) * f32(-3.3) * (1 + np.float32(-0.99903315)),
+    ),
+    "a sum that overflows in the published form": ("ReduceLogSumExp", [f32(800, 800)], np.inf),
+    "the same sum as it is": ("ReduceLogSumExp", [f32(800, 800)], 800.693147),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_pass(name):
+    operator, operands, answer = RIGHT[name]
+    inputs = {f"x{place}": it for place, it in enumerate(operands)}
+    extra = {"keepdims": 0} if operator.startswith("Reduce") else {}
+    assert one(operator, inputs, answer, **extra)
+
+
+def test_a_fused_difference_of_squares_passes_and_a_wrong_one_fails():
+    x, z = f32(1.0000001), f32(1)
+    nodes = [("Mul", ["x", "x"], {}), ("Mul", ["z", "z"], {}), ("Sub", ["t0", "t1"], {})]
+    inputs = {"x": x, "z": z}
+    model = model_of(nodes, inputs)
+    assert judged(model, inputs, [float(x[0]) ** 2 - 1])
+    assert judged(model, inputs, x * x - z * z)
+    assert not judged(model, inputs, [1e-5])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_sums_of_many_terms_pass_in_any_order(dtype):
+    count = 200_000 if dtype is np.float32 else 2048
+    x = np.random.default_rng(3).uniform(0, 1 if dtype is np.float32 else 0.01, count).astype(dtype)
+    inputs = {"x": x}
+    model = model_of([("ReduceSum", ["x"], {"keepdims": 0})], inputs)
+    for total in (x.cumsum(dtype=dtype)[-1], x[::-1].cumsum(dtype=dtype)[-1], x.sum()):
+        assert judged(model, inputs, total)
+    assert not judged(model, inputs, x.astype("f8").sum() * 1.2)
+
+
+def test_a_tie_that_the_model_computes_may_fall_either_way_and_a_given_one_may_not():
+    inputs = {"x": f32(2.5, 7.3), "s": np.array(1, np.float32)}
+    node = ("QuantizeLinear", ["x", "s"], {})
+    model = model_of([node], inputs, types=[TensorProto.UINT8])
+    assert judged(model, inputs, np.uint8([2, 7]))
+    assert judged(model, inputs, np.uint8([3, 7]))
+    assert not judged(model, inputs, np.uint8([2, 8]))
+    rounded = model_of([("Mul", ["x", "s"], {}), ("Round", ["t0"], {})], inputs)
+    assert judged(rounded, inputs, f32(3, 7))
+    assert judged(rounded, inputs, f32(2, 7))
+    assert not judged(rounded, inputs, f32(2, 8))
+    assert not judged(rounded, inputs, f32(2.5, 7))
+
+
+def test_cancelling_terms_are_found_whatever_the_signs():
+    x = np.array([[1e6, 1.0, -1e6, 1e-3]], np.float32)
+    inputs = {"x": x, "w": np.ones((4, 1), np.float32)}
+    model = model_of([("MatMul", ["x", "w"], {})], inputs)
+    assert judged(model, inputs, [[1.0625]])
+    assert not judged(model, inputs, [[30.0]])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_types_are_judged_by_their_own_roundings(dtype):
+    x = np.array([[0.3, 1.7, -0.2]], dtype)
+    inputs = {"x": x}
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = model_of([("Softmax", ["x"], {})], inputs, types=[element])
+    right = np.exp(x.astype("f8")) / np.exp(x.astype("f8")).sum()
+    ulp = float(ml_dtypes.finfo(dtype).eps)
+    assert judged(model, inputs, right.astype(dtype))
+    assert judged(model, inputs, (right * (1 + ulp)).astype(dtype))
+    assert not judged(model, inputs, (right * (1 + 300 * ulp)).astype(dtype))
+
+
+def test_an_infinite_answer_is_not_one_of_many():
+    assert one("Exp", {"x": f32(100)}, [np.inf])
+    assert not one("Exp", {"x": f32(80)}, [np.inf])
+    assert not one("Log", {"x": f32(-1)}, [0])
+
+
+def test_a_mask_of_attention_may_be_the_lowest_number():
+    shape = (1, 1, 3, 4)
+    values = np.random.default_rng(0).uniform(size=shape).astype(np.float32)
+    inputs = {"q": values, "k": values + 1, "v": values}
+    node = helper.make_node(
+        "Attention", ["q", "k", "v"], ["y", "", "", "s"], is_causal=1, qk_matmul_output_mode=2
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "s")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    scores = condition(model, inputs)[1].expected
+    if np.isneginf(scores).any():
+        lowest = np.where(np.isneginf(scores), np.finfo(np.float32).min, scores)
+        assert judged(model, inputs, lowest, at=1)
+    assert not judged(model, inputs, np.where(np.isneginf(scores), 0, scores + 1), at=1)
+
+
+def test_what_the_reference_lacks_cannot_be_asked():
+    inputs = {"x": f32(1)}
+    with pytest.raises(CannotAskError, match="NoSuchOperator"):
+        condition(model_of([("NoSuchOperator", ["x"], {})], inputs), inputs)
+
+
+def _law(name, inputs, opset=22, outputs=1, **attributes):
+    model = model_of([(name, list(inputs), attributes)], inputs, opset=opset, outputs=outputs)
+    return drawn(model, inputs)["y0"].test
+
+
+@pytest.mark.parametrize(
+    ("draw", "wrong"),
+    [
+        (lambda it: it.standard_normal(20_000), lambda it: it.standard_normal(20_000) + 0.1),
+        (lambda it: it.standard_normal(20_000), lambda it: it.standard_normal(20_000) * 0.5**0.5),
+    ],
+)
+def test_samples_of_another_distribution_are_rejected_and_right_ones_are_not(draw, wrong):
+    test = _law("RandomNormalLike", {"x": np.zeros(20_000, np.float32)})
+    random = np.random.default_rng(5)
+    assert [test(draw(random).astype("f")) for _ in range(50)] == [""] * 50
+    assert all(test(wrong(random).astype("f")) for _ in range(50))
+
+
+def test_coins_of_another_chance_are_rejected():
+    chances = np.full(5000, 0.4, np.float32)
+    test = _law("Bernoulli", {"x": chances})
+    random = np.random.default_rng(6)
+    assert not any(test((random.uniform(size=5000) < 0.4).astype("f")) for _ in range(50))
+    assert all(test((random.uniform(size=5000) < 0.5).astype("f")) for _ in range(50))
+    assert test(np.full(5000, 0.4, "f")) == "has elements that are neither 0 nor 1"
+
+
+def test_dropout_keeps_scaled_elements_at_the_stated_rate():
+    x = np.linspace(1, 2, 4000, dtype=np.float32)
+    given = {"x": x, "r": np.array(0.25, np.float32), "t": np.asarray(True)}
+    test = _law("Dropout", given)
+    kept = np.random.default_rng(7).uniform(size=4000) < 0.75
+    assert not test(np.where(kept, x / np.float32(0.75), 0).astype("f"))
+    assert test(np.where(kept, x, 0).astype("f"))
+    assert test(np.where(kept[::-1] & kept, x / np.float32(0.75), 0).astype("f"))
+    assert drawn(model_of([("Dropout", ["x"], {})], {"x": x}), {"x": x}) == {}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("pad", [0, 1])
+@pytest.mark.parametrize("ceil", [0, 1])
+@pytest.mark.parametrize("operator", ["AveragePool", "LpPool"])
+def test_fast_pooling_is_the_references_to_the_bit(dtype, pad, ceil, operator):
+    x = np.random.default_rng(8).standard_normal((2, 2, 5, 6, 7)).astype(dtype)
+    attributes = {"kernel_shape": [3, 2, 3], "strides": [2, 1, 2], "pads": [pad] * 6}
+    counted = {"count_include_pad": 1 - ceil} if operator == "AveragePool" else {}
+    node = (operator, ["x"], {**attributes, **counted, "ceil_mode": ceil})
+    evaluator = ReferenceEvaluator(model_of([node], {"x": x}))
+    slow = evaluator.run(None, {"x": x})[0]
+    with fast_pooling():
+        fast = evaluator.run(None, {"x": x})[0]
+    assert fast.dtype == slow.dtype
+    assert fast.tobytes() == slow.tobytes()
