@@ -246,6 +246,8 @@ class _Noise:
         error: Array = np.abs(output)
         if found.row is Rounds.MIX:
             error = error + _largest(output)
+        elif found.row is Rounds.GATES:
+            error = error + max(1.0, _largest(output))
         elif found.row is Rounds.COORDINATES:
             spatial = max((max(it.shape, default=1) for it in (output, *given[:1])), default=1)
             error = error + spatial * _largest(given[0])

@@ -24,6 +24,7 @@ class Rounds(Enum):
     COMBINE = auto()
     MIX = auto()
     COORDINATES = auto()
+    GATES = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ _LISTED = {
     **dict.fromkeys(DEFINED, Rounds.EXACT),
     # Fast algorithms: a zero that comes from cancellation is zero only to the scale.
     **dict.fromkeys(("DFT", "STFT", "Conv", "ConvTranspose", "DeformConv"), Rounds.MIX),
-    # One minus a gate that is nearly open is right only to the scale.
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), Rounds.MIX),
+    # One minus a gate that is nearly open is right only to the range of an activation, which is 1.
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), Rounds.GATES),
     # Differences of cosines, triangles of differences: zero only to the scale.
     **dict.fromkeys(
         ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
