@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff
@@ -23,13 +25,15 @@ from onnxopt_cli.core.tolerance import (
     Relative,
     Tolerance,
 )
-from onnxopt_cli.core.values import Value, describe
+from onnxopt_cli.core.values import NumberKind, Value, describe, kind_of
 from onnxopt_cli.isolation.response import Order, Response
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
 
 if TYPE_CHECKING:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
 
+# Integers and booleans are equal where nothing else is right.
+_ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
 #: Has a model run; what is returned waits for the response, or says why there is none.
 Submit = Callable[[Order], Callable[[], Response | str]]
 #: What a worker of ours runs.
@@ -119,8 +123,9 @@ def _completed(key: AnswerKey, wanted: list[str], answer: list[Judgement]) -> An
         if not reason and describe(stored) != describe(judgement.expected):
             reason = f"onnx's reference yields {describe(judgement.expected)}"
         if not reason:
-            outputs[name] = judgement.expected
-            if not judgement.discrete or judgement.others:
+            expected = outputs[name] = judgement.expected
+            assert isinstance(expected, np.ndarray)  # noqa: S101 - there is no reason why not
+            if judgement.others or kind_of(expected.dtype) in _ROUNDED:
                 tolerances[name] = _budget(judgement)
             wrong = _wrong(name, outputs[name], stored, tolerances[name])
             loose = _wrong(name, outputs[name], stored, key.tolerances[name])

@@ -305,7 +305,7 @@ def _judgement(measured: _Measured, body: _Measured | None, place: int) -> Judge
     if own.shape != exact.shape:
         return Judgement(None, reason="its shape depends on the type that it is computed in")
     forms = [measured] if body is None else [measured, body]
-    if any(it.draws and place < len(it.own) and not _moves(it.draws, exact, place) for it in forms):
+    if measured.draws and not _moves(measured.draws, exact, place):
         return Judgement(None, reason="its shape depends on roundings")
     if own.dtype not in ROUNDOFF:
         return Judgement(own, np.zeros(own.shape), tuple(_neighbours(forms, own, place)))
