@@ -193,7 +193,7 @@ def execute(options: Mapping[str, Any]) -> int:
         go_on_without_reader()
     with interruptible() as interruption:
         judged = judging(options)
-        asker = Asker(judged)
+        asker = Asker(judged) if judged.rule == "conditioned" else None
         with open_executors(options["backends"], how, interruption, asker) as backends:
             with interruption.at_once():
                 collection = collect(options["targets"])

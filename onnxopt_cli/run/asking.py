@@ -18,7 +18,6 @@ from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.tolerance import (
-    ONNX_DEFAULT,
     Branch,
     Budget,
     Provenance,
@@ -27,7 +26,7 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.core.values import NumberKind, Value, describe, kind_of
 from onnxopt_cli.isolation.response import Order, Response
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
 
 if TYPE_CHECKING:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
@@ -67,7 +66,7 @@ class Asker:
         Returns:
             What waits for the answer and completes the key; None if there is nothing to ask.
         """
-        wanted = [name for name in key.outputs if self._asks(key.tolerances[name])]
+        wanted = [] if self._judging.override is not None else list(key.outputs)
         known = key.formula is not None or content.trajectory is not None
         if not wanted or known or self.open_workers is None:
             return None
@@ -81,13 +80,6 @@ class Asker:
         self._submit = self._submit or self.open_workers()
         pending = self._submit(Order(content.model, content.inputs))
         return lambda: _completed(key, wanted, _answer(pending, len(key.outputs)))
-
-    def _asks(self, tolerance: Tolerance) -> bool:
-        judging = self._judging
-        if judging.override is not None or judging.rule is ToleranceRule.ONNX:
-            return False
-        forced = judging.rule is ToleranceRule.CONDITIONED
-        return forced or (judging.rule is None and tolerance == ONNX_DEFAULT)
 
 
 def _answer(pending: Callable[[], Response | str], outputs: int) -> list[Judgement]:

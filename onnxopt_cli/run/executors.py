@@ -17,10 +17,10 @@ from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
-from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS, Asker, Submit
 
 if TYPE_CHECKING:
     from onnxopt_cli.isolation.pool import Pool, WorkerLoop
+    from onnxopt_cli.run.asking import Asker, Submit
 
 
 class Isolation(StrEnum):
@@ -140,6 +140,7 @@ def open_executors(
 
         def open_asked() -> Submit:
             from onnxopt_cli.isolation.pool import Pool
+            from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS
 
             longest = min(setting.limits.timeout, LONGEST_SECONDS)
             limits = replace(setting.limits, timeout=longest)

@@ -60,7 +60,8 @@ def read_question(case: Case, judging: JudgeOptions) -> AskedCase:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
-    return with_key(AskedCase(case, content, key))
+    question = AskedCase(case, content, key)
+    return with_key(question) if key is not None and key.contradictions else question
 
 
 def with_key(question: AskedCase) -> AskedCase:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
@@ -13,7 +14,6 @@ from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
-from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending
 from onnxopt_cli.run.judge import (
@@ -25,6 +25,9 @@ from onnxopt_cli.run.judge import (
     unasked_result,
     with_key,
 )
+
+if TYPE_CHECKING:
+    from onnxopt_cli.run.asking import Asker
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.case import Content
 
+CONDITIONED = ("--tolerance", "conditioned")
 BACKEND = """
 import numpy as np
 from onnx.reference import ReferenceEvaluator
@@ -71,8 +72,8 @@ def test_an_error_of_1e_5_fails_unless_the_tolerance_of_onnx_is_asked_for(
     onnxopt, tmp_path, backend
 ):
     folder = softmax(tmp_path)
-    assert onnxopt("run", folder, "-b", backend("Right")).code == 0
-    result = onnxopt("run", folder, "-b", backend("Off"), "--no-explain")
+    assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Right")).code == 0
+    result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain")
     assert result.code == 1
     assert "16 times what a rounding moves (conditioned)" in result.out
     for rule in ("onnx", "derived"):
@@ -80,21 +81,23 @@ def test_an_error_of_1e_5_fails_unless_the_tolerance_of_onnx_is_asked_for(
 
 
 def test_a_published_output_that_is_wrong_makes_the_case_invalid(onnxopt, tmp_path, backend):
-    result = onnxopt("run", softmax(tmp_path, 0.01), "-b", backend("Right"), "--no-explain")
+    result = onnxopt(
+        "run", softmax(tmp_path, 0.01), *CONDITIONED, "-b", backend("Right"), "--no-explain"
+    )
     assert result.code == 2
     assert "contradict what onnx's reference computes" in result.out
 
 
 def test_a_published_output_of_few_digits_is_replaced_by_the_exact_one(onnxopt, tmp_path, backend):
     folder = softmax(tmp_path, 1e-5)
-    assert onnxopt("run", folder, "-b", backend("Right")).code == 0
+    assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Right")).code == 0
 
 
 def test_a_random_output_is_judged_by_its_distribution(onnxopt, tmp_path, backend):
     x = np.full(2000, 0.5, np.float32)
     folder = single(tmp_path, "Bernoulli", {"x": x}, np.zeros_like(x))
-    assert onnxopt("run", folder, "-b", backend("Coin")).code == 0
-    result = onnxopt("run", folder, "-b", backend("Loaded"), "--no-explain")
+    assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Coin")).code == 0
+    result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Loaded"), "--no-explain")
     assert result.code == 1
     assert "has 2000 ones where 1000 are to be expected" in result.out
 
@@ -103,7 +106,7 @@ def test_what_cannot_be_asked_says_why(onnxopt, tmp_path, backend):
     x = np.array([1, 0], np.float32)
     log = tmp_path / "log.jsonl"
     folder = single(tmp_path, "Scatter", {"x": x}, x)
-    result = onnxopt("run", folder, "-b", backend("Right"), "-v", "--log", str(log))
+    result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Right"), "-v", "--log", str(log))
     assert "Scatter" in result.out
     assert json.loads(log.read_text().splitlines()[0])["versions"].keys() >= {"onnx", "numpy"}
 
@@ -147,5 +150,5 @@ def test_a_model_that_never_ends_holds_nobody_up(onnxopt, tmp_path):
     )
     folder = write(tmp_path, endless(), {"x": x}, y=x)
     quick = f"python:{tmp_path / 'quick.py'}:Quick"
-    result = onnxopt("run", folder, "-b", quick, "-v", "--timeout", "2")
+    result = onnxopt("run", folder, *CONDITIONED, "-b", quick, "-v", "--timeout", "2")
     assert "runs more than 20000 nodes" in result.out or "takes more than" in result.out
