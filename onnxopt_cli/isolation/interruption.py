@@ -16,6 +16,8 @@ if sys.platform != "win32":
     _SIGNALS += (signal.SIGHUP,)
 # What drops an exception has ended by then.
 _AGAIN_SECONDS = 0.001
+# How often to look whether something is still being imported.
+_IMPORT_SECONDS = 0.01
 #: Exit codes after one of them.
 INTERRUPTED = frozenset(128 + number for number in _SIGNALS)
 
@@ -49,16 +51,25 @@ def plain_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _stop(number: int, _frame: FrameType | None) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Raise Stop; after what is being imported: half loaded, some libraries crash."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            _send_again(number, _IMPORT_SECONDS)
+            return
+        frame = frame.f_back
     raise Stop(number)
+
+
+def _send_again(number: int, seconds: float) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
 
 
 def _signal_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Send the signal again that came where Python drops exceptions: a finalizer, a callback."""
     stop = unraisable.exc_value
     if isinstance(stop, Stop):
-        number = stop.exit_code - 128
-        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+        _send_again(stop.exit_code - 128, _AGAIN_SECONDS)
     else:
         sys.__unraisablehook__(unraisable)
 
@@ -101,7 +112,7 @@ class Interruption:
         finally:
             self._at_once = False
 
-    def handle(self, number: int, _frame: FrameType | None = None) -> None:
+    def handle(self, number: int, frame: FrameType | None = None) -> None:
         """Take note of a signal.
 
         Raises:
@@ -109,7 +120,7 @@ class Interruption:
         """
         again, self.signal = bool(self.signal), self.signal or number
         if again or self._at_once:
-            raise Stop(self.signal)
+            _stop(self.signal, frame)
 
 
 @contextmanager

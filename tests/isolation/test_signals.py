@@ -78,3 +78,25 @@ def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_pat
     run.wait()
     assert run.code == (130 if number == signal.SIGINT else -number)
     assert left == []
+
+
+def test_a_signal_during_an_import_acts_after_it(tmp_path):
+    # Half loaded, a library in C may crash where an exception comes through it.
+    (tmp_path / "loaded.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.05)\n"
+        "print('whole', flush=True)\n"
+    )
+    script = (
+        "import time\nfrom onnxopt_cli.isolation import interruption\n"
+        "interruption.stop_by_raising()\ntry:\n    import loaded\n    time.sleep(5)\n"
+        "except interruption.Stop as stop:\n    print(stop.exit_code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["whole", "130"]
