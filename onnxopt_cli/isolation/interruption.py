@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -16,8 +17,9 @@ if sys.platform != "win32":
     _SIGNALS += (signal.SIGHUP,)
 # What drops an exception has ended by then.
 _AGAIN_SECONDS = 0.001
-# How often to look whether something is still being imported.
+# How often to look whether something is still being imported, and how many times.
 _IMPORT_SECONDS = 0.01
+_IMPORT_LOOKS = 100
 #: Exit codes after one of them.
 INTERRUPTED = frozenset(128 + number for number in _SIGNALS)
 
@@ -51,14 +53,23 @@ def plain_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+_looks = itertools.count()
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Raise Stop; after what is being imported: half loaded, some libraries crash."""
+    """Raise Stop; a moment later while something is imported: half loaded, libraries may crash."""
+    if _is_importing(frame) and next(_looks) < _IMPORT_LOOKS:
+        _send_again(number, _IMPORT_SECONDS)
+    else:
+        raise Stop(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            _send_again(number, _IMPORT_SECONDS)
-            return
+            return True
         frame = frame.f_back
-    raise Stop(number)
+    return False
 
 
 def _send_again(number: int, seconds: float) -> None:

@@ -244,15 +244,18 @@ def test_a_worker_may_hold_no_more_than_the_system_allows(place):
 
 def interrupt(place, name, number, *arguments, **settings):
     """Send a signal to the command when it has imported a module that takes for ever."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*COMMAND, *arguments], cwd=place, env=environment(**settings),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    end = time.monotonic() + 30
-    while not (place / name).exists() and time.monotonic() < end:
-        time.sleep(0.02)
-    process.send_signal(number)
-    printed = process.communicate(timeout=30)
+    ) as process:  # fmt: skip
+        end = time.monotonic() + 30
+        while not (place / name).exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        process.send_signal(number)
+        try:
+            printed = process.communicate(timeout=30)
+        finally:
+            process.kill()
     return process.returncode, *printed
 
 
