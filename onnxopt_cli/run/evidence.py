@@ -8,6 +8,7 @@ asked for a node like the one of the case, without what is wrong or trivial in i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -197,11 +198,15 @@ def _likelihood(case: Case, name: str) -> int:
     """
     if case.operators:
         return 3 * (case.operators == (name,))
-    own = name.lower()
-    words = case.id.split("/")[-2:][0].lower().removeprefix("test_").split("_")
+    own, words = name.lower(), _words(case.id)
     if "".join(words).startswith(own):
         return 2
     return int(own in words or own.startswith(words[0]))
+
+
+@lru_cache(10_000)
+def _words(case_id: str) -> list[str]:
+    return case_id.split("/")[-2:][0].lower().removeprefix("test_").split("_")
 
 
 def _corpus() -> Sequence[Case]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 
@@ -102,7 +104,7 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
     # A graph's initializers come before its nodes.
     fields = sorted(message.ListFields(), key=lambda it: "initializer" not in it[0].name)
     for field, content in fields:
-        if field.message_type is None:
+        if field.message_type is None or not _may_hold_tensors(field.message_type):
             continue
         if isinstance(message, AttributeProto):
             # Its own type tag may lie: whatever is there counts.
@@ -114,6 +116,16 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
                 yield f"{_PLACES.get(field.name, 'the')} {owner}", item
             else:
                 yield from _tensors(item, owner)
+
+
+@cache
+def _may_hold_tensors(kind: Descriptor) -> bool:
+    """Tell whether a tensor may be in a message of a kind, or in one that it holds."""
+    found = [kind]
+    for outer in found:  # grows
+        inner = (field.message_type for field in outer.fields)
+        found += [it for it in dict.fromkeys(inner) if it is not None and it not in found]
+    return TensorProto.DESCRIPTOR in found
 
 
 def _take_in(tensor: TensorProto, folder: Path, allowance: int) -> None:
