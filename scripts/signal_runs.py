@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ HANDLED = tuple(it for it in SIGNALS if it[0] not in {signal.SIGKILL, signal.SIG
 CODES = {0, 1, 4, 129, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
 # What fuzz remembers of failures, and what ONNX Runtime writes wherever it is imported.
 MEANT = frozenset({".examples", ".ses"})
+OURS = re.compile(r"onnxopt_cli/(?!__main__)")
 # How long what a killed runner leaves may take to see it, and to end processes that revive each
 # other, on a machine that is busy; where it takes less nobody waits.
 PATIENCE = 60.0
@@ -134,7 +136,8 @@ def disturb(command: Command, numbers: tuple[int, ...], moment: float, folder: P
         run.process.kill()
         return ["does not end"]
     wrong = [] if run.code in CODES else [f"ends with {run.code}: {errors.strip()[-300:]}"]
-    if "Traceback" in errors or "internal error" in errors:
+    # Until the first lines of ours have run Python itself says what it was about to do.
+    if "internal error" in errors or OURS.search(errors):
         wrong.append(errors)
     left = run.survivors(PATIENCE)
     wrong += [f"leaves {process.command}" for process in left]

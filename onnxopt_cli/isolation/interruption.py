@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -36,15 +36,13 @@ class Stop(KeyboardInterrupt):
         self.exit_code = 128 + number
 
 
-def stop_at_once() -> None:
-    """Let a signal end this process without a word, while there is nothing to clean up."""
-    _install(lambda number, _: os._exit(128 + number))
-
-
 def stop_by_raising() -> None:
     """Let a signal raise :class:`Stop`, so that what was begun is cleaned up."""
     sys.unraisablehook = _signal_again
-    _install(_stop)
+    for number in _SIGNALS:
+        # Whoever started the command may have it ignore them.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
 
 
 def plain_signals() -> None:
@@ -83,13 +81,6 @@ def _signal_again(unraisable: sys.UnraisableHookArgs) -> None:
         _send_again(stop.exit_code - 128, _AGAIN_SECONDS)
     else:
         sys.__unraisablehook__(unraisable)
-
-
-def _install(handler: Callable[[int, FrameType | None], None]) -> None:
-    for number in _SIGNALS:
-        # Whoever started the command may have it ignore them.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handler)
 
 
 @dataclass(eq=False, slots=True)
