@@ -17,9 +17,9 @@ if sys.platform != "win32":
     _SIGNALS += (signal.SIGHUP,)
 # What drops an exception has ended by then.
 _AGAIN_SECONDS = 0.001
-# How often to look whether something is still being imported, and how many times.
-_IMPORT_SECONDS = 0.01
-_IMPORT_LOOKS = 100
+# How long to wait where nothing can be raised, and how many times.
+_LATER_SECONDS = 0.01
+_MOST_WAITS = 100
 #: Exit codes after one of them.
 INTERRUPTED = frozenset(128 + number for number in _SIGNALS)
 
@@ -51,20 +51,22 @@ def plain_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-_looks = itertools.count()
+_waits = itertools.count()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Raise Stop; a moment later while something is imported: half loaded, libraries may crash."""
-    if _is_importing(frame) and next(_looks) < _IMPORT_LOOKS:
-        _send_again(number, _IMPORT_SECONDS)
+    """Raise Stop; a moment later where that would crash a library or be lost."""
+    if _must_wait(frame) and next(_waits) < _MOST_WAITS:
+        _send_again(number, _LATER_SECONDS)
     else:
         raise Stop(number)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
+def _must_wait(frame: FrameType | None) -> bool:
+    """Tell whether something is being imported, or an exception that was dropped is dealt with."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        code = frame.f_code
+        if code.co_filename.startswith("<frozen importlib") or code is _signal_again.__code__:
             return True
         frame = frame.f_back
     return False
