@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from onnxopt_cli.isolation.interruption import plain_signals
+from onnxopt_cli.isolation.interruption import held_signals, plain_signals
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
@@ -42,7 +42,9 @@ def parallel(
         except OSError:
             # Locks lie in /dev/shm, which may be full or not there at all.
             return [work(item) for item in items]
-        with context.Pool(min(jobs, len(items)), _begin, [os.getpid()]) as pool:
+        with held_signals():
+            pool = context.Pool(min(jobs, len(items)), _begin, [os.getpid()])
+        with pool:
             return pool.map(_call, range(len(items)), chunksize=chunk)  # type: ignore[arg-type]
     finally:
         _work.pop()

@@ -49,6 +49,17 @@ def plain_signals() -> None:
     """Let a helper process leave Ctrl-C to its parent, which ends it with SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Keep signals waiting while processes are forked that go on with :func:`plain_signals`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _waits = itertools.count()

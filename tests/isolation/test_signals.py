@@ -80,6 +80,34 @@ def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_pat
     assert left == []
 
 
+FORKED = """\
+import multiprocessing.pool, os, signal, threading
+from onnxopt_cli.grade.parallel import parallel
+from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
+
+begin = multiprocessing.pool.worker
+
+def worker(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    begin(*arguments)
+
+multiprocessing.pool.worker = worker
+stop_by_raising()
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    parallel(abs, [1, 2, 3], 2)
+except Stop as stop:
+    print(stop.exit_code)
+"""
+
+
+def test_a_forked_process_that_is_ended_before_it_begins_says_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout + done.stderr == "130\n"
+
+
 def test_a_signal_during_an_import_acts_after_it(tmp_path):
     # Half loaded, a library in C may crash where an exception comes through it.
     (tmp_path / "loaded.py").write_text(
