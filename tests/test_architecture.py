@@ -27,7 +27,8 @@ ORDER = [
     {"grade"},
     {"fuzz"},
     {"report"},
-    {"cli"},
+    {"api"},
+    {"cli", "pytest_plugin"},
 ]
 
 #: Packages that only the named parts may import.

@@ -46,6 +46,7 @@ NOT_RUN = {
     "CONTRIBUTING.md 0": INSTALLS,
     "grading.md 0": "minutes of auditing; .ci/run does it, and tests/grade one operator",
     "operators.md 1": "tests/operators/test_operator_files.py runs it and looks at what it says",
+    "python.md 2": "tests/api/test_pytest_plugin.py does it",
     "security.md 0": "a container; Docker is not everywhere",
     "training.md 0": "minutes of training; tests/run/test_workload.py runs its parts",
 }

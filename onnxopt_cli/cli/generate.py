@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from onnxopt_cli.cli.completion import complete_suite
-
-_NODE = "onnx-node"
 
 
 @click.command("generate")
@@ -39,13 +36,13 @@ def command(
     onnxopt generate spec conformance --check
     onnxopt generate onnx-node -o node-cases
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.suites.suites import find_drift, write_tree
+    from onnxopt_cli.cases.suites.suites import find_drift, suite_files, write_tree
     from onnxopt_cli.cli.console import stderr
 
     code = 0
     for suite in suites or ("spec",):
         with stderr().status(f"generating {suite}"):
-            files = dict(_files(suite, form))
+            files = dict(suite_files(suite, form))
             drift = (
                 find_drift(output, files.items())
                 if check
@@ -61,28 +58,3 @@ def command(
                 click.echo(f"  {word}: {path}")
         code |= bool(drift)
     return code
-
-
-def _files(suite: str, form: str | None) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a suite: relative path and content."""
-    from onnxopt_cli.cases.onnx.corpora import node_contents
-    from onnxopt_cli.cases.onnx.data_set import directory_files
-    from onnxopt_cli.cases.suites.suites import SUITES, onnx_files, yaml_files
-    from onnxopt_cli.core.text import nearest
-    from onnxopt_cli.errors import UsageError
-
-    if suite == _NODE and form != "yaml":
-        for name, content in node_contents():
-            for path, data in directory_files(content).items():
-                yield f"node/{name}/{path}", data
-    elif suite in SUITES and form == "onnx":
-        yield from onnx_files(suite)
-    elif suite in SUITES:
-        for path, text in yaml_files(suite):
-            yield path, text.encode()
-    elif suite == _NODE:
-        raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
-    else:
-        known = [*SUITES, _NODE]
-        hint = nearest(suite, known, f"there are {', '.join(known)}")
-        raise UsageError(f"there is no suite {suite!r} to generate", hint=hint)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus
+from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus, node_contents
 from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.suites.conformance import conformance
@@ -24,6 +24,7 @@ from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.formula.call import bind, complete_attributes
@@ -34,6 +35,7 @@ from onnxopt_cli.readings.evaluate import evaluate
 #: Expected outputs with more elements are left to the formula, to keep the files small.
 _WRITTEN_ELEMENTS = 1000
 _SHOWN = 5
+_NODE = "onnx-node"
 
 
 class Suite(NamedTuple):
@@ -111,6 +113,34 @@ def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
     for test, content in contents.items():
         for path, data in directory_files(content).items():
             yield f"{name}/test_{test}/{path}", data
+
+
+def suite_files(name: str, form: str | None = None) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a suite of ours, or of onnx's node cases: relative path and content.
+
+    Args:
+        name: of the suite.
+        form: ``yaml`` or ``onnx`` directories; None for what the suite is written as by default.
+
+    Raises:
+        UsageError: if there is no such suite, or it is not written in that form.
+    """
+    if name in SUITES:
+        if form == "onnx":
+            yield from onnx_files(name)
+        else:
+            for path, text in yaml_files(name):
+                yield path, text.encode()
+    elif name != _NODE:
+        known = [*SUITES, _NODE]
+        hint = nearest(name, known, f"there are {', '.join(known)}")
+        raise UsageError(f"there is no suite {name!r} to generate", hint=hint)
+    elif form == "yaml":
+        raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
+    else:
+        for test, content in node_contents():
+            for path, data in directory_files(content).items():
+                yield f"node/{test}/{path}", data
 
 
 def _written_outputs(question: WrittenCase) -> dict[str, Array] | None:

@@ -1,0 +1,279 @@
+"""onnxopt from Python: what the commands do, as functions.
+
+::
+
+    from onnxopt_cli import api
+
+    for result in api.run(api.load("conformance"), "onnxruntime"):
+        print(result.case, result.outcome)
+
+Backends are written as on the command line, and run in processes of their own unless ``setting``
+says otherwise. What a function returns never changes afterwards. Nothing is printed. Errors whose
+message is meant for a user are :class:`OnnxoptError`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+from onnxopt_cli.cases.collect import collect
+from onnxopt_cli.cases.suites.suites import suite_files
+from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.record import BackendIdentity, Explanation
+from onnxopt_cli.core.result import Outcome, Result, Standing
+from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError
+from onnxopt_cli.expectations.expectations import Expectations
+from onnxopt_cli.fuzz.findings import Finding
+from onnxopt_cli.fuzz.search import Search, Task
+from onnxopt_cli.grade import audit as grading
+from onnxopt_cli.grade.audit import Grade
+from onnxopt_cli.grade.explain import explain as find_causes
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.processes import Limits
+from onnxopt_cli.operators import OPERATORS, operator_named
+from onnxopt_cli.report.diff_text import failure_text, headline
+from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
+from onnxopt_cli.run.asking import Asker
+from onnxopt_cli.run.evidence import Evidence
+from onnxopt_cli.run.executors import Isolation, Setting, open_executors
+from onnxopt_cli.run.runner import Plan, run_case
+from onnxopt_cli.run.runner import run as run_plan
+from onnxopt_cli.run.select import Selection
+
+__all__ = [
+    "Case",
+    "Explanation",
+    "Finding",
+    "Grade",
+    "Isolation",
+    "JudgeOptions",
+    "Limits",
+    "NotConformingError",
+    "OnnxoptError",
+    "Outcome",
+    "Result",
+    "Setting",
+    "Standing",
+    "ToleranceRule",
+    "audit",
+    "check",
+    "explain",
+    "fuzz",
+    "generate",
+    "load",
+    "run",
+]
+
+_SETTING, _JUDGING = Setting(), JudgeOptions()
+
+
+class NotConformingError(AssertionError):
+    """A case does not conform; the message has the differences.
+
+    Attributes:
+        result: what came of it.
+    """
+
+    def __init__(self, result: Result) -> None:
+        words = f"{result.case} on {result.backend}: {headline(result) or result.outcome}"
+        super().__init__(f"{words}\n{failure_text(result)}".rstrip())
+        self.result = result
+
+
+def load(
+    *targets: str | Path,
+    patterns: Sequence[str] = (),
+    operators: Sequence[str] = (),
+    tags: Sequence[str] = (),
+) -> list[Case]:
+    """Return the cases of files, folders, suites and ids, in a stable order.
+
+    Args:
+        targets: none means the folder ``cases`` or, where there is none, our own suites.
+        patterns: ids, globs or pieces of ids, one of which a case must match.
+        operators: names, one of which must be in the model of a case.
+        tags: words, one of which a case must carry.
+
+    Raises:
+        InvalidCase: with all that is wrong with case files.
+        UsageError: if a target, an operator or a tag is not there.
+        NothingSelected: if no case is left.
+    """
+    collection = collect([str(target) for target in targets])
+    if collection.problems:
+        raise InvalidCase(collection.problems)
+    selection = Selection(tuple(patterns), tuple(operators), tuple(tags))
+    chosen = selection.choose(collection.cases)
+    if not chosen:
+        raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
+    return chosen
+
+
+def run(
+    cases: Iterable[Case],
+    *backends: str,
+    setting: Setting = _SETTING,
+    judging: JudgeOptions = _JUDGING,
+    expect: Sequence[Path | str] = (),
+) -> Iterator[Result]:
+    """Yield the results of cases, those of a case on all backends together, in order.
+
+    What backends do outside of any case comes last, as results of the suite ``(run)``. Backends are
+    ended when the iterator is, or is closed.
+
+    Args:
+        cases: from :func:`load`.
+        backends: as after ``-b``; none means ``numpy``.
+        setting: where and within which limits backends run.
+        judging: how outputs are judged.
+        expect: expectation files, later ones before earlier ones; results then have a standing.
+
+    Raises:
+        UsageError: if a backend or an expectation file is wrong.
+        BackendUnavailable: if a backend does not start.
+    """
+    with ExitStack() as stack:
+        plan = _opened(stack, tuple(cases), backends or ("numpy",), setting, judging, expect)
+        for row in run_plan(plan):
+            yield from row
+
+
+def check(
+    case: Case,
+    backend: str = "numpy",
+    *,
+    setting: Setting = _SETTING,
+    judging: JudgeOptions = _JUDGING,
+    expect: Sequence[Path | str] = (),
+) -> Result:
+    """Run one case, for use in a test; the backend stays ready for the next call.
+
+    Returns:
+        The result, which conforms.
+
+    Raises:
+        NotConformingError: if it does not; with ``expect``, if that was not expected.
+        UsageError: if the backend or an expectation file is wrong.
+        BackendUnavailable: if the backend does not start.
+    """
+    (result,) = run_case(_kept(backend, setting, judging, tuple(expect)), case)
+    if not result.conforms:
+        raise NotConformingError(result)
+    return result
+
+
+@cache
+def _kept(
+    backend: str, setting: Setting, judging: JudgeOptions, expect: tuple[Path | str, ...]
+) -> Plan:
+    """Open a backend until this process ends."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return _opened(stack, (), (backend,), setting, judging, expect)
+
+
+def _opened(
+    stack: ExitStack,
+    cases: tuple[Case, ...],
+    backends: Sequence[str],
+    setting: Setting,
+    judging: JudgeOptions,
+    expect: Sequence[Path | str],
+) -> Plan:
+    interruption = Interruption()
+    expectations = Expectations.read(tuple(map(Path, expect)))
+    asker = Asker(judging) if judging.rule is ToleranceRule.CONDITIONED else None
+    opened = stack.enter_context(open_executors(backends, setting, interruption, asker))
+    for backend in opened:
+        backend.ready()
+    known = {it.name: BackendIdentity(it.name, it.version) for it in opened}
+    return Plan(
+        cases=cases,
+        backends=opened,
+        judging=judging,
+        review=lambda result: expectations.review(result, known[result.backend]),
+        interruption=interruption,
+        evidence=Evidence(cases),
+        asker=asker,
+    )
+
+
+def explain(
+    results: Iterable[Result],
+    cases: Iterable[Case],
+    *,
+    judging: JudgeOptions = _JUDGING,
+    seconds: float = 10.0,
+) -> list[Explanation]:
+    """Return which known mistakes reproduce the failures among results.
+
+    Args:
+        results: of a run, the passing ones too: a mistake that fails what passes is none.
+        cases: those that ran.
+        judging: how the run judged them.
+        seconds: how long to look.
+    """
+    return find_causes(list(results), {case.id: case for case in cases}, judging, seconds=seconds)
+
+
+def audit(cases: Iterable[Case], *, judging: JudgeOptions = _JUDGING, jobs: int = 1) -> list[Grade]:
+    """Return which wrong implementations cases catch, a grade for each operator with a formula.
+
+    Raises:
+        InvalidCase: if a case contradicts itself or the formula.
+    """
+    trials, problems = grading.find_trials(list(cases), judging)
+    if problems:
+        raise InvalidCase(problems)
+    return grading.audit(trials, jobs)
+
+
+def fuzz(
+    backend: str,
+    *,
+    operators: Sequence[str] = (),
+    seed: int = 0,
+    examples: int = 1000,
+    seconds: float | None = None,
+    setting: Setting = _SETTING,
+) -> Iterator[Finding]:
+    """Yield failures of a backend on drawn examples, each of another kind and as small as found.
+
+    Args:
+        backend: as after ``-b``.
+        operators: names; none means all with a formula.
+        seed: of all choices.
+        examples: how many to try.
+        seconds: how long to search; None for no limit.
+        setting: where and within which limits the backend runs.
+
+    Raises:
+        UsageError: if the backend is wrong, or hypothesis is not installed.
+        NothingSelected: if an operator has no formula.
+        BackendUnavailable: if the backend does not start.
+    """
+    chosen = [found for name in operators if (found := operator_named(name)) is not None]
+    if len(chosen) < len(operators):
+        raise NothingSelected(f"not all of {', '.join(operators)} are operators with a formula")
+    interruption = Interruption()
+    with (
+        tempfile.TemporaryDirectory() as memory,
+        open_executors([backend], setting, interruption) as (executor,),
+    ):
+        task = Task(chosen or OPERATORS, executor, seed, examples, seconds, Path(memory))
+        executor.ready()
+        yield from Search(task).run()
+
+
+def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a suite, relative path and content; ``form`` is ``yaml`` or ``onnx``.
+
+    Raises:
+        UsageError: if there is no such suite, or it is not written in that form.
+    """
+    return suite_files(suite, form)

@@ -1,0 +1,143 @@
+"""Cases as items of pytest: ``pytest --onnxopt conformance --onnxopt-backend onnxruntime``.
+
+pytest loads this wherever onnxopt is installed; without ``--onnxopt`` it does nothing. Nothing of
+ours is imported before.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onnxopt_cli.core.case import Case
+    from onnxopt_cli.core.result import Result
+
+_MARKER = "onnxopt"
+# How long to look for what explains failures: of one case, and of all together.
+_EXPLAIN_SECONDS, _EXPLAIN_SECONDS_IN_ALL = 5.0, 60.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options; see pytest."""
+    group = parser.getgroup("onnxopt", "conformance of ONNX operators")
+    group.addoption(
+        "--onnxopt",
+        action="append",
+        default=[],
+        metavar="PATH|SUITE|ID",
+        help="Also run these cases, each as a test. May be given several times.",
+    )
+    group.addoption(
+        "--onnxopt-backend",
+        action="append",
+        default=[],
+        metavar="BACKEND",
+        help="What to test, as after onnxopt run -b. May be given several times. [numpy]",
+    )
+    group.addoption(
+        "--onnxopt-expect",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="What is expected to fail: an expectation file. May be given several times.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known; see pytest."""
+    config.addinivalue_line("markers", f"{_MARKER}: a conformance case of onnxopt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Add the cases, before -k and -m choose among the items; see pytest."""
+    targets = config.getoption("--onnxopt")
+    if not targets:
+        return
+    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.errors import OnnxoptError
+
+    try:
+        collection = collect(targets)
+    except OnnxoptError as error:
+        raise pytest.UsageError(f"--onnxopt: {error.message}") from None
+    if collection.problems:
+        raise pytest.UsageError("\n".join(map(str, collection.problems)))
+    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, cases=collection.cases)
+    items += session.genitems(root)
+
+
+class _Cases(pytest.Collector):
+    """All cases, and what is known of them so far."""
+
+    def __init__(self, *, cases: tuple[Case, ...], **others: Any) -> None:
+        super().__init__(**others)
+        self.cases = cases
+        self.results: list[Result] = []
+        self.explain_seconds = _EXPLAIN_SECONDS_IN_ALL
+
+    def collect(self) -> Iterator[CaseItem]:
+        """Yield an item for each case on each backend; see pytest."""
+        backends = self.config.getoption("--onnxopt-backend") or ["numpy"]
+        for case in self.cases:
+            for backend in backends:
+                name = case.id if len(backends) == 1 else f"{case.id}[{backend}]"
+                yield CaseItem.from_parent(self, name=name, case=case, backend=backend)
+
+
+class CaseItem(pytest.Item):
+    """A case on a backend."""
+
+    parent: _Cases
+
+    def __init__(self, *, case: Case, backend: str, **others: Any) -> None:
+        super().__init__(**others)
+        self._case = case
+        self._backend = backend
+        self.add_marker(_MARKER)
+        for word in (*(case.operators or ()), *case.tags):
+            self.keywords[word] = True
+
+    def runtest(self) -> None:
+        """Run the case; see pytest."""
+        from onnxopt_cli import api
+
+        try:
+            expect = self.config.getoption("--onnxopt-expect")
+            result = api.check(self._case, self._backend, expect=expect)
+        except api.NotConformingError as error:
+            self.parent.results.append(error.result)
+            raise
+        except api.OnnxoptError as error:
+            pytest.exit(f"{self._backend}: {error.message}", returncode=error.exit_code)
+        self.parent.results.append(result)
+        if result.outcome is api.Outcome.SKIP:
+            pytest.skip(result.message)
+        if result.failing or result.outcome is api.Outcome.UNSUPPORTED:
+            pytest.xfail(result.expectation or result.message)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return the differences and what explains them; see pytest."""
+        from onnxopt_cli import api
+
+        error = excinfo.value
+        if not isinstance(error, api.NotConformingError):
+            return super().repr_failure(excinfo, style)
+        known, began = self.parent, monotonic()
+        passed = [it for it in known.results if it.backend == self._backend and not it.failing]
+        seconds = min(_EXPLAIN_SECONDS, known.explain_seconds)
+        found = api.explain([*passed, error.result], known.cases, seconds=seconds)
+        known.explain_seconds -= monotonic() - began
+        return "\n".join([str(error), *(it.text for it in found if it.deviations)])
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """Return where the case stands; see pytest."""
+        location = self._case.location
+        return location.path, location.line, self.name

@@ -1,0 +1,137 @@
+"""onnxopt from Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+from places import PLUGINS, REPOSITORY
+
+from onnxopt_cli import api
+
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), re.DOTALL
+)
+WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
+HERE = api.Setting(isolation=api.Isolation.NONE)
+
+
+def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
+    script = tmp_path / "example.py"
+    script.write_text(EXAMPLES[0].replace("onnxruntime", WRONG))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert "conformance/adam/" in done.stdout
+    assert "X_new" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_examples_satisfy_a_strict_type_checker(tmp_path):
+    for place, text in enumerate(EXAMPLES):
+        (tmp_path / f"example{place}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", REPOSITORY / ".mypy_cache",
+         *tmp_path.iterdir()],
+        capture_output=True, text=True, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_results_come_in_the_order_of_the_cases_for_all_backends():
+    cases = api.load("spec")
+    results = list(api.run(cases, "numpy", "onnx-reference"))
+    assert [(it.case, it.backend) for it in results] == [
+        (case.id, backend) for case in cases for backend in ("numpy", "onnx-reference")
+    ]
+    assert all(it.conforms for it in results)
+
+
+def test_a_run_that_is_given_up_ends_its_backend(tmp_path):
+    (tmp_path / "plugin.py").write_text(
+        "import os, pathlib\n"
+        f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n"
+        "class Backend:\n    def run(self, model, inputs):\n        return []\n"
+    )
+    results = api.run(api.load("spec"), f"python:{tmp_path / 'plugin.py'}:Backend")
+    assert [it.outcome for it in islice(results, 1)] == [api.Outcome.FAIL]
+    results.close()
+    (process,) = (int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
+    (tmp_path / "plugin.py").write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(PLUGINS)!r})\n"
+        "from mistaken import InsideTheRoot\n"
+        f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n"
+        "class Backend(InsideTheRoot):\n    pass\n"
+    )
+    backend = f"python:{tmp_path / 'plugin.py'}:Backend"
+    failing = api.load("spec/adam/adam_multiple", "conformance/adam/T_2")
+    for case in failing:
+        with pytest.raises(AssertionError, match=r"_new.*\n.*4 times the rounding") as raised:
+            api.check(case, backend)
+        assert isinstance(raised.value, api.NotConformingError)
+        assert raised.value.result.case == case.id
+    assert len(failing) > 1
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+def test_a_check_knows_what_was_expected(tmp_path):
+    (case,) = api.load("spec/adam/adam_multiple")
+    expected = tmp_path / "expected.yaml"
+    expected.write_text(
+        f"onnxopt-expect: 1\nexpect:\n  - {{case: {case.id}, outcome: fail, reason: known}}\n"
+    )
+    result = api.check(case, WRONG, setting=HERE, expect=[expected])
+    assert (result.outcome, result.standing) == (api.Outcome.FAIL, api.Standing.EXPECTED)
+    with pytest.raises(api.NotConformingError):
+        api.check(case, "numpy", expect=[expected])
+
+
+def test_failures_are_explained():
+    cases = api.load("conformance", patterns=["conformance/adam/*"])
+    results = list(api.run(cases, WRONG, setting=HERE))
+    (explanation,) = api.explain(results, cases)
+    assert explanation.deviations == ("epsilon inside the square root",)
+
+
+def test_an_audit_grades_each_operator():
+    (grade,) = api.audit(api.load("pruning", operators=["AdmmGradient"])[:3])
+    assert grade.operator.name == "AdmmGradient"
+    assert grade.survivors
+    assert not grade.false_alarms
+
+
+def test_fuzzing_finds_a_failure_and_none_where_there_is_none():
+    found = next(api.fuzz(WRONG, operators=["Adam"], examples=50, setting=HERE))
+    assert found.result.outcome is api.Outcome.FAIL
+    assert list(api.fuzz("numpy", operators=["Adam"], examples=20)) == []
+
+
+def test_a_suite_is_generated_as_the_command_writes_it():
+    files = dict(api.generate("spec"))
+    for name, content in files.items():
+        assert (REPOSITORY / "cases" / name).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: api.load("nowhere"), "there is no path, suite or case"),
+        (lambda: api.load("spec", operators=["Adan"]), "Adan"),
+        (lambda: api.load("spec", patterns=["nothing"]), "none of"),
+        (lambda: list(api.run(api.load("spec"), "nothing")), "there is no backend"),
+        (lambda: list(api.fuzz("numpy", operators=["Adan"])), "Adan"),
+        (lambda: list(api.generate("nothing")), "there is no suite"),
+    ],
+)
+def test_what_is_misspelt_is_named(wrong, says):
+    with pytest.raises(api.OnnxoptError, match=says):
+        wrong()

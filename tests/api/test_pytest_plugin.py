@@ -1,0 +1,97 @@
+"""Cases as items of pytest."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+
+import pytest
+from places import PLUGINS, REPOSITORY
+
+pytest_plugins = "pytester"
+
+WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
+CASE = "spec/adam/adam_multiple"
+ADAM = ("--onnxopt", CASE, "-m", "onnxopt")
+
+
+@pytest.fixture(autouse=True)
+def own_test(pytester):
+    """A test of the user's own, beside the cases."""
+    pytester.makepyfile(
+        "import sys\ndef test_mine():\n    assert 'onnxopt_cli.api' not in sys.modules"
+    )
+
+
+def test_nothing_happens_unless_it_is_asked_for(pytester):
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_the_test_of_the_document_checks_each_case(pytester):
+    text = (REPOSITORY / "docs" / "python.md").read_text()
+    example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    assert example.count("\n") <= 10
+    pytester.makepyfile(test_mine=example.replace("onnxruntime", "numpy"))
+    pytester.runpytest("test_mine.py").assert_outcomes(passed=7)
+
+
+def test_each_case_is_a_test_that_options_of_pytest_choose_among(pytester):
+    result = pytester.runpytest("--onnxopt", "spec", "-m", "onnxopt", "-v")
+    result.assert_outcomes(passed=7, deselected=1)
+    result.stdout.fnmatch_lines(["onnxopt::spec/adam/adam PASSED*"])
+    pytester.runpytest("--onnxopt", "spec", "-k", "Adam").assert_outcomes(passed=2, deselected=6)
+
+
+def test_a_failure_shows_the_differences_and_the_cause(pytester):
+    case = "conformance/adam/two_tensors"
+    result = pytester.runpytest("--onnxopt", case, "--onnxopt-backend", WRONG, "-m", "onnxopt")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(
+        [
+            f"{case} on {WRONG}: *",
+            "X1_new*off*",
+            "*expected*actual*",
+            "*epsilon inside the square root*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.stdout.no_fnmatch_line("*raise NotConforming*")
+
+
+def test_several_backends_have_tests_of_their_own(pytester):
+    backends = ("--onnxopt-backend", "numpy", "--onnxopt-backend", WRONG)
+    result = pytester.runpytest(*ADAM, *backends)
+    result.assert_outcomes(passed=1, failed=1, deselected=1)
+
+
+def test_what_is_expected_to_fail_is_xfailed_and_may_not_pass(pytester):
+    pytester.maketxtfile(
+        expected="onnxopt-expect: 1\nexpect:\n"
+        "  - {case: spec/adam/adam_multiple, outcome: fail, reason: known since May}\n"
+    )
+    expect = ("--onnxopt-expect", "expected.txt", "-rx")
+    result = pytester.runpytest(*ADAM, *expect, "--onnxopt-backend", WRONG)
+    result.assert_outcomes(xfailed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*known since May*"])
+    pytester.runpytest(*ADAM, *expect).assert_outcomes(failed=1, deselected=1)
+
+
+def test_processes_of_xdist_share_the_cases(pytester):
+    pytest.importorskip("xdist")
+    result = pytester.runpytest_subprocess("--onnxopt", "spec", "-m", "onnxopt", "-n", "2")
+    result.assert_outcomes(passed=7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--onnxopt", "nowhere"], "*there is no path, suite or case*"),
+        (["--onnxopt", "spec", "--onnxopt-backend", "nobody"], "*there is no backend*"),
+        (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
+    ],
+)
+def test_what_is_misspelt_ends_the_session(pytester, arguments, says):
+    result = pytester.runpytest(*arguments, "-m", "onnxopt")
+    assert result.ret not in {0, 1}
+    text = [*result.outlines, *result.errlines]
+    assert fnmatch.filter(text, says), text
