@@ -268,6 +268,20 @@ class _Elements:
     def finite(self) -> Array:
         return np.isfinite(self.distance) & np.isfinite(self.size)
 
+    def only(self, number: int) -> _Elements:
+        """Return one of them alone."""
+        mine = slice(number, number + 1)
+        return _Elements(
+            places=self.places[mine],
+            expected=self.expected[mine],
+            actual=self.actual[mine],
+            distance=self.distance[mine],
+            size=self.size[mine],
+            steps=None if self.steps is None else self.steps[mine],
+            limit=self.limit[mine],
+            weak=self.weak,
+        )
+
 
 def _differing(expected: Array, actual: Array) -> Array:
     """Return the places of two flat arrays that are not equal to the bit, and some that are."""
@@ -298,24 +312,23 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class _Worst:
-    """An element that is wrong, of judged ones."""
+    """An element that is wrong."""
 
     judged: _Elements
-    number: int
     rank: tuple[float, float, int]
     limited: bool
 
     def element(self, shape: tuple[int, ...]) -> Element:
-        judged, number = self.judged, self.number
-        steps = judged.steps if judged.finite[number] else None
+        it = self.judged
+        steps = it.steps if it.finite[0] else None
         return Element(
-            index=tuple(int(part) for part in np.unravel_index(judged.places[number], shape)),
-            expected=_plain(judged.expected[number : number + 1]),
-            actual=_plain(judged.actual[number : number + 1]),
-            absolute=float(judged.distance[number]),
-            relative=float(judged.relative[number]),
-            ulp=None if steps is None else int(steps[number]),
-            limit=float(judged.limit[number]) if self.limited else None,
+            index=tuple(int(part) for part in np.unravel_index(it.places[0], shape)),
+            expected=_plain(it.expected),
+            actual=_plain(it.actual),
+            absolute=float(it.distance[0]),
+            relative=float(it.relative[0]),
+            ulp=None if steps is None else int(steps[0]),
+            limit=float(it.limit[0]) if self.limited else None,
             wrong=True,
         )
 
@@ -372,7 +385,7 @@ class _Statistics:
         limited = isinstance(self.tolerance, Relative | Budget)
         for number in wrong[order].tolist():
             rank = -float(share[number]), -float(distance[number]), int(places[number])
-            self.worst.append(_Worst(judged, number, rank, limited))
+            self.worst.append(_Worst(judged.only(number), rank, limited))
         self.worst = sorted(self.worst, key=attrgetter("rank"))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,22 @@ def json_report(record: RunRecord) -> str:
         "summary": dict(sorted(outcomes.items())),
         "exit_code": record.exit_code,
     }
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    return _lines(document)
+
+
+def _lines(document: Mapping[str, object]) -> str:
+    """Return a document as JSON, each item of its lists on a line: indenting takes minutes."""
+    fields = []
+    for key, value in document.items():
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(map(_plain, value)) + "\n ]"
+        else:
+            text = _plain(value)
+        fields.append(f" {_plain(key)}: {text}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+_plain = partial(json.dumps, allow_nan=False)
 
 
 # How the lines of a log begin, and no report.
