@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 #: The group of entry points by which an installed package offers a backend under a name.
 ENTRY_POINTS = "onnxopt.backends"
 
+# The option env.NAME sets an environment variable before the backend is imported.
+_VARIABLE = "env."
 _BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
 # ONNX Runtime's package has several builds, each under a name of its own.
 _ONNXRUNTIME_BUILDS = (
@@ -67,6 +70,13 @@ def resolve_backend(text: str) -> Backend:
     if specification.name == "numpy":
         specification.require_known(())
         return NumpyBackend()
+    rest = {}
+    for name, value in specification.options.items():
+        if name.startswith(_VARIABLE):
+            os.environ[name.removeprefix(_VARIABLE)] = value
+        else:
+            rest[name] = value
+    specification = replace(specification, options=rest)
     with starting(text):
         return with_patterns(_backend(specification), specification.options.get("unsupported"))
 

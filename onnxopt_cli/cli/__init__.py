@@ -36,6 +36,7 @@ _COMMANDS = {
     "lower": "Replace training operators by primitive ones.",
     "backends": "List the backends that can be tested.",
     "report": "Make reports of saved runs, join their logs, compare them.",
+    "config": "Show what the configuration file says, and where.",
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
@@ -44,7 +45,7 @@ _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 # What they do is the same whatever operators there are.
-_WITHOUT_OPERATORS = frozenset({"report", "schema"})
+_WITHOUT_OPERATORS = frozenset({"config", "report", "schema"})
 
 
 class _Commands(click.Group):

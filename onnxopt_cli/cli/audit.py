@@ -12,6 +12,7 @@ from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
     jobs_option,
     operator_option,
+    profile_option,
     targets_argument,
     tolerance_option,
 )
@@ -29,6 +30,7 @@ from onnxopt_cli.cli.shared_options import (
     help="Let wrong implementations of this name survive.",
 )
 @jobs_option
+@profile_option
 @click.option(
     "--json",
     "json_path",

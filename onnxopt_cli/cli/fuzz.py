@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cli.completion import complete_backend, complete_our_operator
+from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
+    backend_option,
     explain_options,
     lower_option,
     operator_option,
+    profile_option,
     setting,
     worker_options,
 )
@@ -29,14 +31,7 @@ _EXPLAIN_TIME = 60.0
 
 
 @click.command("fuzz", context_settings={"default_map": {"timeout": _TIMEOUT}})
-@click.option(
-    "-b",
-    "--backend",
-    required=True,
-    metavar="BACKEND",
-    shell_complete=complete_backend,
-    help="What to test.",
-)
+@backend_option(required=True, help="What to test.")
 @operator_option(complete_our_operator)
 @click.option(
     "--exclude-operator",
@@ -77,6 +72,7 @@ _EXPLAIN_TIME = 60.0
 )
 @explain_options(f"{_EXPLAIN_TIME:g} for each failure")
 @lower_option
+@profile_option
 @worker_options
 def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: Any) -> int:
     """Look for examples on which a backend fails.

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import click
 
-from onnxopt_cli.cli.shared_options import case_options, name_unmatched, targets_argument
+from onnxopt_cli.cli.shared_options import (
+    case_options,
+    name_unmatched,
+    profile_option,
+    targets_argument,
+)
 
 
 @click.command("list")
 @targets_argument
 @case_options
+@profile_option
 def command(
     targets: tuple[str, ...],
     patterns: tuple[str, ...],

@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
-from onnxopt_cli.cli.completion import complete_backend, complete_report
+from onnxopt_cli.cli.completion import complete_report
 from onnxopt_cli.cli.shared_options import (
+    backend_option,
     case_options,
     explain_options,
     jobs_option,
     lower_option,
+    profile_option,
     session_options,
     targets_argument,
     tolerance_option,
@@ -41,14 +43,10 @@ class _Limit(click.ParamType[float]):
 
 @click.command("run")
 @targets_argument
-@click.option(
-    "-b",
-    "--backend",
+@backend_option(
     "backends",
     multiple=True,
     default=("numpy",),
-    metavar="BACKEND",
-    shell_complete=complete_backend,
     help="What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
     "May be given several times.",
 )
@@ -85,6 +83,7 @@ class _Limit(click.ParamType[float]):
     metavar="DIR",
     help="Write each failing case as an ONNX test directory, with what the backend returned.",
 )
+@profile_option
 @explain_options("a fifth of the run's time, 10 at least")
 @click.option("-v", "--verbose", is_flag=True, help="Show every output, and all of each failure.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only which cases fail, and the summary.")

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from onnxopt_cli.cli.completion import complete_operator, complete_path, complete_target
+from onnxopt_cli.cli.completion import (
+    complete_backend,
+    complete_operator,
+    complete_path,
+    complete_target,
+)
 
 if TYPE_CHECKING:
     from onnxopt_cli.core.case import Case
@@ -276,6 +281,46 @@ def with_operators_option(command: click.Command) -> click.Command:
             )
         )
     return command
+
+
+def _apply(context: click.Context, _parameter: click.Parameter, profile: str) -> None:
+    if context.resilient_parsing:
+        # A word is being completed.
+        return
+    from onnxopt_cli.cli.config import apply_configuration
+
+    apply_configuration(context, profile)
+
+
+def _expand(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    from onnxopt_cli.cli.config import expand_backends
+
+    return expand_backends(context, parameter, value)
+
+
+profile_option = click.option(
+    "--profile",
+    default="",
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_apply,
+    help="Use a profile of onnxopt.toml.",
+)
+
+
+def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
+    """Return the option for what is tested; a name may be one of the configuration file."""
+    return click.option(
+        "-b",
+        "--backend",
+        *names,
+        metavar="BACKEND",
+        shell_complete=complete_backend,
+        callback=_expand,
+        help=help,
+        **others,
+    )
 
 
 def _use(_context: click.Context, _parameter: click.Parameter, files: Sequence[Path]) -> None:

@@ -1,0 +1,125 @@
+"""The configuration file."""
+
+from __future__ import annotations
+
+import pytest
+from places import PLUGINS
+
+FILE = f"""\
+timeout = 30
+targets = ["spec"]
+
+[backends.mine]
+backend = "python:{PLUGINS}/mistaken.py:Right"
+
+[backends.near]
+backend = "python:near.py:Backend"
+environment = {{SAYS = "hello"}}
+unsupported = "hello, there"
+
+[profiles.ci]
+backend = ["mine", "numpy"]
+operator = ["Adam"]
+report = ["json=out.json"]
+"""
+NEAR = """\
+import os
+
+class Backend:
+    def run(self, model, inputs):
+        raise ValueError(os.environ["SAYS"] + ", there")
+"""
+
+
+@pytest.fixture
+def place(workplace):
+    (workplace / "onnxopt.toml").write_text(FILE)
+    (workplace / "near.py").write_text(NEAR)
+    return workplace
+
+
+def test_a_file_says_what_the_command_line_does_not(place, onnxopt):
+    assert "numpy conforms: 7 pass" in onnxopt("run", "-q").out
+    assert "numpy conforms: 1 pass" in onnxopt("run", "-q", "spec/adam/adam").out
+    assert onnxopt("list", "-k", "adam/").out.count("spec/") == 2
+
+
+def test_backends_have_names_and_profiles_options(place, onnxopt):
+    answer = onnxopt("run", "-q", "--profile", "ci")
+    assert answer.code == 0
+    assert "mistaken.py:Right conforms: 2 pass" in answer.out
+    assert "numpy conforms: 2 pass" in answer.out
+    assert (place / "out.json").exists()
+    answer = onnxopt("run", "-q", "--profile", "ci", "-b", "numpy", "--operator", "Momentum")
+    assert "numpy conforms: 3 pass" in answer.out
+    assert "mistaken" not in answer.out
+
+
+def test_an_environment_is_set_before_the_backend_is_imported(place, onnxopt):
+    assert "7 unsupported" in onnxopt("run", "-q", "-b", "near").out
+
+
+def test_a_folder_below_sees_the_file_and_its_paths(place, onnxopt, monkeypatch):
+    below = place / "a" / "b"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    answer = onnxopt("run", "-q", "-b", "near", "--report", "json=here.json")
+    assert "../../near.py" in answer.out
+    assert "7 unsupported" in answer.out
+    assert (below / "here.json").exists()
+    assert onnxopt("run", "-q", "--profile", "ci").code == 0
+    assert (place / "out.json").exists()
+    (place / "a" / ".git").mkdir()
+    assert "there is no backend" in onnxopt("run", "-q", "spec", "-b", "near").err
+
+
+def test_the_project_file_serves_too_and_a_variable_names_another(place, onnxopt, monkeypatch):
+    (place / "onnxopt.toml").rename(place / "other.toml")
+    (place / "pyproject.toml").write_text("[tool.ruff]\n[tool.onnxopt]\ntargets = ['pruning']\n")
+    assert "Adam" not in onnxopt("list").out
+    monkeypatch.setenv("ONNXOPT_CONFIG", str(place / "other.toml"))
+    assert onnxopt("list").out.count("spec/") == 7
+    monkeypatch.setenv("ONNXOPT_CONFIG", "")
+    assert len(onnxopt("list").out.splitlines()) > 100
+
+
+def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
+    out = onnxopt("config", "--profile", "ci").out
+    lines = {line.split()[0]: line for line in out.splitlines()[2:] if line.strip()}
+    assert lines["timeout"].rstrip().endswith("onnxopt.toml:1")
+    assert "30" in lines["timeout"]
+    assert lines["operator"].rstrip().endswith("onnxopt.toml:14")
+    assert "other profiles: ci" in onnxopt("config").out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("timeot = 3", "onnxopt.toml:1: there is no timeot; did you mean timeout?"),
+        ("timeout = -3", "onnxopt.toml:1: -3.0 is not in the range"),
+        ("timeout = ", "onnxopt.toml: Invalid value"),
+        ("x = [" * 2000, "onnxopt.toml: "),
+        ("[backends]\nmine = 1", "onnxopt.toml:2: backends.mine is no table"),
+        ("[backends.mine]\npython = '1'", "onnxopt.toml:1: backends.mine names no backend"),
+        ("[backends.mine]\nbackend = 'a'\ndevice = 'b'", ":3: there is no backends.mine.device"),
+        ("[backends.mine]\nbackend = 'a'\noptions = {a = 'b,c'}", "which is no option"),
+        ("[profiles.ci]\nrerum = 1", "onnxopt.toml:2: there is no profiles.ci.rerum; did you mean"),
+        ("rerun = [1, 2]", "7 pass"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(workplace, onnxopt, text, says):
+    (workplace / "onnxopt.toml").write_text(text)
+    answer = onnxopt("run", "spec", "-q")
+    assert says in " ".join(answer.text.split())
+    assert answer.code == (0 if "pass" in says else 2)
+
+
+def test_a_profile_that_is_not_there_is_named(place, onnxopt):
+    assert "did you mean ci?" in onnxopt("run", "--profile", "cii").err
+    (place / "onnxopt.toml").unlink()
+    assert "no configuration file is here" in onnxopt("run", "--profile", "ci").err
+
+
+def test_help_needs_no_right_file(workplace, onnxopt):
+    (workplace / "onnxopt.toml").write_text("wrong")
+    assert onnxopt("run", "--help").code == 0
