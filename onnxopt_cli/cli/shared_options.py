@@ -283,19 +283,46 @@ def with_operators_option(command: click.Command) -> click.Command:
     return command
 
 
+# Names the configuration file to use, whatever folder this is; empty for none. Also the key of what
+# was read among what a command's context holds.
+_CONFIGURATION = "ONNXOPT_CONFIG"
+
+
+def configuration_file() -> Path | None:
+    """Return the configuration file that holds here; None if there is none."""
+    if _CONFIGURATION in os.environ:
+        named = os.environ[_CONFIGURATION]
+        return Path(named) if named else None
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        own, shared = folder / "onnxopt.toml", folder / "pyproject.toml"
+        if own.is_file():
+            return own
+        if shared.is_file() and b"tool.onnxopt" in shared.read_bytes():
+            return shared
+        if (folder / ".git").exists():
+            break
+    return None
+
+
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str) -> None:
-    if context.resilient_parsing:
-        # A word is being completed.
-        return
-    from onnxopt_cli.cli.config import apply_configuration
+    # Not where a word is being completed.
+    path = None if context.resilient_parsing else configuration_file()
+    if path is not None or profile:
+        from onnxopt_cli.cli.configuration import apply_configuration
 
-    apply_configuration(context, profile)
+        context.meta[_CONFIGURATION] = apply_configuration(context, path, profile)
 
 
-def _expand(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    from onnxopt_cli.cli.config import expand_backends
-
-    return expand_backends(context, parameter, value)
+def _expand(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """Put the specification of a backend in place of its name in the configuration file."""
+    found = context.meta.get(_CONFIGURATION)
+    if found is None:
+        return value
+    texts = [value] if isinstance(value, str) else value
+    parts = [text.partition(",") for text in texts]
+    whole = [found.backends.get(name, name) + comma + rest for name, comma, rest in parts]
+    return whole[0] if isinstance(value, str) else tuple(whole)
 
 
 profile_option = click.option(
