@@ -27,6 +27,47 @@ class Collection:
     problems: tuple[Problem, ...]
 
 
+def suite_versions(cases: Sequence[Case]) -> dict[str, str]:
+    """Return the version of each suite that states one.
+
+    Raises:
+        UsageError: if two cases of a suite state different ones.
+    """
+    first: dict[str, Case] = {}
+    for case in cases:
+        if case.suite_version:
+            other = first.setdefault(case.suite, case)
+            if other.suite_version != case.suite_version:
+                raise UsageError(
+                    f"two versions of the suite {printable(case.suite)}: {other.suite_version} in "
+                    f"{other.location} and {case.suite_version} in {case.location}",
+                    hint="run them one after the other",
+                )
+    return {suite: case.suite_version for suite, case in first.items()}
+
+
+def require_version(pin: str, suites: Mapping[str, str], where: str = "") -> None:
+    """Refuse a suite of another version than the one that was asked for.
+
+    Args:
+        pin: suite and version, as in ``conformance@2``.
+        suites: the versions that there are; others than the suite's are not looked at.
+        where: the file and line that asks.
+
+    Raises:
+        UsageError: says what to do.
+    """
+    suite, _, wanted = pin.partition("@")
+    found = suites.get(suite, wanted)
+    if found != wanted:
+        package = "onnx" if suite.startswith("onnx-") else "onnxopt"
+        raise UsageError(
+            printable(f"{where}{': ' * bool(where)}{pin} is asked for, here is {suite}@{found}"),
+            hint=f"install the {package} that has it; or see what is new in {suite}@{found}, "
+            "and ask for that",
+        )
+
+
 def collect(targets: Sequence[str]) -> Collection:
     """Find the cases that the targets name.
 
@@ -113,14 +154,18 @@ def _find(target: str) -> tuple[list[Case], list[Problem]]:
 def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
     from onnxopt_cli.cases.suites.suites import NAMES, named_suite
 
-    suite, _, rest = target.partition("/")
+    name, _, rest = target.partition("/")
+    suite, at, pinned = name.partition("@")
     if suite not in NAMES:
         hint = nearest(target, NAMES, f"the suites are {', '.join(NAMES)}")
         raise UsageError(f"there is no path, suite or case {printable(target)}", hint=hint)
     found, problems = named_suite(suite)
+    if at:
+        require_version(f"{suite}@{pinned}", suite_versions(found))
     if not rest:
         return found, problems
-    chosen = [case for case in found if f"{case.id}/".startswith(f"{target.rstrip('/')}/")]
+    wanted = f"{suite}/{rest}".rstrip("/")
+    chosen = [case for case in found if f"{case.id}/".startswith(f"{wanted}/")]
     if not chosen:
         raise UsageError(f"the suite {suite} has no case {printable(target)}")
     return chosen, []

@@ -78,6 +78,12 @@ def _backends() -> list[str]:
     return [*(backend.name for backend in known_backends()), "python:", "exec:"]
 
 
+def _capabilities() -> Iterable[str]:
+    from onnxopt_cli.readings.capabilities import CAPABILITIES
+
+    return CAPABILITIES
+
+
 def _reports() -> list[str]:
     from onnxopt_cli.report.files import FORMATS
 
@@ -85,10 +91,12 @@ def _reports() -> list[str]:
 
 
 #: Suites that can be written as files; operators with a formula, and with a schema; backends that
-#: have a name, and how the others begin; formats of reports; paths, which the shell completes.
+#: have a name, and how the others begin; what cases can need; formats of reports; paths, which the
+#: shell completes.
 complete_suite = _offering(_suites)
 complete_our_operator = _offering(_our_operators)
 complete_operator = _offering(_operators)
 complete_backend = _offering(_backends)
+complete_capability = _offering(_capabilities)
 complete_report = _offering(_reports)
 complete_path = _offering(tuple, or_paths=True)

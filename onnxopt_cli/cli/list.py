@@ -21,6 +21,7 @@ def command(
     patterns: tuple[str, ...],
     operators: tuple[str, ...],
     tags: tuple[str, ...],
+    without: tuple[str, ...],
 ) -> int:
     """List cases: id, operator and what each asks.
 
@@ -36,10 +37,11 @@ def command(
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.report.listing import case_table
-    from onnxopt_cli.run.select import Selection
+    from onnxopt_cli.run.select import Selection, leave_out
 
     collection = collect(targets)
     chosen = Selection(patterns, operators, tags).choose(collection.cases)
+    chosen, _ = leave_out(chosen, dict.fromkeys(without, ""))
     name_unmatched(patterns, collection.cases)
     for problem in collection.problems:
         stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))

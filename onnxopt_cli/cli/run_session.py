@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.text import Text
 
-from onnxopt_cli.cases.collect import collect
+from onnxopt_cli.cases.collect import collect, suite_versions
 from onnxopt_cli.cli.console import stderr, stdout, warn_of_weak_isolation
 from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, name_unmatched, setting
-from onnxopt_cli.core.record import Explanation, RunRecord
+from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
+from onnxopt_cli.errors import NothingSelected, OnnxoptError, Problem, UsageError
 from onnxopt_cli.expectations.expectations import Expectations
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.log.header import Shard
@@ -27,10 +27,11 @@ from onnxopt_cli.report import terminal
 from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
 from onnxopt_cli.run.asking import Asker
+from onnxopt_cli.report.verdict import scope
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.run.runner import Plan
-from onnxopt_cli.run.select import Selection
+from onnxopt_cli.run.select import Selection, leave_out
 from onnxopt_cli.run.session import Session, Terms
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 class Display:
     """Prints the run to standard output; a progress bar too where that is a terminal."""
 
-    def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Plan, options: Mapping[str, Any], expectations: Expectations) -> None:
         self._plan = plan
+        self._expectations = expectations
         self._options = options
         self._verbose: bool = options["verbose"]
         self._quiet: bool = options["quiet"]
@@ -116,7 +118,7 @@ class Display:
         elif not all(it.outcome is Outcome.PASS and it.conforms for it in results):
             self._failures(results)
             self._reasons(results)
-        tables = [terminal.summary_table(results)]
+        tables = [terminal.summary_table(results), terminal.capability_table(results)]
         if self._verbose:
             from onnxopt_cli.report.accuracy import accuracy_table
 
@@ -125,17 +127,26 @@ class Display:
             self._console.print()
             self._console.print(table)
         self._console.print()
+        said = scope(record)
         # The other problems were shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
         for line in (
             *terminal.verdict(record, seconds, explaining),
+            *([Text(said, "dim")] if said else []),
             *terminal.explanation_lines(record.explanations),
+            *(Text(f"{it.where}: {it.what}", "yellow") for it in self._near_misses(results)),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
             self.print(line)
         if record.problems:
             count = len(record.problems)
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
+
+    def _near_misses(self, results: Sequence[Result]) -> Iterator[Problem]:
+        """Yield entries of expectation files that a misspelt backend may keep from being used."""
+        if not all(result.conforms for result in results):
+            backends = [BackendIdentity(it.name, it.version) for it in self._plan.backends]
+            yield from self._expectations.near_misses(backends)
 
     def _failures(self, results: Sequence[Result]) -> None:
         """Print a panel for each failure; without -v for as many as a reader takes in."""
@@ -197,8 +208,13 @@ def execute(options: Mapping[str, Any]) -> int:
         with open_executors(options["backends"], how, interruption, asker) as backends:
             with interruption.at_once():
                 collection = collect(options["targets"])
+            suites = suite_versions(collection.cases)
+            update = options["update_expect"]
+            expectations.require_suites(suites, Path(update) if update else None)
             selection = Selection(options["patterns"], options["operators"], options["tags"])
-            selected = selection.choose(collection.cases)
+            without = dict.fromkeys(options["without"], "") | expectations.without
+            selected, left_out = leave_out(selection.choose(collection.cases), without)
+            options = {**options, "without": left_out}
             plan = Plan(
                 cases=shard.choose(selected) if shard else selected,
                 backends=backends,
@@ -226,6 +242,7 @@ def execute(options: Mapping[str, Any]) -> int:
                 setting=how,
                 shard=shard,
                 reruns=options["rerun"] or 0,
+                suites=suites,
                 witness=witness,
             )
             session = Session(plan, terms, Path(log) if log else None)
@@ -233,7 +250,7 @@ def execute(options: Mapping[str, Any]) -> int:
                 session.resume()
             elif log:
                 session.begin()
-            with Display(session.plan, options) as display:
+            with Display(session.plan, options, expectations) as display:
                 for row in session.rows():
                     display.show(row)
                 for result in session.rerun() if terms.reruns else ():

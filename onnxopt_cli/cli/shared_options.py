@@ -12,6 +12,7 @@ import click
 
 from onnxopt_cli.cli.completion import (
     complete_backend,
+    complete_capability,
     complete_operator,
     complete_path,
     complete_target,
@@ -108,6 +109,13 @@ case_options = _together(
     ),
     operator_option(complete_operator, "Only cases whose model contains this operator."),
     many("--tag", "tags", metavar="TAG", help="Only cases with this tag."),
+    click.option(
+        "--without",
+        multiple=True,
+        metavar="CAPABILITY",
+        shell_complete=complete_capability,
+        help="Leave out cases that need this: double, many-tensors, ... Again for more.",
+    ),
 )
 tolerance_option = click.option(
     "--tolerance",

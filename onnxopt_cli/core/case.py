@@ -167,6 +167,7 @@ class Case:
         about: what the case asks, one sentence.
         source: where the numbers come from.
         tags: words to select by.
+        suite_version: of the suite, as in ``conformance@2``; empty if it states none.
         files: finds the files that the case is read from, by path: those that finding it has read
             with their signatures, and others that reading it will open, with an empty one.
     """
@@ -178,6 +179,7 @@ class Case:
     about: str = ""
     source: str = ""
     tags: tuple[str, ...] = ()
+    suite_version: str = ""
     files: Callable[[], Mapping[str, Signature | tuple[()]]] = dict
 
     @property

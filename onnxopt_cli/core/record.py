@@ -91,12 +91,16 @@ def _plural(kind: str) -> str:
     return "trajectories" if kind == "trajectory" else kind
 
 
+#: How the name of a suite begins among the versions of a run.
+SUITE = "suite "
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run, finished or not.
 
     Attributes:
-        versions: of onnxopt, Python, the packages that matter, and the machine.
+        versions: of onnxopt, Python, the packages that matter, the suites, and the machine.
         backends: what was under test.
         options: the command's options by their long names, targets included.
         results: in the order in which they came.

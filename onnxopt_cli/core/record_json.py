@@ -89,6 +89,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "path": str(result.location.path),
         "line": result.location.line,
         "operators": list(result.operators),
+        "capabilities": list(result.capabilities),
         "backend": result.backend,
         "outcome": result.outcome.value,
         "lowered": result.lowered,
@@ -127,6 +128,7 @@ def result_from_json(data: Any) -> Result:
             flaky=str(data["flaky"]),
             standing=None if data["standing"] is None else Standing(data["standing"]),
             expectation=str(data["expectation"]),
+            capabilities=tuple(map(str, data.get("capabilities", ()))),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a result: {error}") from error

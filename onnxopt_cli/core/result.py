@@ -78,6 +78,7 @@ class Result:
             passed``, ``fails only after CASE``; empty if nothing says so.
         standing: the outcome beside what was expected; None if nobody said what to expect.
         expectation: what the entry that speaks of the case says, and where it stands.
+        capabilities: what the case needs beyond one node with float32 tensors.
     """
 
     case: str
@@ -95,6 +96,7 @@ class Result:
     flaky: str = ""
     standing: Standing | None = None
     expectation: str = ""
+    capabilities: tuple[str, ...] = ()
 
     @property
     def failing(self) -> bool:

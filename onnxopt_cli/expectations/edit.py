@@ -16,6 +16,8 @@ from onnxopt_cli.expectations.file import Layer
 _PLAIN = re.compile(r"[A-Za-z_][\w./+-]*", re.ASCII)
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
+# A field of the file itself.
+_TOP = re.compile(r"[A-Za-z-]+\s*:")
 
 
 class FlowStyle(Exception):
@@ -95,6 +97,17 @@ class Edit:
             for number, (name, value) in enumerate(entry.items())
         ]
         self._changes.append((place, place, head + block))
+
+    def pin(self, suites: Sequence[str]) -> None:
+        """Let the file say which versions of suites it was written for."""
+        line = f"suites: [{', '.join(map(json.dumps, suites))}]"
+        keys = [number for number, it in enumerate(self._lines) if _TOP.match(it)]
+        start = next((it for it in keys if self._lines[it].startswith("suites")), len(self._lines))
+        end = next((it for it in keys if it > start), len(self._lines))
+        if start == end:
+            # After the version of the format.
+            start = end = (keys[0] if keys else -1) + 1
+        self._changes.append((start, end, [line]))
 
     def text(self) -> str:
         """Return the changed text."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from pathlib import Path
 
+from onnxopt_cli.cases.collect import require_version
 from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result, Standing
@@ -61,6 +63,39 @@ class Expectations:
         for layer in self.layers:
             digest.update(blake2b(layer.text.encode("utf-8", "surrogatepass")).digest())
         return digest.hexdigest()
+
+    def require_suites(self, suites: Mapping[str, str], beside: Path | None = None) -> None:
+        """See that the files were written for these versions of suites.
+
+        Args:
+            suites: the versions of those that run.
+            beside: a file that need not, as it is going to be updated.
+
+        Raises:
+            UsageError: naming the first that were not, and what to do.
+        """
+        for layer in self.layers:
+            for pin in layer.suites if layer.path != beside else ():
+                require_version(pin.text, suites, f"{layer.path}:{pin.line}")
+
+    @property
+    def without(self) -> dict[str, str]:
+        """What the backends are not asked for, and why."""
+        return {name: why for layer in self.layers for name, why in layer.without.items()}
+
+    def near_misses(self, backends: Sequence[BackendIdentity]) -> Iterator[Problem]:
+        """Yield entries that are for none of the backends, but for one that is called nearly so."""
+        seen: set[tuple[Path, str]] = set()
+        for layer in self.layers:
+            for entry in layer.entries:
+                if (layer.path, entry.backend) in seen or any(map(entry.names, backends)):
+                    continue
+                seen.add((layer.path, entry.backend))
+                for backend in backends:
+                    pattern = _like(entry.backend, backend.name)
+                    if pattern:
+                        what = f"{entry.backend} is not {backend.name}; write {pattern}"
+                        yield Problem(entry.where, printable(what))
 
     def review(self, result: Result, backend: BackendIdentity) -> Result:
         """Return the result with its standing, and with the entry that speaks of it.
@@ -133,6 +168,25 @@ class Expectations:
                     found += _unmatched(layer.path, entry.patterns, cases)
             found += _unmatched(layer.path, layer.must_pass, cases)
         return tuple(found)
+
+
+def _like(wanted: str, name: str) -> str:
+    """Return what to write for a backend instead of a name that is nearly its own; empty if none.
+
+    Where both are of one kind and end alike, as ``exec:./adapter`` and ``exec:/opt/x/adapter`` do,
+    a glob for both.
+    """
+    kind, colon, place = name.partition(":")
+    same_kind, _, other = wanted.partition(":")
+    last, its_last = (_SEPARATORS.split(it)[-1] for it in (place, other))
+    if colon and kind == same_kind and last and last == its_last.lstrip("*"):
+        return f"{kind}:*{last}"
+    if get_close_matches(name.lower(), [wanted.lower()], cutoff=0.9):
+        return name
+    return ""
+
+
+_SEPARATORS = re.compile(r"[/\\]")
 
 
 def _repeated(layer: Layer) -> Iterator[Problem]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -131,6 +131,8 @@ class Layer:
         text: its content.
         entries: in the order of the file.
         must_pass: cases of which nothing else is allowed.
+        suites: the versions that it was written for, as in ``conformance@2``.
+        without: what backends are not asked for, and why.
         errors: everything that is wrong; what is wrong is not among the entries.
     """
 
@@ -139,6 +141,8 @@ class Layer:
     entries: tuple[Entry, ...]
     must_pass: tuple[Pattern, ...]
     errors: tuple[Problem, ...] = ()
+    suites: tuple[Pattern, ...] = ()
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_layer(text: str, path: Path) -> Layer:
@@ -146,6 +150,8 @@ def parse_layer(text: str, path: Path) -> Layer:
     root, errors = read_document(text, "onnxopt_cli.expectations", "onnxopt-expect")
     entries: list[Entry] = []
     must_pass: tuple[Pattern, ...] = ()
+    suites: tuple[Pattern, ...] = ()
+    without: dict[str, str] = {}
     if root and not errors:
         nodes = root.field("expect")
         for node in (nodes.items if nodes else None) or ():
@@ -154,8 +160,13 @@ def parse_layer(text: str, path: Path) -> Layer:
             except FormatError as error:
                 errors.append(error)
         must_pass = _patterns(root.field("must-pass"))
+        suites = _patterns(root.field("suites"))
+        left_out = root.field("without")
+        for name in (left_out.fields if left_out else None) or ():
+            without[name] = _text(left_out, name) if left_out else ""
     problems = [problem_of(path, error) for error in sorted(errors, key=lambda error: error.line)]
-    return Layer(path, text, tuple(entries), must_pass, tuple(dict.fromkeys(problems)))
+    wrong = tuple(dict.fromkeys(problems))
+    return Layer(path, text, tuple(entries), must_pass, wrong, suites, without)
 
 
 def _entry(node: Node, path: Path) -> Entry:
@@ -191,8 +202,8 @@ def _items(node: Node | None) -> Iterator[Node]:
 
 
 def _text(node: Node, name: str) -> str:
-    field = node.field(name)
-    return "" if field is None else " ".join(str(field.scalar).split())
+    found = node.field(name)
+    return "" if found is None else " ".join(str(found.scalar).split())
 
 
 def _version(node: Node | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.files import locked, write_atomically
-from onnxopt_cli.core.record import BackendIdentity, RunRecord
+from onnxopt_cli.core.record import SUITE, BackendIdentity, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
@@ -53,6 +53,7 @@ def update_expectations(
     try:
         update.tidy()
         update.adjust()
+        update.pin()
     except FlowStyle:
         raise UsageError(
             f"cannot update {name}: its entries must stand on lines of their own",
@@ -70,7 +71,8 @@ def update_expectations(
             )
         write_atomically(path, update.own.text.encode())
     counts = (update.added, "added"), (update.changed, "changed"), (update.removed, "removed")
-    return f"{name} written: " + ", ".join(f"{count} {what}" for count, what in counts if count)
+    done = ", ".join(f"{count} {what}" for count, what in counts if count)
+    return f"{name} written: {done or 'the versions of the suites'}"
 
 
 @dataclass(slots=True)
@@ -141,6 +143,20 @@ class _Update:
             )
             self.added += len(missing)
         self._apply(edit)
+
+    def pin(self) -> None:
+        """Say which versions of suites the file is now written for."""
+        pins = dict(it.text.split("@", 1) for it in self.own.suites)
+        now = pins | {
+            name.removeprefix(SUITE): version
+            for name, version in self.record.versions.items()
+            if name.startswith(SUITE)
+        }
+        if now != pins:
+            edit = Edit(self.own)
+            edit.pin([f"{suite}@{version}" for suite, version in sorted(now.items())])
+            self.changed += bool(pins)
+            self._apply(edit)
 
     def _apply(self, edit: Edit) -> None:
         if edit.count:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,7 @@ import onnx
 
 from onnxopt_cli import __version__
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.record import BackendIdentity, require_once
+from onnxopt_cli.core.record import SUITE, BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.processes import weakness
@@ -202,14 +203,16 @@ class Header:
             found += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             found.append("the content of the expectation files")
-        mine, theirs = self.versions["onnxopt"], other.versions["onnxopt"]
-        if mine != theirs:
-            found.append(f"onnxopt ({mine}, now {theirs})")
+        for what in sorted(self.versions.keys() | other.versions.keys()):
+            if what == "onnxopt" or what.startswith(SUITE):
+                found += _change(what, self.versions.get(what), other.versions.get(what))
         for name in sorted((self.options.keys() | other.options.keys()) - _OTHER):
-            before, now = self.options.get(name), other.options.get(name)
-            if before != now:
-                found.append(f"the option {name} ({before}, now {now})")
+            found += _change(f"the option {name}", self.options.get(name), other.options.get(name))
         return [printable(text) for text in found]
+
+
+def _change(what: str, before: object, now: object) -> list[str]:
+    return [] if before == now else [f"{what} ({before}, now {now})"]
 
 
 def require_moment(text: str) -> None:
@@ -234,10 +237,11 @@ def _backends(header: Header) -> str:
     return ", ".join(f"{it.name} [{it.version}]" for it in header.backends)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of onnxopt, Python, the packages that matter, and the machine.
+def versions(suites: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Return the versions of onnxopt, Python, the packages that matter, the suites, the machine.
 
-    Where worker processes are less isolated than elsewhere, ``isolation`` says so.
+    A suite's stands under :data:`~onnxopt_cli.core.record.SUITE` and its name. Where worker
+    processes are less isolated than elsewhere, ``isolation`` says so.
     """
     found = {
         "onnxopt": __version__,
@@ -248,4 +252,5 @@ def versions() -> dict[str, str]:
         "ml_dtypes": ml_dtypes.__version__,
     }
     weak = weakness()
+    found |= {f"{SUITE}{name}": version for name, version in suites.items()}
     return {**found, "isolation": weak} if weak else found

@@ -12,7 +12,7 @@ from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, repeat_command
-from onnxopt_cli.report.verdict import by_kind, failures
+from onnxopt_cli.report.verdict import by_kind, failures, scope
 
 #: GitHub shows so many of a step, and drops the others without a word.
 _MOST = 10
@@ -28,7 +28,8 @@ def github_report(record: RunRecord) -> str:
     told: list[Problem | Result] = [*record.problems, *record.findings]
     told += by_kind(failures(record))
     shown = told if len(told) <= _MOST else told[: _MOST - 1]
-    lines = []
+    left_out = record.options.get("without")
+    lines = [f"::notice title=onnxopt::{_data(scope(record))}"] if left_out else []
     for it in shown:
         if isinstance(it, Problem):
             place, title, message = Location.parse(it.where), "invalid", clipped(it.what, _LONGEST)

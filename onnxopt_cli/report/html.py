@@ -25,7 +25,7 @@ from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
 from onnxopt_cli.report.charts import WIDTH, budget_chart, curve_chart, spread_chart
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import failures, tallies, verdict
+from onnxopt_cli.report.verdict import by_capability, failures, scope, tallies, verdict
 
 _PAGE = files("onnxopt_cli.report") / "page"
 
@@ -70,6 +70,8 @@ def html_report(record: RunRecord) -> str:
         record=record,
         verdict=verdict(record),
         tallies=tallies(record),
+        scope=scope(record),
+        capabilities=by_capability(record.results),
         options=_options(record.options),
         used=[it for it in Outcome if any(result.outcome is it for result in record.results)],
         rows=_matrix(record, [*failed, *known]),

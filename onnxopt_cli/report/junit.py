@@ -23,6 +23,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
+from onnxopt_cli.report.verdict import scope
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
@@ -57,7 +58,8 @@ def _document(record: RunRecord) -> Element:
         mine = [result for result in record.results if result.backend == backend.name]
         suite = _add_suite(root, suites(printable(backend.name)), record)
         properties = SubElement(suite, "properties")
-        for name, value in {**record.versions, "backend": backend.version}.items():
+        own = {"backend": backend.version, "scope": scope(record)}
+        for name, value in {**record.versions, **own}.items():
             SubElement(properties, "property", name=printable(name), value=printable(value))
         for result in mine:
             _add_result(suite, result, record, names)

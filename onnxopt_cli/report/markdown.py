@@ -16,7 +16,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline, repeat_command
-from onnxopt_cli.report.verdict import by_kind, failures, tallies, verdict
+from onnxopt_cli.report.verdict import by_capability, by_kind, failures, scope, tallies, verdict
 
 #: GitHub takes a comment of 65,536 characters, and of a step's summary 1 MiB, of all together.
 _MOST = 60_000
@@ -35,7 +35,8 @@ def markdown_report(record: RunRecord) -> str:
     Causes, counts, what is wrong with files, failures of each kind, how many are left out, and
     where there is room the accuracy.
     """
-    parts = [f"# onnxopt {verdict(record)}", *_causes(record), *_summary(record)]
+    parts = [f"# onnxopt {verdict(record)}", _code(scope(record), _CAUSE), *_causes(record)]
+    parts += [*_summary(record), _capabilities(record)]
     parts += _problems(record)
     parts += _failures(record, _room(parts) - _REST)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
@@ -86,6 +87,16 @@ def _summary(record: RunRecord) -> list[str]:
     ]
     head, rule, *lines = _table([header, *rows], left=2)
     return ["\n".join((head, rule, *_fitting(lines, f"\n{{}} more backends; {ELSEWHERE}.")))]
+
+
+def _capabilities(record: RunRecord) -> str:
+    """Return a table of the outcomes by what cases need."""
+    counts = by_capability(record.results)
+    used = [outcome for outcome in Outcome if any(outcome in it for it in counts.values())]
+    rows = [["cases that need", *(outcome.value for outcome in used)]]
+    for name, mine in counts.items():
+        rows.append([_code(name), *(str(mine.get(outcome, "")) for outcome in used)])
+    return "\n".join(_table(rows, left=1)) if counts else ""
 
 
 def _problems(record: RunRecord) -> list[str]:

@@ -28,6 +28,7 @@ from onnxopt_cli.expectations.expectations import contradiction
 from onnxopt_cli.log.reader import read_record
 from onnxopt_cli.log.rules import contradiction as result_contradiction
 from onnxopt_cli.log.writer import MAX_BYTES
+from onnxopt_cli.report.verdict import by_capability
 
 SCHEMA = "onnxopt.report/1"
 
@@ -46,6 +47,10 @@ def json_report(record: RunRecord) -> str:
         "findings": [problem_to_json(it) for it in record.findings],
         "results": [result_to_json(it) for it in record.results],
         "explanations": [explanation_to_json(it) for it in record.explanations],
+        "capabilities": {
+            name: {outcome.value: count for outcome, count in counts.items()}
+            for name, counts in by_capability(record.results).items()
+        },
         "summary": dict(sorted(outcomes.items())),
         "exit_code": record.exit_code,
     }

@@ -17,7 +17,7 @@ from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, St
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import failures
+from onnxopt_cli.report.verdict import by_capability, failures
 
 #: How outcomes that do not count against the backend, or only in part, look.
 STYLES = {
@@ -199,6 +199,16 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     if len(shown) < len(rows):
         table.add_row(Text(f"{len(rows) - len(shown)} others all pass", style="dim"))
     return table
+
+
+def capability_table(results: Sequence[Result]) -> Table | None:
+    """Return the outcomes by what cases need; None if all is harmless."""
+    counts = by_capability(results)
+    if not counts or all(result.outcome in HARMLESS for result in results):
+        return None
+    used = [outcome for outcome in Outcome if any(outcome in it for it in counts.values())]
+    rows = [(name, *(str(it.get(outcome, "")) for outcome in used)) for name, it in counts.items()]
+    return plain_table(rows, ["cases that need"], [outcome.value for outcome in used])
 
 
 def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[Text]:

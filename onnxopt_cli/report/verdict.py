@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.record import SUITE, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.interruption import INTERRUPTED
+from onnxopt_cli.readings.capabilities import CAPABILITIES
 
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
@@ -46,6 +48,38 @@ def verdict(record: RunRecord) -> str:
     """Say what became of the run: ``conforms``, ``does not conform``, ``was interrupted``."""
     code = record.exit_code
     return _WORDS.get(code, f"ended with exit code {code}")
+
+
+def scope(record: RunRecord) -> str:
+    """Say what was asked: versions of suites, and what was left out; empty if neither is known."""
+    suites = [
+        f"{name.removeprefix(SUITE)}@{version}"
+        for name, version in record.versions.items()
+        if name.startswith(SUITE)
+    ]
+    left_out = record.options.get("without") or {}
+    parts = [", ".join(suites), *(f"without {name} ({why})" for name, why in left_out.items())]
+    return printable("; ".join(filter(None, parts)))
+
+
+def by_capability(results: Sequence[Result]) -> dict[str, dict[Outcome, int]]:
+    """Count the outcomes of the cases that need each capability, and of those that need none.
+
+    Returns:
+        Nothing where no case needs any.
+    """
+    counts: dict[str, Counter[Outcome]] = {}
+    for result in results:
+        for name in result.capabilities or ["none of these"]:
+            counts.setdefault(name, Counter())[result.outcome] += 1
+    ordered = [*CAPABILITIES, *sorted(counts.keys() - CAPABILITIES.keys())]
+    if not any(result.capabilities for result in results):
+        return {}
+    return {
+        name: {outcome: counts[name][outcome] for outcome in Outcome if counts[name][outcome]}
+        for name in ordered
+        if name in counts
+    }
 
 
 def tallies(record: RunRecord) -> list[Tally]:
@@ -102,6 +136,9 @@ def badge_report(record: RunRecord) -> str:
         message = f"{against} of {total} do not conform"
     else:
         message = verdict(record)
+    said = scope(record)
+    if said:
+        message += f" ({said})"
     badge = {
         "schemaVersion": 1,
         "label": "onnxopt",

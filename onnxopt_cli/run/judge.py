@@ -16,6 +16,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.isolation.response import Response
+from onnxopt_cli.readings.capabilities import capabilities
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 
 #: Outputs of failing cases that are larger, or more, are not kept.
@@ -193,6 +194,7 @@ def _result(
         diffs=diffs,
         returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
         seconds=response.seconds,
+        capabilities=capabilities(content) if content else (),
         printed="" if outcome in _SILENT else response.printed,
     )
 

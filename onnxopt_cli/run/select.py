@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.formula.nodes import operator_names
+from onnxopt_cli.readings.capabilities import CAPABILITIES, capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +84,44 @@ def _having(
             raise UsageError(f"no selected case has the {what} {word!r}", hint=hint)
     lowered = {word.lower() for word in wanted}
     return [case for case, words in pairs if lowered & {word.lower() for word in words}]
+
+
+def leave_out(
+    cases: Sequence[Case], without: Mapping[str, str]
+) -> tuple[list[Case], dict[str, str]]:
+    """Leave out the cases that need a capability.
+
+    Args:
+        cases: to choose among.
+        without: names of capabilities, and why they are not asked for.
+
+    Returns:
+        The other cases, and for each name how many cases need it, and why they are left out.
+
+    Raises:
+        UsageError: if there is no such capability.
+    """
+    for name in without:
+        if name not in CAPABILITIES:
+            near = get_close_matches(name, CAPABILITIES, n=1)
+            raise UsageError(
+                f"there is no capability {printable(name)!r}",
+                hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(CAPABILITIES)}",
+            )
+    needs = [set(_capabilities(case)) if without else set() for case in cases]
+    counts = {name: sum(name in it for it in needs) for name in without}
+    return (
+        [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)],
+        {
+            name: f"{counts[name]} case{'s' * (counts[name] != 1)}{': ' * bool(why)}{why}"
+            for name, why in without.items()
+        },
+    )
+
+
+def _capabilities(case: Case) -> tuple[str, ...]:
+    try:
+        return capabilities(case.read())
+    except (InvalidCase, MemoryError):
+        # Running it says so.
+        return ()

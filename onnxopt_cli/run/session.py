@@ -6,7 +6,7 @@ import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from time import perf_counter
@@ -44,6 +44,7 @@ class Terms:
         setting: how backends are run.
         shard: which part of the selected cases runs; None for all.
         reruns: how often a case that does not conform runs again alone; 0 for never.
+        suites: the versions of the suites that state one.
         witness: knows what the files of the backends held before these started; there if a log is.
     """
 
@@ -54,6 +55,7 @@ class Terms:
     setting: Setting
     shard: Shard | None = None
     reruns: int = 0
+    suites: Mapping[str, str] = field(default_factory=dict)
     witness: Witness | None = None
 
 
@@ -198,7 +200,7 @@ class Session:
         problems = tuple(dict.fromkeys((*plan.problems, *self._found)))
         code = exit_code(self.results, problems, findings, part=terms.shard is not None)
         record = RunRecord(
-            versions=versions(),
+            versions=versions(terms.suites),
             backends=backends,
             options=self._options,
             results=self.results,
@@ -281,7 +283,7 @@ class Session:
         return Header(
             started=self.started,
             hostname=self.hostname,
-            versions=versions(),
+            versions=versions(self.terms.suites),
             backends=tuple(self._backends.values()),
             cases=cases,
             shard=self.terms.shard,

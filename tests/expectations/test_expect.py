@@ -230,3 +230,38 @@ def test_a_backend_is_meant_by_its_whole_name(run):
     text = f"{HEAD}  - {{case: demo/demo/c, outcome: fail, backend: '{name}'}}\n"
     assert run("OffAtC", text).code == 0
     assert run("OffAtC", text.replace(name, "OffAtC")).code == 1
+
+
+NEAR = """\
+onnxopt-expect: 1
+expect:
+  - {case: "*", backend: "BACKEND", outcome: [error, unproven]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("python:./refusing.py:Backend", "python:*refusing.py:Backend"),
+        ("python:*refusing.py:Backend", ""),
+        ("python:/somewhere/else.py:Backend", ""),
+        ("exec:./refusing.py:Backend", ""),
+    ],
+)
+def test_an_entry_for_a_backend_of_nearly_this_name_is_named(onnxopt, tmp_path, written, hint):
+    plugin = tmp_path / "refusing.py"
+    plugin.write_text(
+        "class Backend:\n    def run(self, model, inputs):\n        raise ValueError\n"
+    )
+    expect = tmp_path / "expect.yaml"
+    expect.write_text(NEAR.replace("BACKEND", written))
+    name = f"python:{plugin}:Backend"
+    answer = onnxopt(
+        "run", "spec/adam/adam", "-b", name, "--expect", str(expect), "--no-explain", "-q",
+        "--lower", "never",
+    )  # fmt: skip
+    said = "".join(answer.text.split())
+    if hint:
+        assert f"{expect}:3:{written}isnot{name};write{hint}" in said
+    assert (";write" in said) == bool(hint)
+    assert (answer.code == 0) == (written == "python:*refusing.py:Backend")

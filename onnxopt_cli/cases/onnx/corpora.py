@@ -81,7 +81,8 @@ def corpus(name: str) -> tuple[list[Case], list[Problem]]:
         data = Path(onnx.__file__).parent / "backend" / "test" / "data"
         cases, problems = find_directories(data / name.removeprefix(_PREFIX))
     source = f"onnx {onnx.__version__}"
-    return [replace(case, source=source) for case in cases], problems
+    version = onnx.__version__
+    return [replace(case, source=source, suite_version=version) for case in cases], problems
 
 
 #: Overrides the folder of the cache.

@@ -39,10 +39,14 @@ _NODE = "onnx-node"
 
 
 class Suite(NamedTuple):
-    """A suite of ours: what it is, and what it asks."""
+    """A suite of ours: what it is, what it asks, and its version.
+
+    The version counts up when a case comes, goes or changes. An id that is given up stays unused.
+    """
 
     about: str
     questions: Callable[[], list[WrittenCase]]
+    version: str
 
 
 def _conformance(suite: str) -> list[WrittenCase]:
@@ -52,15 +56,18 @@ def _conformance(suite: str) -> list[WrittenCase]:
 
 #: By name. Each operator is in the suite that it says, or in that of its domain.
 SUITES: Mapping[str, Suite] = {
-    "spec": Suite("the cases that the operators' documentation publishes", published),
+    "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
     **{
         suite: Suite(
             "what a wrong implementation fails, over the whole space of inputs",
             partial(_conformance, suite),
+            "1",
         )
         for suite in dict.fromkeys(operator.suite_name for operator in OPERATORS)
     },
-    "trajectories": Suite("what a wrong implementation drifts from in many steps", trajectories),
+    "trajectories": Suite(
+        "what a wrong implementation drifts from in many steps", trajectories, "1"
+    ),
 }
 
 #: Those that come with onnxopt, and those of the installed onnx.
@@ -88,7 +95,7 @@ def yaml_files(name: str) -> Iterator[tuple[str, str]]:
     for operator, questions in groupby(suite.questions(), key=lambda it: it.operator.name):
         text = yaml_text(
             [replace(question, outputs=_written_outputs(question)) for question in questions],
-            suite=name,
+            suite=f"{name}@{suite.version}",
             about=f"{operator}: {suite.about}.",
             notes=f"Written by `onnxopt generate {name}`.",
         )

@@ -92,7 +92,7 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
             if other is not name:
                 what = f"found {name} again, expected another name (line {other.line})"
                 errors.append(FormatError(name, what))
-    prefix = _prefix(root, path, errors)
+    prefix, version = _prefix(root, path, errors)
     broken = frozenset(id(node) for error in errors for node in error.node.lineage())
     cases: list[Case] = []
     outputs: set[str] = set()
@@ -121,6 +121,7 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
                 about=fields.text("about"),
                 source=fields.text("source"),
                 tags=tuple(str(tag.scalar) for tag in (item.field("tags") or item).items or ()),
+                suite_version=version,
                 files=partial(dict, opened),
             )
             for ending, make in declared.contents.items()
@@ -130,21 +131,23 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
     return cases if prefix else []
 
 
-def _prefix(root: Node, path: Path, errors: list[FormatError]) -> str:
-    """Return suite and stem as they begin the ids, empty if one of them is no name."""
+def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str]:
+    """Return suite and stem as they begin the ids, empty if one is no name; and the version."""
     suite = root.field("suite")
-    name = str(suite.scalar) if suite else path.resolve().parent.name
+    if any(error.node is suite for error in errors):
+        return "", ""
+    name, _, version = str(suite.scalar).partition("@") if suite else ("", "", "")
+    name = name or path.resolve().parent.name
     right = re.compile(packaged_schema(_SCHEMA)["$defs"]["name"]["pattern"])
     for part, place, remedy in (
         (name, "folder", "the file to say its suite"),
         (path.stem, "file", "another name of the file"),
     ):
         if not right.search(part) or part.endswith("\n"):
-            if part is not name or suite is None:
-                what = f"found the {place} {abbreviated(part)}, which no id can have, "
-                errors.append(FormatError(Node(1), f"{what}expected {remedy}"))
-            return ""
-    return f"{name}/{path.stem}/"
+            what = f"found the {place} {abbreviated(part)}, which no id can have, "
+            errors.append(FormatError(Node(1), f"{what}expected {remedy}"))
+            return "", ""
+    return f"{name}/{path.stem}/", version
 
 
 def _unknown_outputs(tolerance: Node | None, outputs: Sequence[str]) -> list[FormatError]:

@@ -79,7 +79,7 @@ def yaml_text(cases: Sequence[WrittenCase], *, suite: str, about: str = "", note
 
     Args:
         cases: in the order of the file, at least one, all of one operator.
-        suite: first part of their ids.
+        suite: first part of their ids, with its version if it has one: ``conformance@2``.
         about: what the file is for.
         notes: a comment at the top.
     """

@@ -1,0 +1,135 @@
+"""Capabilities: read off a case's content, counted in reports, and left out by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onnxopt_cli.expectations.file import expect_schema
+from onnxopt_cli.readings.capabilities import CAPABILITIES
+
+HEAD = "onnxopt: 1\nsuite: mine\noperator: Momentum\ncases:\n"
+CASE = """\
+  - {{name: {name}, attributes: {{alpha: {alpha}, beta: 0.1, mode: {mode}, norm_coefficient: 0.0}},
+     inputs: {inputs}{more}}}
+"""
+PLAIN = "R: 0.1, T: 3, X: [1.0], G: [0.5], V: [0.25]"
+CASES = {
+    "plain": (f"{{{PLAIN}}}", ()),
+    "double": (
+        "{R: {data: 0.1, dtype: double}, T: 3, X: DOUBLE, G: DOUBLE, V: DOUBLE}",
+        ("double",),
+    ),
+    "mixed": (
+        "{R: 0.1, T: 3, X: [1.0], G: {data: [0.5], dtype: double}, V: [0.25]}",
+        ("double", "mixed-types"),
+    ),
+    "many": (
+        "{R: 0.1, T: 3, X1: [1.0], X2: [1.0], G1: [0.5], G2: [0.5], V1: [0.25], V2: [0.25]}",
+        ("many-tensors",),
+    ),
+    "broadcast": ("{R: 0.1, T: 3, X: [1.0, 2.0], G: 0.5, V: [0.25]}", ("broadcasting",)),
+    "infinite": ("{R: 0.1, T: 3, X: [1.0], G: [.inf], V: [0.25]}", ("not-finite",)),
+    "count": ("{R: 0.1, T: 16777217, X: [1.0], G: [0.5], V: [0.25]}", ("large-counts",)),
+    "empty": (
+        "{R: 0.1, T: 3, X: EMPTY, G: EMPTY, V: EMPTY}",
+        ("empty",),
+    ),
+    "large": (
+        "{R: 0.1, T: 3, X: {random: {normal: {}, seed: 1}, shape: [10001]}, G: 0.5, V: 0.25}",
+        ("broadcasting", "large"),
+    ),
+}
+
+
+@pytest.fixture
+def cases(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = HEAD
+    for name, (inputs, _) in CASES.items():
+        text += CASE.format(name=name, inputs=inputs, alpha=0.9, mode="standard", more="")
+    text += CASE.format(
+        name="refused", inputs=f"{{{PLAIN}}}", alpha=0.9, mode="bogus", more=", rejects: true"
+    )
+    text += CASE.format(name="nan", inputs=f"{{{PLAIN}}}", alpha=".nan", mode="standard", more="")
+    text = text.replace("DOUBLE", "{data: [0.5], dtype: double}")
+    Path("mine.yaml").write_text(text.replace("EMPTY", "{data: [], shape: [0]}"))
+    return {
+        **{name: needs for name, (_, needs) in CASES.items()},
+        "refused": ("refusals",),
+        "nan": ("not-finite",),
+    }
+
+
+def test_a_case_needs_what_its_content_shows(onnxopt, cases):
+    assert onnxopt("run", "mine.yaml", "--report", "json=run.json").code == 0
+    results = json.loads(Path("run.json").read_text())["results"]
+    found = {it["case"].rpartition("/")[2]: tuple(it["capabilities"]) for it in results}
+    assert found == cases
+    assert set(CAPABILITIES) == {name for needs in cases.values() for name in needs}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_without_leaves_out_exactly_the_cases_that_need_it(onnxopt, cases, capability):
+    listed = onnxopt("list", "mine.yaml", "--without", capability).out.split()
+    left = [name for name, needs in cases.items() if capability not in needs]
+    assert [it.rpartition("/")[2] for it in listed] == left
+
+
+def test_every_report_and_badge_says_what_was_left_out_and_why(onnxopt, cases):
+    Path("expect.yaml").write_text(
+        "onnxopt-expect: 1\nwithout: {double: the target has no such type}\n"
+    )
+    formats = ("json", "junit", "xunit", "markdown", "badge", "html", "github")
+    answer = onnxopt(
+        "run", "mine.yaml", "--expect", "expect.yaml", "--without", "refusals",
+        "--log", "run.jsonl", *(f"--report={it}={it}.out" for it in formats),
+    )  # fmt: skip
+    assert answer.code == 0
+    assert "double" not in {it for line in answer.out.splitlines()[:-1] for it in line.split()}
+    said = "without double (2 cases: the target has no such type)", "without refusals (1 case)"
+    for text in said:
+        assert text in answer.out
+        for it in set(formats) - {"json"}:
+            assert text in Path(f"{it}.out").read_text(), it
+    options = json.loads(Path("json.out").read_text())["options"]["without"]
+    assert options == {"refusals": "1 case", "double": "2 cases: the target has no such type"}
+    again = onnxopt("report", "render", "run.jsonl", "--report", "badge=-")
+    assert said[0] in again.out
+
+
+def test_reports_count_outcomes_by_capability(onnxopt, cases):
+    answer = onnxopt(
+        "run", "mine.yaml", "-b", "onnx-reference", "--no-explain",
+        "--report", "json=run.json", "--report", "markdown=run.md",
+    )  # fmt: skip
+    assert answer.code == 1
+    counts = json.loads(Path("run.json").read_text())["capabilities"]
+    assert sum(counts["double"].values()) == 2
+    assert sum(counts["many-tensors"].values()) == 1
+    assert "cases that need" in answer.out
+    assert "| `many-tensors` |" in Path("run.md").read_text()
+
+
+def test_an_unknown_capability_is_refused_with_the_nearest(onnxopt, cases):
+    answer = onnxopt("run", "mine.yaml", "--without", "doubles")
+    assert answer.code == 2
+    assert "did you mean double?" in answer.err
+    Path("expect.yaml").write_text("onnxopt-expect: 1\nwithout: {doubles: why}\n")
+    answer = onnxopt("run", "mine.yaml", "--expect", "expect.yaml")
+    assert answer.code == 2
+    assert "did you mean double?" in answer.err
+
+
+def test_a_capability_is_left_out_of_an_expectation_file_with_a_reason_only(onnxopt, cases):
+    for wrong in ("[double]", "{double: }", "{double: ''}"):
+        Path("expect.yaml").write_text(f"onnxopt-expect: 1\nwithout: {wrong}\n")
+        answer = onnxopt("run", "mine.yaml", "--expect", "expect.yaml")
+        assert answer.code == 2, wrong
+        assert "reason" in answer.err
+
+
+def test_the_schema_of_expectations_knows_every_capability():
+    assert list(expect_schema()["properties"]["without"]["properties"]) == list(CAPABILITIES)
