@@ -83,9 +83,9 @@ def collect(targets: Sequence[str]) -> Collection:
     if not targets:
         targets = [_DEFAULT]
         if not Path(_DEFAULT).is_dir():
-            from onnxopt_cli.cases.suites.suites import SUITES
+            from onnxopt_cli.cases.suites.suites import LARGE, SUITES
 
-            targets = list(SUITES)
+            targets = [name for name in SUITES if name != LARGE]
     cases: dict[str, Case] = {}
     problems: list[Problem] = []
     for target in targets:

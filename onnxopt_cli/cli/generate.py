@@ -30,7 +30,7 @@ from onnxopt_cli.cli.completion import complete_suite
 def command(
     suites: tuple[str, ...], output: Path, form: str | None, check: bool, force: bool
 ) -> int:
-    """Write suites as files: spec (the default), conformance, pruning, trajectories, onnx-node.
+    """Write suites as files: spec (the default), conformance, pruning, trajectories, large, ...
 
     \b
     onnxopt generate spec conformance --check

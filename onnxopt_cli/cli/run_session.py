@@ -26,8 +26,8 @@ from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
-from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.report.verdict import scope
+from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.run.runner import Plan

@@ -27,7 +27,7 @@ from onnxopt_cli.readings.variants import variants
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 
 #: Cases with more elements are put only to implementations that at most one other case rejects.
-_LARGE = 5000
+_LARGE = 40
 
 
 @dataclass(frozen=True, slots=True)

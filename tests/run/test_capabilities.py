@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxopt_cli.expectations.file import expect_schema
+from onnxopt_cli.cases.yaml.syntax import packaged_schema
 from onnxopt_cli.readings.capabilities import CAPABILITIES
 
 HEAD = "onnxopt: 1\nsuite: mine\noperator: Momentum\ncases:\n"
@@ -132,4 +132,5 @@ def test_a_capability_is_left_out_of_an_expectation_file_with_a_reason_only(onnx
 
 
 def test_the_schema_of_expectations_knows_every_capability():
-    assert list(expect_schema()["properties"]["without"]["properties"]) == list(CAPABILITIES)
+    schema = packaged_schema("onnxopt_cli.expectations")
+    assert list(schema["properties"]["without"]["properties"]) == list(CAPABILITIES)

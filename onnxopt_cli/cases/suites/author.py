@@ -15,7 +15,8 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
-from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
+from onnxopt_cli.readings.evaluate import WIDE as WIDEST
+from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors, one_element, widen
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
@@ -156,6 +157,15 @@ class Author:
             attributes=attributes,
             tags=("conformance",),
         )
+
+
+def answers(question: WrittenCase) -> list[Array]:
+    """Return the answers to a question without random inputs, in the wide type."""
+    attributes = complete_attributes(question.operator, question.attributes)
+    inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
+    call = bind(question.operator, inputs, attributes)
+    with np.errstate(all="ignore"):
+        return [it for it, _, _ in call.apply(one_element, widen, WIDEST.type)]
 
 
 def judgements(question: WrittenCase) -> list[DerivedOutput]:

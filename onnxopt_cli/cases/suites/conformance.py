@@ -15,7 +15,8 @@ from itertools import product
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes, judgements
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes, answers
+from onnxopt_cli.cases.suites.space import space, whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.formula.operator import AttributeValue, Operator
@@ -40,6 +41,8 @@ def conformance(operator: Operator) -> list[WrittenCase]:
         author.wide_doubles,
         author.large,
         author.norms,
+        partial(whole_ranks, author),
+        partial(space, author),
         partial(refusals, author),
     )
     return [question for section in sections for question in section()]
@@ -241,8 +244,7 @@ class _Questions(Author):
             )
             x = np.zeros(4)
             for _ in range(60):
-                new = judgements(ask(tensors={self.first: x}))[0].value
-                x = x - new.astype(float) / 2
+                x = x - answers(ask(tensors={self.first: x}))[0].astype(float) / 2
             # At exact cancellation nothing but rounding would be left to judge.
             yield ask(tensors={self.first: x * (1 + 1e-3)})
 

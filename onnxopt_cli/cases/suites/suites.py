@@ -16,13 +16,15 @@ import numpy as np
 
 from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus, node_contents
 from onnxopt_cli.cases.onnx.data_set import directory_files
-from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.onnx.node_model import PRODUCER, formula_model
+from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.suites.conformance import conformance
 from onnxopt_cli.cases.suites.published import published
+from onnxopt_cli.cases.suites.space import large
 from onnxopt_cli.cases.suites.trajectories import trajectories
 from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
-from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import Array
@@ -38,6 +40,10 @@ _SHOWN = 5
 _NODE = "onnx-node"
 
 
+#: The suite that takes long; nothing runs it that does not name it.
+LARGE = "large"
+
+
 class Suite(NamedTuple):
     """A suite of ours: what it is, what it asks, and its version.
 
@@ -47,6 +53,10 @@ class Suite(NamedTuple):
     about: str
     questions: Callable[[], list[WrittenCase]]
     version: str
+
+
+def _large() -> list[WrittenCase]:
+    return [question for operator in OPERATORS for question in large(Author(operator))]
 
 
 def _conformance(suite: str) -> list[WrittenCase]:
@@ -61,13 +71,14 @@ SUITES: Mapping[str, Suite] = {
         suite: Suite(
             "what a wrong implementation fails, over the whole space of inputs",
             partial(_conformance, suite),
-            "1",
+            "2",
         )
         for suite in dict.fromkeys(operator.suite_name for operator in OPERATORS)
     },
     "trajectories": Suite(
         "what a wrong implementation drifts from in many steps", trajectories, "1"
     ),
+    LARGE: Suite("tensors around the sizes that are computed in large blocks", _large, "1"),
 }
 
 #: Those that come with onnxopt, and those of the installed onnx.
@@ -80,13 +91,39 @@ def named_suite(name: str) -> tuple[list[Case], list[Problem]]:
 
 
 def suite_cases(name: str) -> list[Case]:
-    """Return the cases of a suite of ours, the same as from its files."""
+    """Return the cases of a suite of ours: those of its files, without stored outputs.
+
+    Writing them out and reading that takes longer than running them. Only refusals and steps,
+    of which the reader makes more than a node, are read.
+    """
     cases: list[Case] = []
-    for path, text in yaml_files(name):
-        found, problems = read_yaml_text(text, Path(path))
-        assert not problems, problems  # noqa: S101 - what we write, we read
-        cases += found
+    suite = SUITES[name]
+    for operator, grouped in groupby(suite.questions(), key=lambda it: it.operator.name):
+        questions = list(grouped)
+        path = Path(name, f"{operator.lower()}.yaml")
+        read: dict[str, list[Case]] = {}
+        if asked := [it for it in questions if it.rejects or it.steps]:
+            text = yaml_text(asked, suite=f"{name}@{suite.version}")
+            found, problems = read_yaml_text(text, path)
+            assert not problems, problems  # noqa: S101 - what we write, we read
+            for case in found:
+                read.setdefault(case.id.split("/")[2], []).append(case)
+        for question in questions:
+            cases += read.get(question.name) or [_case(question, path, suite.version)]
     return cases
+
+
+def _case(question: WrittenCase, path: Path, version: str) -> Case:
+    return Case(
+        id=f"{path.parent}/{path.stem}/{question.name}",
+        location=Location(path),
+        read=lambda: _content(question),
+        operators=(question.operator.name,),
+        about=question.about,
+        source=question.source,
+        tags=tuple(question.tags),
+        suite_version=version,
+    )
 
 
 def yaml_files(name: str) -> Iterator[tuple[str, str]]:
@@ -109,7 +146,11 @@ def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
     models with a Loop.
     """
     questions = SUITES[name].questions()
-    contents = {it.name: _content(it) for it in questions if not it.rejects and not it.steps}
+    contents = {
+        it.name: _content(it, test=f"test_{it.name}")
+        for it in questions
+        if not it.rejects and not it.steps
+    }
     for case in suite_cases(name) if any(question.steps for question in questions) else []:
         content = case.read()
         if content.trajectory is not None and not content.stepwise:
@@ -167,21 +208,25 @@ def _outputs(question: WrittenCase, inputs: list[Array]) -> dict[str, Array]:
     return dict(zip(names, evaluate(call), strict=True))
 
 
-def _content(question: WrittenCase) -> Content:
+def _content(question: WrittenCase, test: str = "") -> Content:
+    """Return a question as a model with inputs.
+
+    It has outputs if it was published, or is to be a test directory of a name.
+    """
     inputs = [
         value if isinstance(value, np.ndarray) else value.make()
         for value in question.inputs.values()
     ]
-    names = list(question.onnx_names or question.inputs)
+    names = list((test and question.onnx_names) or question.inputs)
     model = formula_model(
         question.operator,
         question.attributes,
         inputs,
-        graph_name=f"test_{question.name}",
-        producer_name="backend-test",
+        graph_name=test or question.name,
+        producer_name="backend-test" if test else PRODUCER,
         input_names=names,
     )
-    outputs = _outputs(question, inputs)
+    outputs = _outputs(question, inputs) if test or question.source else None
     return Content(model, dict(zip(names, inputs, strict=True)), outputs)
 
 

@@ -1,0 +1,434 @@
+"""Questions that cover the space of inputs by dimension, two dimensions at a time.
+
+A dimension is an attribute, T, R, the number of tensors, the shape of one, how an operand
+broadcasts to it, its type, its values. Most bugs show where two of them have some values together,
+as long as the others do not hide it: a question sets a few of them to extremes, and leaves the
+others ordinary. Which ones is drawn from a fixed seed, so that pairs that were asked least come
+first. Nothing here knows an operator by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes
+from onnxopt_cli.cases.values.declared import RandomTensor
+from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.operator import AttributeValue
+
+#: Lengths around the sizes of vectors and blocks, and multiples of them.
+_BLOCKS = (16, 32, 64, 128, 256, 1024)
+_LENGTHS = (*range(10), *(size + by for size in _BLOCKS for by in (-1, 0, 1)), 48, 96, 384)
+_TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
+_SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
+_SHAPES: Shapes = (
+    *((length,) for length in _LENGTHS if length != 1),
+    *((size, 3) for size in _TILES),
+    *((2, size) for size in _TILES),
+    (300, 2), (3, 300), (150, 5), (5, 150),
+    (2, 3), (0, 3), (33, 65), (1, 3, 1), (2, 3, 4), (2, 0, 2), (2, 1, 3, 2), (3, 2, 4, 2),
+    (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
+    (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
+)  # fmt: skip
+#: How many tensors, and how many questions of so many: None for what it takes to have each shape.
+_NUMBERS = {
+    1: None, 2: 26, 3: 12, 4: 2, 5: 2, 6: 2, 7: 3, 8: 6, 9: None, 10: 4, 16: 5, 17: 8, 32: 2,
+    33: 6, 64: 1, 65: 4, 129: 2,
+}  # fmt: skip
+#: Lengths of the suite ``large``.
+_LARGE = (*(size + by for size in (2**16, 2**17) for by in (-1, 0, 1)), 3 * 2**15)
+
+_COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
+_RATES = (0.4, 1.0, 0.0, -0.4, 1e-6, 25.0)
+_RANKS = (0, 1, 2, 3)
+#: Of attributes without limits, beside the ordinary value: seen, and inexact in float32 where not.
+_NUMERIC = (0.0, 1.0, -1.0, 1e-6, 25.0, 0.999, 0.1)
+#: Of attributes with limits, as shares of their range; the last ones miss their product with 100.
+_SHARES = (0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
+_LEFT_OUT = "left out"
+_NARROW = ("same", "fewer dimensions", "last 1", "first 1", "0-d", "[1]", "all 1")
+
+#: The values of elements: what stands between decimals, and in doubles beside it.
+_SPECIAL = (0.0, 1.0, -1.0, 1e-6, -1e-6, 1e-12, 1e-30, 1e6, -1e6, 1e12, 1e18, -0.0)
+_SPECIAL_WIDE = (16777217.0, 1 + 2**-40, 1e60, -1e60, 1e-60, 1e-100, 1e-300)
+#: Distributions of tensors that are too large for literals, for any tensor and for those that
+#: are never negative.
+_DRAWN: tuple[tuple[str, Mapping[str, float]], ...] = (
+    ("normal", {}),
+    ("integers", {"low": -2, "high": 3}),
+    ("lognormal", {"mean": -14.0, "scale": 3.0}),
+    ("lognormal", {"mean": 9.0, "scale": 3.0}),
+)
+_DRAWN_NONNEGATIVE: tuple[tuple[str, Mapping[str, float]], ...] = (
+    ("uniform", {"low": 0.01, "high": 4.0}),
+    ("integers", {"low": 0, "high": 3}),
+    *_DRAWN[2:],
+)
+_LITERAL = 40
+#: Half of the tensors of a node are small ones, and all beyond so many.
+_FEW = 9
+#: Lengths whose ranks are asked for, of floats; with infinite elements; of doubles.
+_RANKED = (
+    *((length, "") for length in (2, 3, 4, 5, 6, 8, 9, 11, 16, 17, 33, 65, 101, 129, 1001, 4097)),
+    *((length, "infinite") for length in (5, 11, 33)),
+    *((length, "double") for length in (5, 9, 17, 33, 101, 1001)),
+)
+_INFINITE = 0.4
+_RANK_SHARE = 0.4
+_SEED = 20
+_CANDIDATES = 16
+#: How many dimensions of a node are set to an extreme, and the least and largest share of them.
+_EXTREMES = 4.5
+_LEAST_EXTREME, _MOST_EXTREME = 0.4, 0.75
+_MANY_EXTREME = 0.6
+_CALM = 0.8
+_NONNEGATIVE = 0.9
+_SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
+_POOL = 4096
+_TRIES = 8
+
+
+class _Cover:
+    """How much each pair of levels still has to be asked for: 1 at first, less each time."""
+
+    def __init__(self, sizes: Sequence[int], random: np.random.RandomState) -> None:
+        self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
+        self._need = np.ones((sum(sizes), sum(sizes)))
+        self._random = random
+
+    def choose(self, rows: Array, places: Array) -> Array:
+        """Return the row whose pairs of levels were asked for least.
+
+        Args:
+            rows: levels, a row a candidate.
+            places: of which dimensions they are, a column each.
+        """
+        levels = rows + self._starts[places]
+        need = self._need[levels[:, :, None], levels[:, None, :]].sum((1, 2))
+        best = int(np.argmax(need))
+        chosen: Array = rows[best]
+        self._need[np.ix_(levels[best], levels[best])] *= 0.25
+        return chosen
+
+
+def space(author: Author) -> Iterator[WrittenCase]:
+    """Yield the questions about an operator."""
+    design = _Design(author)
+    small = [shape for shape in _SHAPES if prod(shape) <= _LITERAL]
+    for number, times in _NUMBERS.items():
+        if times is None:
+            # One element is seldom where something shows.
+            shapes = [*_SHAPES, *_SINGLE, *_SINGLE]
+        else:
+            large = [shape for shape in _SHAPES if shape not in small]
+            # A matrix shows a tile only where it reaches beyond one.
+            large += [shape for shape in large if len(shape) > 1] * 2
+            few = min(number, _FEW)
+            shapes = [
+                pool[place]
+                for _ in range(times)
+                for pool, count in ((large, few // 2), (small, number - few // 2))
+                for place in design.random.randint(len(pool), size=count)
+            ]
+        if times is None:
+            design.random.shuffle(shapes)
+        for start in range(0, len(shapes), number):
+            chosen = (shapes * 2)[start : start + number]
+            design.random.shuffle(chosen)
+            yield design.question(chosen)
+
+
+def large(author: Author) -> Iterator[WrittenCase]:
+    """Yield questions of tensors around the sizes that are computed in large blocks."""
+    design = _Design(author, prefix="large")
+    for length in _LARGE:
+        yield design.question([(length,)], plain=True)
+    yield design.question([(2**10 + 1, 2**7 - 1)], plain=True)
+
+
+def whole_ranks(author: Author) -> Iterator[WrittenCase]:
+    """Yield questions at, just below and just above whole ranks, where an attribute may choose one.
+
+    Each group has a rank of its own if the attribute has a number for each.
+    """
+    operator, random = author.operator, np.random.RandomState(_SEED)
+    for name, (length, word) in product(author.limits, _RANKED):
+        dtype = np.dtype(WIDE if word == "double" else "float32")
+        whole = {1, length // 7, length // 2, length * 14 // 25, length - 2} & set(range(length))
+        shares = [
+            float(share)
+            for rank in sorted(whole)
+            for at in [np.float32(author.within(name, rank / (length - 1)))]
+            for share in (np.nextafter(at, np.float32(0)), at, np.nextafter(at, np.float32(1e9)))
+        ]
+        least, largest = author.limits[name]
+        shares = [min(max(share, least), largest) for share in shares]
+        shares = shares if name in author.each else shares[1:2]
+        groups = len(shares)
+        inputs: list[Given] = [
+            np.array(COUNT, "int64") if "int64" in it.dtypes else np.array(_RATES[0], "float32")
+            for it in operator.scalars
+        ]
+        for tensor in operator.tensors:
+            for _ in range(groups):
+                if tensor != author.first:
+                    inputs.append(np.zeros((), dtype))
+                elif length > _LITERAL:
+                    seed = int(random.randint(2**31))
+                    inputs.append(RandomTensor("normal", seed, (length,), dtype))
+                else:
+                    values = np.round(random.normal(size=length), 3)
+                    far = np.where(random.random_sample(length) < _INFINITE, np.inf, values)
+                    inputs.append((far if word == "infinite" else values).astype(dtype))
+        given = {name: tuple(shares) if name in author.each else shares[0]}
+        yield WrittenCase(
+            name=f"{name}_whole_ranks_{length}{'_' * bool(word)}{word}",
+            about=f"{name} at and next to whole ranks of {length} elements: catches another rank.",
+            operator=operator,
+            inputs=dict(zip(operator.input_names(groups), inputs, strict=True)),
+            attributes={**author.ordinary, **author.settings[0], **given},
+            tags=("conformance",),
+        )
+
+
+class _Design:
+    """The dimensions of an operator's questions, and which of their pairs have been asked for."""
+
+    def __init__(self, author: Author, prefix: str = "space") -> None:
+        self.random = np.random.RandomState(_SEED)
+        self._author, self._prefix, self._asked = author, prefix, 0
+        self._pools: dict[tuple[str, int, bool], Array] = {}
+        operator = author.operator
+        node: dict[str, Sequence[Any]] = {"setting": author.settings}
+        if operator.counts:
+            node["T"] = _COUNTS
+        if author.rate:
+            node |= {author.rate: _RATES, "type of scalars": ("float32", WIDE)}
+        if operator.scalars:
+            node["rank of scalars"] = _RANKS
+        for item in operator.attributes:
+            if item.limits:
+                own: list[Any] = [author.within(item.name, share) for share in (0.613, *_SHARES)]
+            elif item.choices:
+                continue
+            else:
+                own = [author.ordinary[item.name], *_NUMERIC]
+            node[item.name] = own if item.required else [*own, _LEFT_OUT]
+        # Whoever lacks one of these has questions enough without.
+        node |= {"doubles": (False, *[True] * 5), "broadcasting": (False, *[True] * 5)}
+        if author.elementwise or author.limits:
+            node["infinity"] = (False, True)
+        # The first is chosen already.
+        node = {"tensors": [*_NUMBERS], **node}
+        # With few dimensions little is hidden.
+        self._extremes = min(_MOST_EXTREME, max(_LEAST_EXTREME, _EXTREMES / len(node)))
+        tensor: dict[str, Sequence[Any]] = {"shape": _SHAPES}
+        tensor |= {f"shape of {name}": _NARROW for name in author.stepped}
+        tensor["double"] = _mixtures(operator.tensors)
+        tensor |= {f"values of {name}": _DRAWN for name in operator.tensors}
+        self._node, self._tensor = node, tensor
+        sizes = [len(levels) for levels in chain(node.values(), tensor.values())]
+        self._sizes = np.array(sizes)
+        self._cover = _Cover(sizes, self.random)
+
+    def question(self, shapes: Shapes, *, plain: bool = False) -> WrittenCase:
+        """Return a question of tensors of these shapes; its other levels were asked for least.
+
+        Plain ones have ordinary levels.
+        """
+        self._asked += 1
+        places, extremes = np.arange(len(self._node)), 0.0 if plain else self._extremes
+        if len(shapes) > _FEW:
+            # There are few of them.
+            extremes = _MANY_EXTREME
+        for _ in range(_TRIES):
+            candidates = self._candidates(places, extremes)
+            candidates[:, 0] = list(_NUMBERS).index(len(shapes))
+            node = self._cover.choose(candidates, places)
+            chosen = {
+                name: levels[level]
+                for (name, levels), level in zip(self._node.items(), node, strict=True)
+            }
+            if self._tells(chosen):
+                break
+        rows = [self._group(node, chosen, shape, extremes) for shape in shapes]
+        operator = self._author.operator
+        if any(map(operator.carries, operator.outputs)):
+            # A sum over tensors of unlike types may be rounded to any of them, and of unlike
+            # sizes only the largest are seen.
+            double = list(self._tensor).index("double")
+            calm = self.random.random_sample() < _CALM
+            for row in rows:
+                row[double] = rows[0][double]
+                if calm:
+                    row[double + 1 :] = 0
+        return self._written(chosen, rows, shapes)
+
+    def _tells(self, chosen: Mapping[str, Any]) -> bool:
+        """Tell whether ordinary tensors have finite results, and other tensors others."""
+        operator = self._author.operator
+        scalars = [
+            np.array(chosen["T" if "int64" in scalar.dtypes else self._author.rate], np.float64)
+            for scalar in operator.scalars
+        ]
+        attributes = dict(chosen["setting"])
+        for item in operator.attributes:
+            if not item.choices:
+                given = chosen[item.name]
+                attributes[item.name] = np.float64(item.default if given == _LEFT_OUT else given)
+        plain = [self._author.tensor(name, 0, (5,)) for name in operator.tensors]
+        with np.errstate(all="ignore"):
+            one, other = (
+                operator.formula(*scalars, *(tensor * by for tensor in plain), **attributes)
+                for by in (1.0, 1.5)
+            )
+        finite = all(np.isfinite(it).all() for it in one)
+        return finite and not all(map(np.array_equal, one, other))
+
+    def _candidates(self, places: Array, extremes: float) -> Array:
+        shape = (_CANDIDATES, len(places))
+        levels = (self.random.random_sample(shape) * self._sizes[places]).astype(int)
+        levels[self.random.random_sample(shape) >= extremes] = 0
+        return levels
+
+    def _group(
+        self, node: Array, chosen: Mapping[str, Any], shape: tuple[int, ...], extremes: float
+    ) -> Array:
+        """Choose the levels of a group, beside those of its node."""
+        places = np.arange(len(self._node), len(self._sizes))
+        rows = self._candidates(places, 1 - (1 - extremes) ** 2)
+        rows[:, 0] = _SHAPES.index(shape) if shape in _SHAPES else 0
+        narrow = rows[:, 1 : 1 + len(self._author.stepped)]
+        if not chosen["broadcasting"]:
+            narrow[:] = 0
+        double = list(self._tensor).index("double")
+        if not chosen["doubles"]:
+            rows[:, double] = 0
+        else:
+            most = self._sizes[len(self._node) + double]
+            rows[:, double] = 1 + self.random.randint(most - 1, size=len(rows))
+        for level in range(1, len(_NARROW)):
+            if _narrowed(shape, level) is None:
+                narrow[narrow == level] = 0
+        whole = np.concatenate([np.broadcast_to(node, (len(rows), len(node))), rows], axis=1)
+        return self._cover.choose(whole, np.arange(len(self._sizes)))[len(node) :]
+
+    def _written(
+        self, chosen: Mapping[str, Any], rows: Sequence[Array], shapes: Shapes
+    ) -> WrittenCase:
+        author, operator = self._author, self._author.operator
+        groups = [
+            {name: levels[at] for (name, levels), at in zip(self._tensor.items(), row, strict=True)}
+            for row in rows
+        ]
+        inputs: list[Given] = []
+        for scalar in operator.scalars:
+            counts = "int64" in scalar.dtypes
+            value = chosen["T" if counts else author.rate]
+            dtype = "int64" if counts else chosen["type of scalars"]
+            inputs.append(np.full((1,) * chosen["rank of scalars"], value, dtype))
+        for name in operator.tensors:
+            inputs += [
+                self._tensor_of(name, group, shape, infinite=bool(chosen.get("infinity")))
+                for group, shape in zip(groups, shapes, strict=True)
+            ]
+        attributes: dict[str, AttributeValue] = dict(chosen["setting"])
+        for item in operator.attributes:
+            if not item.choices and chosen[item.name] != _LEFT_OUT:
+                number = chosen[item.name]
+                attributes[item.name] = (
+                    self._ranks(item.name, number, shapes) if item.each else number
+                )
+        said = {name: level for name, level in chosen.items() if level not in ({}, _RANKS[0])}
+        return WrittenCase(
+            name=f"{self._prefix}_{self._asked}",
+            about="Catches what shows where these meet: "
+            + ", ".join(f"{name} {level}" for name, level in said.items()),
+            operator=operator,
+            inputs=dict(zip(operator.input_names(len(shapes)), inputs, strict=True)),
+            attributes=attributes,
+            tags=("conformance", "space"),
+        )
+
+    def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
+        """Return a number for each group: the given one, or one at or next to a whole rank."""
+        least, largest = self._author.limits.get(name, (0.0, 0.0))
+        numbers = []
+        for shape in shapes:
+            size = prod(shape)
+            share = self.random.randint(max(size, 1)) / max(size - 1, 1)
+            at = np.float32(least + share * (largest - least))
+            near = (np.nextafter(at, np.float32(least)), at, np.nextafter(at, np.float32(largest)))
+            own = float(near[self.random.randint(len(near))])
+            numbers.append(own if self.random.random_sample() < _RANK_SHARE else number)
+        return tuple(numbers) if largest > least else (number,)
+
+    def _tensor_of(
+        self, name: str, group: Mapping[str, Any], shape: tuple[int, ...], *, infinite: bool
+    ) -> Given:
+        """Return a tensor of a group: literal where it is small, else how to draw it."""
+        level = _NARROW.index(group.get(f"shape of {name}", _NARROW[0]))
+        own = _narrowed(shape, level)
+        own = shape if own is None else own
+        dtype, style = (
+            np.dtype(WIDE if name in group["double"] else "float32"),
+            _DRAWN.index(group[f"values of {name}"]),
+        )
+        nonnegative = name in self._author.nonnegative
+        if prod(own) > _LITERAL:
+            kind, parameters = (_DRAWN_NONNEGATIVE if nonnegative else _DRAWN)[style]
+            # A result of many elements that float32 cannot hold is lost where anything is float32.
+            alone = self._author.elementwise or self._author.limits
+            if dtype == WIDE and kind == "lognormal" and alone:
+                parameters = {"mean": parameters["mean"] * 7, "scale": 60.0}
+            return RandomTensor(kind, int(self.random.randint(2**31)), own, dtype, parameters)
+        values = self._mixed(own, dtype, style, nonnegative=nonnegative)
+        if infinite:
+            far = np.copysign(np.inf, values)
+            values = np.where(self.random.random_sample(own) < _INFINITE / 4, far, values)
+        return np.asarray(values, dtype)
+
+    def _mixed(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], style: int, *, nonnegative: bool
+    ) -> Array:
+        """Return short decimals, zeros or powers of ten between them, some of them negative."""
+        key = dtype.name, style, nonnegative
+        if key not in self._pools:
+            self._pools[key] = self._pool(*key)
+        size = prod(shape)
+        start = self.random.randint(_POOL - size + 1)
+        return self._pools[key][start : start + size].reshape(shape)
+
+    def _pool(self, dtype: str, style: int, nonnegative: bool) -> Array:
+        random, shape = self.random, (_POOL,)
+        values = np.round(random.normal(size=shape) * 2, 2) + 0.01
+        special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE else ()))
+        if not self._author.elementwise:
+            # What is summed with a large number is lost, and squares of larger ones overflow.
+            special = special[np.abs(special) <= (1e12 if style else 1)]
+        picked = random.choice(special, shape)
+        values = np.where(random.random_sample(shape) < _SPECIAL_SHARES[style], picked, values)
+        # Rarely negative all the same: the result is no number there.
+        rare = (random.random_sample(shape) > _NONNEGATIVE) & self._author.elementwise
+        return np.where(rare, values, np.abs(values)) if nonnegative else values
+
+
+def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return which tensors of a group are double: none, all, one, all but one."""
+    mixed: list[tuple[str, ...]] = [(name,) for name in names]
+    mixed += [tuple(it for it in names if it != name) for name in names]
+    return [(), *[tuple(names)] * len(names), *(it for it in mixed if it)]
+
+
+def _narrowed(shape: tuple[int, ...], level: int) -> tuple[int, ...] | None:
+    """Return a shape that broadcasts to another in a way of :data:`_NARROW`; None if none does."""
+    narrow = (
+        shape, shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
+    )[level]  # fmt: skip
+    return None if len(narrow) > len(shape) or (narrow == shape and level) else narrow

@@ -1,0 +1,81 @@
+"""Faults that nobody has listed: conditions on the space of inputs, planted by a script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxopt_cli.cases.suites.suites import LARGE, SUITES, suite_cases
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "scripts" / "planted_faults.py"
+
+SIGNED = '''\
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
+
+
+def signed(R, X, G, *, weight):
+    """Move against the gradient and its weighted copy."""
+    return (X - R * (G + weight * X),)
+
+
+SIGNED = Operator(
+    name="Signed", domain="company.test", version=1, formula=signed,
+    scalars=(Scalar("R", FLOATS),), tensors=("X", "G"), outputs={"X_new": "X"},
+    attributes=(Attribute("weight"),), about="A step.", source="here",
+)
+'''
+
+
+def rejected(*arguments):
+    """Return the share of planted faults that the suites reject, and what was printed."""
+    run = subprocess.run(
+        [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False
+    )
+    last = re.search(r"^all .*?([\d.]+)%", run.stdout, re.MULTILINE)
+    assert last, run.stdout + run.stderr
+    return float(last[1]) / 100, run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", ["Momentum", "MagnitudePrune"])
+def test_the_suites_reject_faults_that_nobody_listed(operator):
+    share, told = rejected(
+        "--seed", "11", "--faults", "8", "--draws", "300", "--operator", operator
+    )
+    assert share >= 0.9, told
+
+
+@pytest.mark.slow
+def test_the_published_cases_do_not():
+    share, told = rejected(
+        "spec", "--seed", "11", "--faults", "8", "--draws", "300", "--operator", "Momentum"
+    )
+    assert share <= 0.5, told
+
+
+@pytest.mark.slow
+def test_an_operator_that_a_user_brings_gets_the_same_suite(tmp_path):
+    path = tmp_path / "signed.py"
+    path.write_text(SIGNED)
+    share, told = rejected(
+        "test", "--seed", "11", "--faults", "8", "--draws", "300", "--operators", str(path),
+        "--operator", "Signed",
+    )  # fmt: skip
+    assert share >= 0.9, told
+
+
+@pytest.mark.parametrize("name", ["pruning", LARGE])
+def test_a_suite_is_the_same_each_time_it_is_made(name):
+    once, again = suite_cases(name), suite_cases(name)
+    assert [case.id for case in once] == [case.id for case in again]
+    for one, other in list(zip(once, again, strict=True))[::40]:
+        for left, right in zip(
+            one.read().inputs.values(), other.read().inputs.values(), strict=True
+        ):
+            assert left.tobytes() == right.tobytes(), one.id
+    assert LARGE in SUITES
