@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import Value, dtype_name
-from onnxopt_cli.errors import NodeError
-from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.readings.single_node import sole_operator
 
 #: The capabilities, in the order in which they are shown.
 CAPABILITIES = {
@@ -60,14 +60,18 @@ def _of_groups(content: Content) -> Mapping[str, bool]:
                 1, content.trajectory.state, lambda array: array, lambda _, like: like
             ),
         )
-    try:
-        call = sole_call(model, inputs)
-    except NodeError:
-        call = None
-    if call is None:
+    operator = None if content.rejects else sole_operator(model)
+    if operator is None:
         return {}
-    unlike = any(tensor.shape != group[0].shape for group in call.groups for tensor in group)
-    return {"many-tensors": len(call.groups) > 1, "broadcasting": unlike}
+    names = model.graph.node[0].input[len(operator.scalars) :]
+    number = len(names) // len(operator.tensors)
+    shapes = {name: it.shape for name, it in inputs.items() if isinstance(it, np.ndarray)}
+    unlike = any(
+        shapes[name] != shapes[first]
+        for name, first in zip(names, cycle(names[:number]), strict=False)
+        if name in shapes and first in shapes
+    )
+    return {"many-tensors": number > 1, "broadcasting": unlike}
 
 
 def _arrays(values: Sequence[Value]) -> list[Any]:

@@ -75,9 +75,17 @@ def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Co
     """Return what converts R and T, group by group, before it computes."""
 
     def convert_and_compute(call: Call[Array]) -> list[Array]:
-        dtype = choose(call)
+        dtype, kept = choose(call), set(call.operator.outputs.values())
+        # Where an output has a scalar's type, as loss_new has the loss's whatever the layers' are,
+        # the scalar's digits are part of the result: it may be widened, but not narrowed.
+        floats = {
+            item.name: np.result_type(dtype, scalar.dtype) if item.name in kept else dtype
+            for item, scalar in zip(call.operator.scalars, call.scalars, strict=True)
+            if scalar.dtype.kind == "f"
+        }
         scalars = tuple(
-            scalar.astype(dtype) if scalar.dtype.kind == "f" else scalar for scalar in call.scalars
+            scalar.astype(floats.get(item.name, scalar.dtype))
+            for item, scalar in zip(call.operator.scalars, call.scalars, strict=True)
         )
         places = call.operator.places(len(call.groups))
         return [

@@ -10,7 +10,7 @@ first. Nothing here knows an operator by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, product
+from itertools import chain, cycle, product
 from math import prod
 from typing import Any
 
@@ -27,28 +27,32 @@ _BLOCKS = (16, 32, 64, 128, 256, 1024)
 _LENGTHS = (*range(10), *(size + by for size in _BLOCKS for by in (-1, 0, 1)), 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
 _SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
+#: Reach beyond every tile and block, with a rest.
+_WHOLE: Shapes = ((300, 2), (2, 300), (1100,))
 _SHAPES: Shapes = (
     *((length,) for length in _LENGTHS if length != 1),
     *((size, 3) for size in _TILES),
     *((2, size) for size in _TILES),
-    (300, 2), (3, 300), (150, 5), (5, 150),
+    *_WHOLE, (33, 32), (32, 33), (33, 64), (64, 33), (33, 128), (128, 33),
     (2, 3), (0, 3), (33, 65), (1, 3, 1), (2, 3, 4), (2, 0, 2), (2, 1, 3, 2), (3, 2, 4, 2),
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
     (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
 )  # fmt: skip
-#: How many tensors, and how many questions of so many: None for what it takes to have each shape.
+#: How many tensors, and how many questions of so many.
 _NUMBERS = {
-    1: None, 2: 26, 3: 12, 4: 2, 5: 2, 6: 2, 7: 3, 8: 6, 9: None, 10: 4, 16: 5, 17: 8, 32: 2,
-    33: 6, 64: 1, 65: 4, 129: 2,
+    1: 24, 2: 30, 3: 40, 4: 50, 5: 3, 6: 2, 7: 3, 8: 5, 9: 8, 10: 1, 16: 2, 17: 4, 33: 2, 65: 3,
+    129: 1,
 }  # fmt: skip
 #: Lengths of the suite ``large``.
 _LARGE = (*(size + by for size in (2**16, 2**17) for by in (-1, 0, 1)), 3 * 2**15)
 
 _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
-_RATES = (0.4, 1.0, 0.0, -0.4, 1e-6, 25.0)
+# Numbers have more digits than people write: what rounds one to its decimals is seen.
+_RATES = (0.41234568, 1.0, 0.0, -0.41234568, 1.2345679e-6, 24.691358)
 _RANKS = (0, 1, 2, 3)
 #: Of attributes without limits, beside the ordinary value: seen, and inexact in float32 where not.
-_NUMERIC = (0.0, 1.0, -1.0, 1e-6, 25.0, 0.999, 0.1)
+_NUMERIC = (0.0, 1.0, -1.0, 1.2345679e-6, 24.691358, 0.9987654, 0.12345679)
+_PLAIN = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
 #: Of attributes with limits, as shares of their range; the last ones miss their product with 100.
 _SHARES = (0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
 _LEFT_OUT = "left out"
@@ -70,8 +74,8 @@ _DRAWN_NONNEGATIVE: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("integers", {"low": 0, "high": 3}),
     *_DRAWN[2:],
 )
-_LITERAL = 40
-#: Half of the tensors of a node are small ones, and all beyond so many.
+_LITERAL = 24
+#: From here on the tensors of a node are small, and left to chance.
 _FEW = 9
 #: Lengths whose ranks are asked for, of floats; with infinite elements; of doubles.
 _RANKED = (
@@ -81,8 +85,9 @@ _RANKED = (
 )
 _INFINITE = 0.4
 _RANK_SHARE = 0.4
-_SEED = 20
-_CANDIDATES = 16
+_SEED, _SEEDS = 20, 10**5
+#: Among how many nodes, and groups of each, the one is chosen whose pairs were asked for least.
+_NODES, _GROUPS = 64, 12
 #: How many dimensions of a node are set to an extreme, and the least and largest share of them.
 _EXTREMES = 4.5
 _LEAST_EXTREME, _MOST_EXTREME = 0.4, 0.75
@@ -110,8 +115,9 @@ class _Cover:
             places: of which dimensions they are, a column each.
         """
         levels = rows + self._starts[places]
-        need = self._need[levels[:, :, None], levels[:, None, :]].sum((1, 2))
-        best = int(np.argmax(need))
+        best = 0
+        if len(rows) > 1:
+            best = int(np.argmax(self._need[levels[:, :, None], levels[:, None, :]].sum((1, 2))))
         chosen: Array = rows[best]
         self._need[np.ix_(levels[best], levels[best])] *= 0.25
         return chosen
@@ -120,28 +126,18 @@ class _Cover:
 def space(author: Author) -> Iterator[WrittenCase]:
     """Yield the questions about an operator."""
     design = _Design(author)
+    random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= _LITERAL]
+    others = cycle(random.permutation(len(_SHAPES)))
+    carried = any(map(author.operator.carries, author.operator.outputs))
     for number, times in _NUMBERS.items():
-        if times is None:
-            # One element is seldom where something shows.
-            shapes = [*_SHAPES, *_SINGLE, *_SINGLE]
-        else:
-            large = [shape for shape in _SHAPES if shape not in small]
-            # A matrix shows a tile only where it reaches beyond one.
-            large += [shape for shape in large if len(shape) > 1] * 2
-            few = min(number, _FEW)
-            shapes = [
-                pool[place]
-                for _ in range(times)
-                for pool, count in ((large, few // 2), (small, number - few // 2))
-                for place in design.random.randint(len(pool), size=count)
-            ]
-        if times is None:
-            design.random.shuffle(shapes)
-        for start in range(0, len(shapes), number):
-            chosen = (shapes * 2)[start : start + number]
-            design.random.shuffle(chosen)
-            yield design.question(chosen)
+        for _ in range(times):
+            pools = (_WHOLE, _SINGLE, *(_SHAPES, small) * (_FEW // 2), *(small,) * number)
+            # A sum shows little of a small tensor beside a large one.
+            pools = pools[carried and random.randint(2) :][: number - 1]
+            shapes = [_SHAPES[next(others)], *(pool[random.randint(len(pool))] for pool in pools)]
+            random.shuffle(shapes)
+            yield design.question(shapes)
 
 
 def large(author: Author) -> Iterator[WrittenCase]:
@@ -180,7 +176,7 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
                 if tensor != author.first:
                     inputs.append(np.zeros((), dtype))
                 elif length > _LITERAL:
-                    seed = int(random.randint(2**31))
+                    seed = int(random.randint(_SEEDS))
                     inputs.append(RandomTensor("normal", seed, (length,), dtype))
                 else:
                     values = np.round(random.normal(size=length), 3)
@@ -212,16 +208,19 @@ class _Design:
             node |= {author.rate: _RATES, "type of scalars": ("float32", WIDE)}
         if operator.scalars:
             node["rank of scalars"] = _RANKS
+        plain = dict(zip(author.numeric, cycle(_PLAIN), strict=False))
         for item in operator.attributes:
             if item.limits:
-                own: list[Any] = [author.within(item.name, share) for share in (0.613, *_SHARES)]
+                own: list[Any] = [
+                    author.within(item.name, share) for share in (0.6134568, *_SHARES)
+                ]
             elif item.choices:
                 continue
             else:
-                own = [author.ordinary[item.name], *_NUMERIC]
+                own = [plain[item.name], *_NUMERIC]
             node[item.name] = own if item.required else [*own, _LEFT_OUT]
         # Whoever lacks one of these has questions enough without.
-        node |= {"doubles": (False, *[True] * 5), "broadcasting": (False, *[True] * 5)}
+        node |= {"doubles": (False, True), "broadcasting": (False, True)}
         if author.elementwise or author.limits:
             node["infinity"] = (False, True)
         # The first is chosen already.
@@ -248,8 +247,10 @@ class _Design:
             # There are few of them.
             extremes = _MANY_EXTREME
         for _ in range(_TRIES):
-            candidates = self._candidates(places, extremes)
+            candidates = self._candidates(places, extremes, _NODES)
             candidates[:, 0] = list(_NUMBERS).index(len(shapes))
+            for name in ("doubles", "broadcasting"):
+                candidates[:, [*self._node].index(name)] = self.random.randint(2, size=_NODES)
             node = self._cover.choose(candidates, places)
             chosen = {
                 name: levels[level]
@@ -257,7 +258,9 @@ class _Design:
             }
             if self._tells(chosen):
                 break
-        rows = [self._group(node, chosen, shape, extremes) for shape in shapes]
+        # Of many, some come right by chance.
+        number = _GROUPS if len(shapes) <= _FEW else 1
+        rows = [self._group(node, chosen, shape, extremes, number) for shape in shapes]
         operator = self._author.operator
         if any(map(operator.carries, operator.outputs)):
             # A sum over tensors of unlike types may be rounded to any of them, and of unlike
@@ -291,18 +294,23 @@ class _Design:
         finite = all(np.isfinite(it).all() for it in one)
         return finite and not all(map(np.array_equal, one, other))
 
-    def _candidates(self, places: Array, extremes: float) -> Array:
-        shape = (_CANDIDATES, len(places))
+    def _candidates(self, places: Array, extremes: float, number: int) -> Array:
+        shape = (number, len(places))
         levels = (self.random.random_sample(shape) * self._sizes[places]).astype(int)
         levels[self.random.random_sample(shape) >= extremes] = 0
         return levels
 
     def _group(
-        self, node: Array, chosen: Mapping[str, Any], shape: tuple[int, ...], extremes: float
+        self,
+        node: Array,
+        chosen: Mapping[str, Any],
+        shape: tuple[int, ...],
+        extremes: float,
+        number: int,
     ) -> Array:
         """Choose the levels of a group, beside those of its node."""
         places = np.arange(len(self._node), len(self._sizes))
-        rows = self._candidates(places, 1 - (1 - extremes) ** 2)
+        rows = self._candidates(places, 1 - (1 - extremes) ** 2, number)
         rows[:, 0] = _SHAPES.index(shape) if shape in _SHAPES else 0
         narrow = rows[:, 1 : 1 + len(self._author.stepped)]
         if not chosen["broadcasting"]:
@@ -345,11 +353,16 @@ class _Design:
                 attributes[item.name] = (
                     self._ranks(item.name, number, shapes) if item.each else number
                 )
-        said = {name: level for name, level in chosen.items() if level not in ({}, _RANKS[0])}
+        said = {
+            name: chosen[name]
+            for name, levels in self._node.items()
+            if name == "tensors" or (name != "setting" and chosen[name] != levels[0])
+        } | chosen["setting"]
         return WrittenCase(
             name=f"{self._prefix}_{self._asked}",
             about="Catches what shows where these meet: "
-            + ", ".join(f"{name} {level}" for name, level in said.items()),
+            + ", ".join(f"{name} {level}" for name, level in said.items())
+            + ".",
             operator=operator,
             inputs=dict(zip(operator.input_names(len(shapes)), inputs, strict=True)),
             attributes=attributes,
@@ -387,7 +400,7 @@ class _Design:
             alone = self._author.elementwise or self._author.limits
             if dtype == WIDE and kind == "lognormal" and alone:
                 parameters = {"mean": parameters["mean"] * 7, "scale": 60.0}
-            return RandomTensor(kind, int(self.random.randint(2**31)), own, dtype, parameters)
+            return RandomTensor(kind, int(self.random.randint(_SEEDS)), own, dtype, parameters)
         values = self._mixed(own, dtype, style, nonnegative=nonnegative)
         if infinite:
             far = np.copysign(np.inf, values)
@@ -407,7 +420,7 @@ class _Design:
 
     def _pool(self, dtype: str, style: int, nonnegative: bool) -> Array:
         random, shape = self.random, (_POOL,)
-        values = np.round(random.normal(size=shape) * 2, 2) + 0.01
+        values = np.round(random.normal(size=shape) * 2, 2)
         special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE else ()))
         if not self._author.elementwise:
             # What is summed with a large number is lost, and squares of larger ones overflow.
