@@ -64,7 +64,7 @@ def test_an_operator_that_a_user_brings_gets_the_same_suite(tmp_path):
     assert share >= 0.9, told
 
 
-@pytest.mark.parametrize("name", ["pruning", LARGE])
+@pytest.mark.parametrize("name", [pytest.param("pruning", marks=pytest.mark.slow), LARGE])
 def test_a_suite_is_the_same_each_time_it_is_made(name):
     once, again = suite_cases(name), suite_cases(name)
     assert [case.id for case in once] == [case.id for case in again]
