@@ -96,7 +96,7 @@ def test_a_check_knows_what_was_expected(tmp_path):
 
 
 def test_failures_are_explained():
-    cases = api.load("conformance", patterns=["conformance/adam/*"])
+    cases = api.load("conformance", patterns=["conformance/adam/T_*"])
     results = list(api.run(cases, WRONG, setting=HERE))
     (explanation,) = api.explain(results, cases)
     assert explanation.deviations == ("epsilon inside the square root",)
