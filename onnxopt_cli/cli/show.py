@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import click
 
 from onnxopt_cli.cli.completion import complete_subject
+
+if TYPE_CHECKING:
+    from onnxopt_cli.formula.operator import Operator
+    from onnxopt_cli.readings.implementation import Implementation
 
 
 @click.command("show")
@@ -17,22 +22,40 @@ from onnxopt_cli.cli.completion import complete_subject
     required=True,
     shell_complete=complete_subject,
 )
-def command(names: tuple[str, ...]) -> None:
-    """Show an operator (formula, inputs, attributes) or a case.
+@click.option(
+    "--mistake",
+    "mistakes",
+    metavar="NAME",
+    multiple=True,
+    help="Show a known mistake of the operator: what it changes, who has it, an input that shows "
+    "it. Given more than once: all at once.",
+)
+def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
+    """Show an operator (formula, inputs, attributes), a mistake in one, or a case.
 
     \b
     onnxopt show Adam
+    onnxopt show Adam --mistake "epsilon inside the square root"
     onnxopt show spec/adam/adam_multiple
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import InvalidCase, UsageError
     from onnxopt_cli.operators import OPERATORS, operator_named
-    from onnxopt_cli.report.listing import case_page, operator_page
+    from onnxopt_cli.report.listing import case_page, mistake_page, operator_page
 
     console = stdout()
     for name in names:
         operator = operator_named(name)
+        if mistakes:
+            if operator is None:
+                raise UsageError(
+                    f"{printable(name)} is not an operator with known mistakes",
+                    hint=f"operators are {', '.join(it.name for it in OPERATORS)}",
+                )
+            console.print(*mistake_page(operator, _mistake(operator, mistakes)), sep="\n")
+            continue
         if operator is not None:
             console.print(*operator_page(operator), sep="\n")
             continue
@@ -49,3 +72,29 @@ def command(names: tuple[str, ...]) -> None:
         for case in collection.cases:
             console.print(*case_page(case, case.read()), sep="\n")
             console.print()
+
+
+def _mistake(operator: Operator, names: tuple[str, ...]) -> Implementation:
+    """Return the implementation that has all mistakes of these names.
+
+    Raises:
+        UsageError: if there is no such mistake, or they do not go together.
+    """
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import UsageError
+    from onnxopt_cli.readings.mistakes.deviate import all_deviations, named
+
+    known = {it.name.lower(): it.name for it in all_deviations(operator)}
+    for name in names:
+        if name.lower() not in known:
+            near = [it for it in known if name.lower() in it][:3]
+            near = near or get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+            hint = f"did you mean {', '.join(repr(known[it]) for it in near)}?" if near else None
+            raise UsageError(
+                f"{operator.name} has no known mistake {printable(repr(name))}",
+                hint=hint or f"onnxopt show {operator.name} lists them",
+            )
+    found = named(operator, *(known[name.lower()] for name in names))
+    if found is None:
+        raise UsageError("these mistakes do not go together: both are around the formula")
+    return found

@@ -6,8 +6,10 @@ import ast
 import inspect
 import re
 import textwrap
+from difflib import ndiff
 
 from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.rewrite import Formula, formula_tree
 
 
 def formula_text(operator: Operator) -> str:
@@ -18,6 +20,24 @@ def formula_text(operator: Operator) -> str:
     docstring = function.body[0]
     body = source.splitlines()[docstring.end_lineno :]
     return re.sub(r"\bnp\.", "", textwrap.dedent("\n".join(body)))
+
+
+def formula_difference(operator: Operator, formula: Formula) -> list[str]:
+    """Return what a wrong formula changes, as lines that begin with -, + or a space.
+
+    Empty if the formula is the operator's own, or is not written in Python of its own.
+    """
+    try:
+        trees = formula_tree(operator.formula), formula_tree(formula)
+    except ValueError:
+        return []
+    texts = []
+    for tree in trees:
+        body = "\n".join(map(ast.unparse, tree.body[1:]))
+        texts.append(re.sub(r"\bnp\.", "", body).splitlines())
+    if texts[0] == texts[1]:
+        return []
+    return [line for line in ndiff(texts[0], texts[1]) if not line.startswith("?")]
 
 
 def formula_description(operator: Operator) -> str:

@@ -19,8 +19,12 @@ from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.core.case import Case, Content, Trajectory
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
+from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Attribute, Operator
-from onnxopt_cli.readings.show import formula_description, formula_text
+from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input
+from onnxopt_cli.readings.show import formula_description, formula_difference, formula_text
 from onnxopt_cli.report.terminal import plain_table
 
 _MOST_ELEMENTS = 12
@@ -77,6 +81,34 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
         kind += f", {attribute.limits[0]:g} to {attribute.limits[1]:g}"
     default = "required" if attribute.default is None else f"default {attribute.default!r}"
     return attribute.name, kind, default
+
+
+def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[RenderableType]:
+    """Yield a mistake's page: what it changes, who has it, an input that shows it."""
+    yield Text.assemble((operator.name, "bold"), f"  {mistake.name}")
+    yield Text(mistake.about)
+    if mistake.seen_in:
+        yield Text(f"seen in {', '.join(mistake.seen_in)}", style="dim")
+    difference = formula_difference(operator, mistake.change(operator.formula))
+    if difference:
+        yield _heading("Formula")
+        styles = {"-": "red", "+": "green", " ": ""}
+        for line in difference:
+            yield Padding(Text(line, style=styles[line[0]]), (0, 2))
+    apart = distinguishing_input(operator, mistake)
+    if apart is None:
+        yield Text("no input is known that shows it")
+        return
+    given, inputs = apart
+    attributes = {name: np.asarray(value) for name, value in given.items()}
+    yield from _section("An input that shows it", _values({**inputs, **attributes}))
+    omitted = frozenset(it.name for it in operator.attributes) - set(given)
+    complete = complete_attributes(operator, given)
+    call = bind(operator, list(inputs.values()), complete, omitted=omitted)
+    names = operator.output_names(len(call.groups))
+    for title, outputs in (("Right", evaluate(call)), ("With the mistake", mistake.run(call))):
+        rows = _values(dict(zip(names, outputs, strict=False)))
+        yield from _section(title, rows if outputs else [("none: it refuses this",)])
 
 
 def case_page(case: Case, content: Content) -> Iterable[RenderableType]:

@@ -13,7 +13,7 @@ from functools import cache, lru_cache, partial
 
 from onnxopt_cli.formula.operator import Deviation, Operator
 from onnxopt_cli.formula.rewrite import rewrite
-from onnxopt_cli.readings.implementation import Implementation
+from onnxopt_cli.readings.implementation import Implementation, both
 from onnxopt_cli.readings.mistakes.equivalence import equivalent
 from onnxopt_cli.readings.mistakes.generated import generated
 from onnxopt_cli.readings.mistakes.probes import probes
@@ -51,6 +51,17 @@ def all_deviations(operator: Operator) -> tuple[Implementation, ...]:
     others = {implementation.name: implementation for implementation in generated(operator)}
     own = [_implementation(operator, item, others.get(item.name)) for item in named.values()]
     return (*own, *(it for name, it in others.items() if name not in named))
+
+
+@cache
+def named(operator: Operator, *names: str) -> Implementation | None:
+    """Return the implementation with all mistakes of these names; None if there is none."""
+    known = {it.name: it for it in all_deviations(operator)}
+    found = known.get(names[0])
+    for name in names[1:]:
+        other = known.get(name)
+        found = both(found, other) if found and other else None
+    return found
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
