@@ -28,6 +28,7 @@ class FuzzDisplay:
         self._console = stdout()
         self._by_time = examples is None
         self._found = 0
+        self._causes: dict[str, list[str]] = {}
         self._began = monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -70,6 +71,9 @@ class FuzzDisplay:
         head.append(f"  {headline}" if headline else "")
         head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
         self._console.print_line(head)
+        names = finding.explanation.deviations if finding.explanation else ()
+        cause = f"{finding.kind.subject}, {' and '.join(map(repr, names)) or 'not explained'}"
+        self._causes.setdefault(cause, []).append(path.stem)
         if finding.explanation is not None:
             self._console.print_line(Text(f"  {printable(finding.explanation.text)}"))
         self._console.print_line(Text(f"  kept as {printable(str(path))}", "dim"))
@@ -90,6 +94,11 @@ class FuzzDisplay:
                 "bold red" if self._found else "bold green",
             )
         )
+        if self._found > 1:
+            for cause, kept in sorted(self._causes.items(), key=lambda it: -len(it[1])):
+                self._console.print_line(
+                    Text(f"{printable(cause)}: {len(kept)} ({printable(', '.join(kept))})")
+                )
         if self._found:
             again = f"onnxopt run {options['output']} -b {options['backend']}"
             self._console.print_line(Text(f"run them again: {printable(again)}"))

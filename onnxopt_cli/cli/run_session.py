@@ -333,16 +333,22 @@ def _explanations(session: Session, ran: float) -> list[Explanation]:
     if interruption.signal or not options["explain"] or seconds == 0:
         return []
     from onnxopt_cli.grade.explain import explain, least_seconds
+    from onnxopt_cli.run.rerun import questioning
 
     cases = {case.id: case for case in session.plan.cases}
     try:
-        with interruption.at_once(), stderr().status("looking for known mistakes") as status:
+        with (
+            interruption.at_once(),
+            questioning(interruption, session.terms.setting) as ask,
+            stderr().status("looking for known mistakes") as status,
+        ):
             return explain(
                 session.results,
                 cases,
                 session.plan.judging,
                 seconds=least_seconds(ran) if seconds is None else seconds,
                 progress=status.update,
+                ask=ask,
             )
     except KeyboardInterrupt:
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,53 +25,77 @@ class BackendIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """What accounts for some failing cases of a backend in an operator.
+
+    Attributes:
+        found: it in words, without a count.
+        cases: ids of the failing cases.
+        deviations: names of the deviations that together reproduce them; empty if the words only
+            say what the cases have in common.
+    """
+
+    found: str
+    cases: tuple[str, ...]
+    deviations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """What reproduces the failures of a backend in an operator, or that nothing known does.
+    """What accounts for the failures of a backend in an operator, as far as that is known.
 
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        text: one sentence for a reader; its counts add up to the failing cases.
-        deviations: names of the deviations that together do it; empty if none does.
-        cases: ids of the failing cases that they reproduce, or that were tried in vain.
-        found: the sentence without its counts.
-        others: how many other failing cases there are: by what became of them (``not tried``),
-            then by their kind (``trajectory``).
+        causes: each with the failing cases that no earlier one accounts for.
+        others: how many other failing cases there are: by what became of them (``not explained``,
+            ``not tried``), then by their kind (``trajectory``).
+        note: what was looked for in vain, or where the search was stopped; may be empty.
         complete: False if the time was over before everything was tried.
     """
 
     backend: str
     operator: str
-    text: str
-    deviations: tuple[str, ...]
-    cases: tuple[str, ...]
-    found: str = ""
+    causes: tuple[Cause, ...] = ()
     others: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    note: str = ""
     complete: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        backend: str,
-        operator: str,
-        found: str,
-        cases: Sequence[str],
-        others: Mapping[str, Mapping[str, int]],
-        *,
-        deviations: tuple[str, ...] = (),
-        complete: bool = True,
-    ) -> Explanation:
-        """Return an explanation with the sentence that its parts make."""
-        rest = {what: kinds for what, kinds in others.items() if kinds}
-        count = len(cases) + sum(sum(kinds.values()) for kinds in rest.values())
-        said = [found]
-        if cases:
-            said[0] += f"{':' * bool(deviations)} {len(cases)} of {count} failing cases"
-            if count == 1:
-                said[0] = f"{found}{':' * bool(deviations)} the failing case"
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """The names of all deviations."""
+        return tuple(dict.fromkeys(name for it in self.causes for name in it.deviations))
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """Ids of the failing cases that deviations reproduce."""
+        return tuple(case for it in self.causes if it.deviations for case in it.cases)
+
+    @property
+    def text(self) -> str:
+        """One sentence for a reader; its counts add up to the failing cases."""
+        rest = {what: kinds for what, kinds in self.others.items() if kinds}
+        counts = [(it.found + ":", len(it.cases)) for it in self.causes]
+        if self.causes and self.causes[0].deviations:
+            counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
+        total = sum(count for _, count in counts)
+        total += sum(sum(kinds.values()) for kinds in rest.values())
+        if not counts and UNEXPLAINED in rest:
+            counts = [(self.note, sum(rest.pop(UNEXPLAINED).values()))]
+        elif self.note:
+            counts = counts or [(self.note, 0)]
+        said = [f"{words} {count}" if count else words for words, count in counts]
+        if counts and counts[0][1]:
+            whole = f"{said[0]} of {total} failing cases"
+            said[0] = whole if total > 1 else f"{counts[0][0]} the failing case"
         said += [f"{what}: {_listed(kinds)}" for what, kinds in rest.items()]
-        text = "; ".join(said)
-        return cls(backend, operator, text, deviations, tuple(cases), found, rest, complete)
+        if self.causes and self.note:
+            said.append(self.note)
+        return "; ".join(said)
+
+
+#: What is said of failing cases that were tried in vain.
+UNEXPLAINED = "not explained"
 
 
 #: Kinds that are listed by name; more of them would not fit into a line.

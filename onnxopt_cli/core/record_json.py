@@ -11,7 +11,7 @@ import numpy as np
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.codec import ValueReader, ValueWriter
 from onnxopt_cli.core.diff import Diff, Element
-from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.tolerance import (
     Branch,
@@ -159,8 +159,12 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
         "text": explanation.text,
         "deviations": list(explanation.deviations),
         "cases": list(explanation.cases),
-        "found": explanation.found,
+        "causes": [
+            {"found": it.found, "deviations": list(it.deviations), "cases": list(it.cases)}
+            for it in explanation.causes
+        ],
         "others": {what: dict(kinds) for what, kinds in explanation.others.items()},
+        "note": explanation.note,
         "complete": explanation.complete,
     }
 
@@ -173,19 +177,24 @@ def explanation_from_json(data: Any) -> Explanation:
     """
     try:
         return Explanation(
-            data["backend"],
-            data["operator"],
-            data["text"],
-            tuple(data["deviations"]),
-            tuple(data["cases"]),
-            str(data.get("found", data["text"])),
+            str(data["backend"]),
+            str(data["operator"]),
+            tuple(
+                Cause(
+                    str(it["found"]),
+                    tuple(map(str, it["cases"])),
+                    tuple(map(str, it["deviations"])),
+                )
+                for it in data["causes"]
+            ),
             {
                 str(what): {str(kind): int(count) for kind, count in kinds.items()}
-                for what, kinds in data.get("others", {}).items()
+                for what, kinds in data["others"].items()
             },
-            bool(data.get("complete", True)),
+            str(data["note"]),
+            bool(data["complete"]),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"not an explanation: {error}") from error
 
 

@@ -15,10 +15,11 @@ from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.fuzz.node_example import NAME, SUITE, Example
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.readings.mistakes.deviate import named
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.judge import judge, read_question
-from onnxopt_cli.run.reproduce import Observation, named, observe, reproduces
+from onnxopt_cli.run.reproduce import Observation, observe, reproduces
 
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 
@@ -247,5 +248,6 @@ def _explains(explanation: Explanation, trial: Trial) -> bool:
     seen = observe(trial.result, trial.case, JudgeOptions())
     if not isinstance(seen, Observation) or seen.call.operator.name != explanation.operator:
         return False
-    mistakes = [named(seen.call.operator, name) for name in explanation.deviations]
+    names = [cause.deviations for cause in explanation.causes if cause.deviations]
+    mistakes = [named(seen.call.operator, *it) for it in names]
     return any(it is not None and reproduces(it, seen, JudgeOptions()) for it in mistakes)

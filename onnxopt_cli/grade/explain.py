@@ -1,7 +1,8 @@
-"""Which known mistake, or which two, reproduces what a failing backend returned.
+"""Which known mistakes reproduce what a failing backend returned.
 
-An explanation rests on wrong values. It reproduces all of them that were kept, and fails no case
-that the backend passes. An error may have any reason: a mistake that values support may account for
+An explanation rests on wrong values. It is a cover: as few mistakes as reproduce as many of the
+failing cases as any do, each alone or with others, and none that fails a case which the backend
+passes. An error may have any reason: a mistake beside one that values support may account for
 errors too, and errors alone are never explained.
 """
 
@@ -9,21 +10,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations, islice, product
 from time import monotonic
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.grade.ground import common_ground, sample
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.implementation import Implementation
-from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct
+from onnxopt_cli.readings.bound.bound import bound
+from onnxopt_cli.readings.implementation import Implementation, both
+from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct, named
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.reproduce import (
     Observation,
+    agrees_with,
     conforms,
     observe,
-    pairs,
     refuses,
     reproduces,
     returned_arrays,
@@ -33,6 +41,12 @@ from onnxopt_cli.run.reproduce import (
 _MOST_ELEMENTS = 1 << 20
 #: Names of implementations that are known to do so take at most so many columns, but for the first.
 _SEEN = 40
+#: Of the cases that passed, or failed, so many are tried before the others.
+_FIRST = 12
+#: So many mistakes are added to one that reproduces something.
+_DEPTH = 2
+#: Of mistakes that do the same so many are compared.
+_ALIKE = 12
 
 
 def least_seconds(run: float) -> float:
@@ -47,11 +61,12 @@ def explain(
     *,
     seconds: float = float("inf"),
     progress: Callable[[str], None] = lambda _: None,
+    ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None = None,
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    Single mistakes are tried for all of them first, then pairs; in both each has an equal part of
-    the time.
+    Single mistakes are tried for all of them first, then several at once; at last it is asked what
+    the cases have in common that nothing reproduces. In each part all have an equal time.
 
     Args:
         results: all results of a run.
@@ -59,11 +74,14 @@ def explain(
         judging: how the run judged outputs.
         seconds: how long to look; the explanations say what was left.
         progress: called now and then with what is going on.
+        ask: asks a backend, given by its name, for a node's outputs; None for what returns none.
+            Without it, further inputs cannot tell what failing cases have in common.
     """
     end = monotonic() + seconds
     searches = list(_searches(results, cases, judging or JudgeOptions()))
     _share([search.alone() for search in searches], end, progress)
     _share([search.together() for search in searches], end, progress)
+    _share([search.described(ask) for search in searches], end, progress)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     found = (search.explanation(stopped) for search in searches)
     return [it for it in found if it is not None]
@@ -99,6 +117,21 @@ def _searches(
             yield _Search(backend, operator, group, cases, judging)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A mistake, or several at once, and the failing cases that it reproduces.
+
+    Attributes:
+        names: of the mistakes.
+        mistake: all of them in one implementation.
+        cases: places of the wrong cases.
+    """
+
+    names: tuple[str, ...]
+    mistake: Implementation
+    cases: frozenset[int]
+
+
 class _Search:
     """The search for what explains the failures of a backend in an operator.
 
@@ -124,25 +157,95 @@ class _Search:
         self._refused: list[Observation] = []
         self._right: list[Observation] = []
         self._untried: Counter[str] = Counter()
-        self._fitting: list[Implementation] = []
+        self._found: list[_Found] = []
+        self._possible: list[Implementation] = []
+        self._ground: tuple[str, frozenset[int]] = ("", frozenset())
         self._began = False
         self._tried_alone = False
         self._complete = False
+
+    @property
+    def _all(self) -> frozenset[int]:
+        return frozenset(range(len(self._wrong)))
 
     def alone(self) -> Iterator[str]:
         """Read the failing cases, and try each known mistake alone."""
         yield from self._read_failing()
         self._began = True
         if self._wrong:
-            yield from self._try(all_deviations(self._operator), "mistakes")
+            known = all_deviations(self._operator)
+            for number, mistake in enumerate(known):
+                doing = f"explaining {self._operator.name}: {number} of {len(known)} mistakes"
+                yield doing
+                if (yield from self._agrees(mistake, doing, _FIRST)):
+                    self._possible.append(mistake)
+                    yield from self._try((mistake.name,), mistake, self._all, doing)
         self._tried_alone = True
-        self._complete = bool(self._fitting)
+        self._complete = self._left() == frozenset()
 
     def together(self) -> Iterator[str]:
-        """Try two known mistakes at once, if no single one will do."""
-        if self._tried_alone and self._wrong and not self._fitting:
-            yield from self._try(tuple(pairs(self._operator)), "pairs")
-            self._complete = True
+        """Try several known mistakes at once, where single ones leave something unexplained."""
+        if not self._tried_alone or not self._wrong:
+            return
+        if not self._found:
+            yield from self._pairs()
+        for _ in range(_DEPTH):
+            left = self._left()
+            tried = 0
+            for base in self._cover():
+                for number, other in enumerate(self._possible):
+                    mistake = both(base.mistake, other)
+                    names = (*base.names, other.name)
+                    doing = f"explaining {self._operator.name}: {number} more mistakes"
+                    yield doing
+                    if mistake is None or len(set(names)) < len(names) or not left:
+                        continue
+                    tried += yield from self._try(names, mistake, left, doing)
+            if not tried:
+                break
+        self._complete = True
+
+    def _pairs(self) -> Iterator[str]:
+        own = {it.name for it in self._operator.deviations}
+        chosen = [it for it in self._possible if it.name in own]
+        # What has no argument for an attribute does not read it, whatever else is wrong.
+        unread = [
+            it
+            for it in self._possible
+            for attribute in self._operator.attributes
+            if it.name.startswith(f"{attribute.name} taken as")
+        ]
+        couples = [*product(unread, chosen), *combinations(chosen, 2)]
+        # A pair that reproduces none of a few cases is not what is wrong in most of them.
+        few = frozenset(range(min(_FIRST, len(self._wrong))))
+        for number, (first, second) in enumerate(couples):
+            doing = f"explaining {self._operator.name}: {number} of {len(couples)} pairs"
+            yield doing
+            mistake = both(first, second)
+            if mistake is not None and any(self._reproduces(mistake, place) for place in few):
+                names = (first.name, second.name)
+                yield from self._try(names, mistake, self._all, doing)
+
+    def described(
+        self, ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None
+    ) -> Iterator[str]:
+        """Look for what the failing cases have in common that no mistake reproduces."""
+        covered = {place for it in self._supported() for place in it.cases} if self._wrong else {}
+        left = [seen for place, seen in enumerate(self._wrong) if place not in covered]
+        if not left or not self._complete:
+            return
+        doing = f"explaining {self._operator.name}: what failing cases have in common"
+        samples = []
+        for seen in left:
+            yield doing
+            samples.append(sample(seen.call, seen.right, seen.returned))
+        for seen in self._read_passed():
+            yield doing
+            right = bound(seen.call)
+            samples.append(sample(seen.call, right, [it.expected for it in right]))
+        asking = partial(ask, self._backend) if ask else None
+        words, clear = common_ground(self._operator, samples, asking)
+        self._ground = (words, frozenset(self._all - set(covered)) if clear else frozenset())
 
     def explanation(self, stopped: str) -> Explanation | None:
         """Return what the search has found; None if there was nothing to look for.
@@ -152,19 +255,36 @@ class _Search:
         """
         if not self._began:
             failing = Counter(str(it.outcome) for it in self._failing)
-            return self._explanation(f"not explained, {stopped}", (), {"not tried": failing})
+            others = {"not tried": failing}
+            note = f"{UNEXPLAINED}, {stopped}"
+            return Explanation(self._backend, self._operator.name, (), others, note, False)
         if not self._wrong:
             return None
-        if self._fitting:
-            return self._named(stopped)
-        if self._complete:
-            found = "none of the known mistakes, nor two of them, reproduces"
-        elif self._tried_alone:
-            found = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
+        cover = self._supported()
+        causes, errors = self._causes(cover)
+        left = self._all - frozenset(place for it in cover for place in it.cases)
+        words, common = self._ground
+        if common:
+            cases = [self._wrong[place] for place in sorted(common)]
+            causes, left = (*causes, Cause(words, _ids(cases))), left - common
+        others = {UNEXPLAINED: Counter({"fail": len(left)})} if left else {}
+        if cover:
+            others["not reproduced"] = errors
+            others["not tried"] = self._untried
         else:
-            found = f"{stopped}, before all known mistakes were tried; none so far reproduces"
-        others = {"not tried": self._untried + _errors(self._refused)}
-        return self._explanation(found, self._wrong, others, complete=self._complete)
+            others["not tried"] = self._untried + errors
+        note = ""
+        if cover and not self._complete:
+            note = f"{stopped}, not all others tried"
+        elif common and not cover:
+            note = "no known mistake, nor two at once, does that"
+        elif not cover and self._complete:
+            note = "none of the known mistakes, nor two of them, reproduces"
+        elif not cover and self._tried_alone:
+            note = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
+        elif not cover:
+            note = f"{stopped}, before all known mistakes were tried; none so far reproduces"
+        return Explanation(self._backend, self._operator.name, causes, others, note, self._complete)
 
     def _read_failing(self) -> Iterator[str]:
         """Read the cases that failed, and count those that nothing can be tried on."""
@@ -182,7 +302,7 @@ class _Search:
             else:
                 (wrong if seen.returned else refused).append(seen)
             yield f"explaining {self._operator.name}"
-        # Small cases first: most candidates fall at the first one.
+        # Small cases first: they cost least.
         self._wrong = sorted(wrong, key=lambda it: it.size)
         self._refused, self._untried = refused, untried
 
@@ -191,21 +311,33 @@ class _Search:
         strange = isinstance(seen, Observation) and seen.call.operator is not self._operator
         return "without formula" if strange else seen
 
-    def _try(self, candidates: Sequence[Implementation], what: str) -> Iterator[str]:
-        for number, candidate in enumerate(candidates):
-            doing = f"explaining {self._operator.name}: {number} of {len(candidates)} {what}"
-            yield doing
-            if (yield from self._fits(candidate, doing)):
-                self._fitting.append(candidate)
-
-    def _fits(self, candidate: Implementation, doing: str) -> Generator[str, None, bool]:
-        """Tell whether a candidate reproduces what failed, and passes what the backend passed."""
-        for seen in self._wrong:
-            if not reproduces(candidate, seen, self._judging):
+    def _try(
+        self, names: tuple[str, ...], mistake: Implementation, places: Iterable[int], doing: str
+    ) -> Generator[str, None, bool]:
+        """Take note of what reproduces failing cases, and agrees with those that passed."""
+        found = []
+        # Where something reproduces everything, only its equals are worth naming beside it.
+        whole = any(len(it.cases) == len(self._wrong) for it in self._found)
+        for place in sorted(places):
+            if self._reproduces(mistake, place):
+                found.append(place)
+            elif whole:
                 return False
             yield doing
-        for seen in self._read_passed():
-            if not conforms(candidate.run(seen.call), seen, self._judging):
+        if not found or not (yield from self._agrees(mistake, doing)):
+            return False
+        self._found.append(_Found(names, mistake, frozenset(found)))
+        return True
+
+    def _reproduces(self, mistake: Implementation, place: int) -> bool:
+        return reproduces(mistake, self._wrong[place], self._judging)
+
+    def _agrees(
+        self, mistake: Implementation, doing: str, most: int | None = None
+    ) -> Generator[str, None, bool]:
+        """Tell whether a mistake fails nothing that the backend has passed."""
+        for seen in islice(self._read_passed(), most):
+            if not agrees_with(mistake, seen, self._judging):
                 return False
             yield doing
         return True
@@ -219,43 +351,103 @@ class _Search:
                 self._right.append(seen)
                 yield seen
 
-    def _named(self, stopped: str) -> Explanation:
-        """Name the mistake that accounts for most errors, the first of them that do."""
-        fitting = distinct(self._operator, self._fitting)
-        refused = [[it for it in self._refused if refuses(each, it)] for each in fitting]
-        first, mine = max(zip(fitting, refused, strict=True), key=lambda pair: len(pair[1]))
-        found = f"consistent with {first.name!r}{_seen_in(first)}"
-        if not self._complete:
-            found += f" ({stopped}, not all others tried)"
-        elif fitting[1:]:
-            found += f" (or {len(fitting) - 1} more that do the same here)"
-        rest = [it for it in self._refused if it not in mine]
-        return self._explanation(
-            found,
-            [*self._wrong, *mine],
-            {"not reproduced": _errors(rest), "not tried": self._untried},
-            deviations=(first.name,),
-            complete=self._complete,
-        )
+    def _left(self) -> frozenset[int]:
+        return self._all.difference(*(it.cases for it in self._found))
 
-    def _explanation(
-        self,
-        found: str,
-        seen: Iterable[Observation],
-        others: Mapping[str, Mapping[str, int]],
-        *,
-        deviations: tuple[str, ...] = (),
-        complete: bool = False,
-    ) -> Explanation:
-        return Explanation.of(
-            self._backend,
-            self._operator.name,
-            found,
-            [each.case for each in seen],
-            others,
-            deviations=deviations,
-            complete=complete,
-        )
+    def _cover(self, without: frozenset[str] = frozenset()) -> list[_Found]:
+        """Return few mistakes that reproduce as many cases as all do, the largest share first.
+
+        Each has the cases that no earlier one has. Of equal ones the first is taken that has the
+        fewest parts, rounds least, and refuses most of what the backend refused.
+        """
+        cover: list[_Found] = []
+        left = self._all
+        usable = [it for it in self._found if not without.intersection(it.names)]
+        while usable and left:
+            gains = [len(it.cases & left) for it in usable]
+            best = max(gains)
+            if not best:
+                break
+            alike = [it for it, gain in zip(usable, gains, strict=True) if gain == best]
+            chosen = min(alike, key=self._cost)
+            cover.append(replace(chosen, cases=chosen.cases & left))
+            left -= chosen.cases
+        return cover
+
+    def _cost(self, found: _Found) -> tuple[int, bool, int]:
+        refused = sum(refuses(found.mistake, it) for it in self._refused)
+        return len(found.names), found.mistake.precision is not None, -refused
+
+    def _supported(self) -> list[_Found]:
+        """Return the cover without mistakes that most cases speak against.
+
+        A mistake is always there: where it has an effect, it should be in what reproduces the case.
+        """
+        without: frozenset[str] = frozenset()
+        while True:
+            cover = self._cover(without)
+            doubtful = {name for it in cover for name in it.names if not self._shows(name)}
+            if not doubtful:
+                return cover
+            without |= doubtful
+
+    def _shows(self, name: str) -> bool:
+        mistake = named(self._operator, name)
+        mine = [it for it in self._found if name in it.names]
+        having = frozenset(place for it in mine for place in it.cases)
+        affected = [
+            place
+            for place, seen in enumerate(self._wrong)
+            if mistake and not conforms(mistake.run(seen.call), seen, self._judging)
+        ]
+        return 2 * len(having.intersection(affected)) >= len(affected)
+
+    def _causes(self, cover: Sequence[_Found]) -> tuple[tuple[Cause, ...], Counter[str]]:
+        """Return what a cover says, and the errors that nothing in it accounts for."""
+        causes = []
+        errors = list(self._refused)
+        for it in cover:
+            mine = [seen for seen in errors if refuses(it.mistake, seen)]
+            errors = [seen for seen in errors if seen not in mine]
+            cases = [self._wrong[place] for place in sorted(it.cases)] + mine
+            words = f"{' and '.join(map(repr, it.names))}{_seen_in(it.mistake)}"
+            causes.append(Cause(words + self._alike(it), _ids(cases), it.names))
+        refusing = self._refusing(errors) if cover else None
+        if refusing is not None:
+            mine = [seen for seen in errors if refuses(refusing, seen)]
+            errors = [seen for seen in errors if seen not in mine]
+            causes.append(Cause(repr(refusing.name), _ids(mine), (refusing.name,)))
+        return tuple(causes), _errors(errors)
+
+    def _alike(self, found: _Found) -> str:
+        """Say how many other mistakes do the same in the failing cases."""
+        same = [
+            it.mistake
+            for it in self._found
+            if it.names != found.names
+            and len(it.names) == len(found.names)
+            and it.mistake.precision is found.mistake.precision
+            and found.cases <= it.cases
+        ]
+        others = len(distinct(self._operator, [found.mistake, *same[:_ALIKE]])) - 1
+        return f" (or {others} more that do the same here)" if others and self._complete else ""
+
+    def _refusing(self, errors: Sequence[Observation]) -> Implementation | None:
+        """Return the mistake that refuses most of what the backend refused, and nothing else."""
+        best, most = None, 1
+        for mistake in self._possible:
+            count = sum(refuses(mistake, seen) for seen in errors)
+            if (
+                count > most
+                and not any(refuses(mistake, seen) for seen in self._wrong)
+                and all(agrees_with(mistake, seen, self._judging) for seen in self._read_passed())
+            ):
+                best, most = mistake, count
+        return best
+
+
+def _ids(seen: Iterable[Observation]) -> tuple[str, ...]:
+    return tuple(it.case for it in seen)
 
 
 def _is_right(result: Result) -> bool:

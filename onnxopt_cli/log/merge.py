@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.record import Explanation, RunRecord
+from onnxopt_cli.core.record import Cause, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
@@ -160,37 +160,33 @@ def _header(logs: Sequence[Log]) -> Header:
 def _explanations(
     records: Sequence[RunRecord], results: Sequence[Result]
 ) -> tuple[Explanation, ...]:
-    """Return the explanations of all shards, each with the cases of all that found it.
+    """Return the explanations of all shards, one for each backend and operator.
 
     Args:
         records: of the shards.
-        results: of the whole run; what failed in shards that found something else is counted, too.
+        results: of the whole run; what failed in shards that explain nothing is counted, too.
     """
-    found: dict[tuple[str, str, str], list[Explanation]] = {}
+    found: dict[tuple[str, str], list[Explanation]] = {}
     for record in records:
         for it in record.explanations:
-            found.setdefault((it.backend, it.operator, it.found), []).append(it)
+            found.setdefault((it.backend, it.operator), []).append(it)
     failing = Counter((it.backend, it.operators) for it in results if it.failing)
     merged = []
-    for (backend, operator, words), parts in found.items():
-        cases = tuple(dict.fromkeys(case for it in parts for case in it.cases))
+    for (backend, operator), parts in found.items():
+        causes: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
+        for cause in (cause for it in parts for cause in it.causes):
+            cases = causes.setdefault((cause.found, cause.deviations), {})
+            cases.update(dict.fromkeys(cause.cases))
         others: dict[str, Counter[str]] = {}
         for it in parts:
             for what, kinds in it.others.items():
                 others.setdefault(what, Counter()).update(kinds)
-        known = len(cases) + sum(counts.total() for counts in others.values())
+        known = sum(map(len, causes.values())) + sum(it.total() for it in others.values())
         elsewhere = failing[backend, (operator,)] - known
         if elsewhere > 0:
             others.setdefault("not tried", Counter())["in other shards"] = elsewhere
-        merged.append(
-            Explanation.of(
-                backend,
-                operator,
-                words,
-                cases,
-                others,
-                deviations=parts[0].deviations,
-                complete=all(it.complete for it in parts),
-            )
-        )
+        together = tuple(Cause(it, tuple(cases), names) for (it, names), cases in causes.items())
+        note = next((it.note for it in parts if it.note), "")
+        complete = all(it.complete for it in parts)
+        merged.append(Explanation(backend, operator, together, others, note, complete))
     return tuple(merged)

@@ -57,8 +57,18 @@ DEVIATIONS = (
     Deviation(
         "epsilon inside the square root, no decay",
         "Epsilon is added before the root is taken, and R is used as given.",
-        ("optax", "Keras 3"),
+        ("Keras 3",),
         replace={_ROOT: "np.sqrt(H_new + epsilon)", _RATE: "R"},
+    ),
+    Deviation(
+        "epsilon inside the square root, no decay, no step where H_new is 0",
+        "Epsilon is added before the root is taken, but not to zero; R is used as given.",
+        ("optax",),
+        replace={
+            _ROOT: "np.sqrt(H_new + np.where(H_new > 0, epsilon, 1))",
+            _RATE: "R",
+            _STEP: "np.where(H_new > 0, r * G_regularized / H_adaptive, 0)",
+        },
     ),
     Deviation(
         "epsilon taken as 0",

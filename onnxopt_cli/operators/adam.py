@@ -56,6 +56,7 @@ def adam(  # noqa: D417 - the operands are described together
 _V_NEW = "alpha * V + (1 - alpha) * G_regularized"
 _H_NEW = "beta * H + (1 - beta) * (G_regularized * G_regularized)"
 _ROOT = "np.sqrt(H_new) + epsilon"
+_CORRECTION = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
 _STEP = "R_adjusted * V_new / H_sqrt"
 _RESULT = "return (1 - norm_coefficient_post) * X_new, V_new, H_new"
 
@@ -65,6 +66,15 @@ DEVIATIONS = (
         "Epsilon is added to the root of the corrected second moment, not of the uncorrected one.",
         ("PyTorch 1.3 and later", "optax", "ONNX Runtime AdamW mode 0", "tinygrad"),
         replace={_ROOT: "np.sqrt(H_new) + epsilon * np.where(T > 0, np.sqrt(1 - beta**T), 1)"},
+    ),
+    Deviation(
+        "epsilon added after bias correction with the exponent T + 1",
+        "Both moments are corrected as where T counts from 0, then epsilon is added.",
+        ("optax, T being its count before the step",),
+        replace={
+            _ROOT: "np.sqrt(H_new) + epsilon * np.sqrt(1 - beta ** (T + 1))",
+            _CORRECTION: "R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))",
+        },
     ),
     Deviation(
         "epsilon inside the square root",
@@ -242,7 +252,6 @@ _SQUARE = "(G_regularized * G_regularized)"
 _DECAYED = "(1 - norm_coefficient_post) * X_new"
 # With a smaller alpha, the difference from a large V loses what is left of V and all of G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-_CORRECTED = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
 
 FORMS = (
     Form("quotient of the moments first", {_STEP: "R_adjusted * (V_new / H_sqrt)"}),
@@ -250,7 +259,7 @@ FORMS = (
     Form(
         "moments corrected one by one",
         {
-            _CORRECTED: "R",
+            _CORRECTION: "R",
             _STEP: "R * (V_new / np.where(T > 0, 1 - alpha**T, 1))"
             " / (H_sqrt / np.where(T > 0, np.sqrt(1 - beta**T), 1))",
         },
@@ -259,7 +268,7 @@ FORMS = (
     Form(
         "root and epsilon corrected one by one",
         {
-            _CORRECTED: f"{_CORRECTED} if beta == 1 else R / np.where(T > 0, 1 - alpha**T, 1)",
+            _CORRECTION: f"{_CORRECTION} if beta == 1 else R / np.where(T > 0, 1 - alpha**T, 1)",
             _ROOT: f"{_ROOT} if beta == 1"
             " else np.sqrt(H_new) / np.where(T > 0, np.sqrt(1 - beta**T), 1)"
             " + epsilon / np.where(T > 0, np.sqrt(1 - beta**T), 1)",
@@ -268,7 +277,7 @@ FORMS = (
     Form(
         "one denominator",
         {
-            _CORRECTED: "R * np.where(T > 0, np.sqrt(1 - beta**T), 1)",
+            _CORRECTION: "R * np.where(T > 0, np.sqrt(1 - beta**T), 1)",
             _STEP: "R_adjusted * V_new / (np.where(T > 0, 1 - alpha**T, 1) * H_sqrt)",
         },
     ),

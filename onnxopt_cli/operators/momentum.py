@@ -111,11 +111,20 @@ DEVIATIONS = (
     ),
     Deviation(
         "velocity holds the step",
-        "V is decayed and reduced by R * G, then added to X.",
-        ("Keras SGD",),
+        "V is decayed and reduced by R * beta * G, then added to X.",
         replace={
             _V_NEW: "alpha * V - R * beta_adjusted * G_regularized",
             _NESTEROV_STEP: "X + alpha * V_new - R * beta_adjusted * G_regularized",
+            _STANDARD_STEP: "X + V_new",
+        },
+    ),
+    Deviation(
+        "velocity holds the step, beta taken as 1",
+        "V is decayed and reduced by R * G, then added to X.",
+        ("Keras SGD",),
+        replace={
+            _V_NEW: "alpha * V - R * G_regularized",
+            _NESTEROV_STEP: "X + alpha * V_new - R * G_regularized",
             _STANDARD_STEP: "X + V_new",
         },
     ),

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Implementation:
         compute: applies a formula to a node; wrong, too, in implementations whose defect is
             around the formula.
         defaults: wrong values of attributes that a node leaves out.
+        precision: the type that everything is rounded to, if the defect is that it is too coarse.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Implementation:
     change: Callable[[Formula], Formula] = unchanged
     compute: Compute = evaluate
     defaults: Mapping[str, float] = field(default_factory=dict)
+    precision: np.dtype[Any] | None = None
 
     def run(self, call: Call[Array]) -> list[Array]:
         """Return the node's outputs as this implementation computes them; the inputs stay.
@@ -97,4 +100,5 @@ def both(first: Implementation, second: Implementation) -> Implementation | None
         change=change,
         compute=second.compute if first.compute is evaluate else first.compute,
         defaults={**first.defaults, **second.defaults},
+        precision=first.precision or second.precision,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -252,7 +253,11 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
     """Return a line for each explanation."""
     for it in explanations:
         line = Text.assemble("  ", (printable(it.backend), "bold"), f", {it.operator}: ")
-        yield line.append(printable(it.text), style="" if it.deviations else "dim")
+        yield line.append(printable(it.text), style="" if it.causes else "dim")
+        for cause in it.causes:
+            if cause.deviations:
+                names = " ".join(f"--mistake {quote(name)}" for name in cause.deviations)
+                yield Text(f"    onnxopt show {it.operator} {names}", "dim")
     if not all(it.complete for it in explanations):
         yield Text("  --explain-time SECONDS gives the search for known mistakes more time", "dim")
 

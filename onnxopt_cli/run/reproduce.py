@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import combinations
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,11 +16,9 @@ from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array, NumberKind, kind_of
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.implementation import Implementation, both
-from onnxopt_cli.readings.mistakes.deviate import all_deviations
+from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.judge import KEPT_BYTES
@@ -115,6 +112,19 @@ def conforms(outputs: Sequence[Array], seen: Observation, judging: JudgeOptions)
     return all(diff.agrees for diff in diffs)
 
 
+def agrees_with(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
+    """Tell whether a backend with this mistake may pass a case that a backend has passed."""
+    outputs = implementation.run(seen.call)
+    if conforms(outputs, seen, judging):
+        return True
+    if implementation.precision is None or len(outputs) != len(seen.key.outputs):
+        return False
+    # Another order of operations may have rounded to what is right.
+    own = _own_budgets(implementation, seen.call, outputs, implementation.precision)
+    right = [it for it in seen.key.outputs.values() if isinstance(it, np.ndarray)]
+    return len(own) == len(right) and _judged(outputs, right, own)
+
+
 def reproduces(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
     """Tell whether an implementation returns what a backend returned, and fails the case by it."""
     outputs = implementation.run(seen.call)
@@ -126,26 +136,6 @@ def refuses(implementation: Implementation, seen: Observation) -> bool:
     return not implementation.run(seen.call)
 
 
-@cache
-def named(operator: Operator, name: str) -> Implementation | None:
-    """Return the mistake, or the pair of them, that has a name."""
-    for candidates in (all_deviations(operator), pairs(operator)):
-        for candidate in candidates:
-            if candidate.name == name:
-                return candidate
-    return None
-
-
-def pairs(operator: Operator) -> Iterator[Implementation]:
-    """Yield pairs of the mistakes that a person would name; pairs of all would be too many."""
-    names = {deviation.name for deviation in operator.deviations}
-    own = [it for it in all_deviations(operator) if it.name in names]
-    for first, second in combinations(own, 2):
-        pair = both(first, second)
-        if pair is not None:
-            yield pair
-
-
 def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Observation) -> bool:
     same = len(outputs) == len(seen.returned) and all(
         mine.dtype == theirs.dtype and mine.shape == theirs.shape
@@ -153,28 +143,84 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
     )
     if not same:
         return False
+    coarse = _coarse(implementation, outputs, seen.right)
+    if coarse and not all(_fits(output, coarse) for output in seen.returned):
+        return False
     limits = [_rounding(output) for output in outputs]
     for position, right in enumerate(seen.right[: len(outputs)]):
         if right.limit.size == limits[position].size:
             limits[position] = limits[position] + right.limit.reshape(limits[position].shape)
+    # The mistake may round worse than the formula, but not by more than 1000 times, unless it is
+    # that it rounds. Asking how much costs more than all else here.
+    if not coarse and not all(map(_near, outputs, seen.returned, limits)):
+        return False
     if _agree(outputs, seen.returned, limits):
         return True
-    # The mistake may round worse than the formula, but not beyond all measure; asking how much
-    # costs more than all of the above.
-    if not _agree(outputs, seen.returned, [_BEYOND * limit for limit in limits]):
-        return False
-    own = _own_limits(implementation, seen.call)
-    return bool(own) and _agree(outputs, seen.returned, own)
+    own = _own_budgets(implementation, seen.call, outputs, coarse)
+    return bool(own) and _judged(outputs, seen.returned, own)
 
 
-def _own_limits(implementation: Implementation, call: Call[Array]) -> list[Array]:
-    """Return how far an implementation with this mistake may be off; empty if no bound is known."""
-    if implementation.compute is not evaluate:
+def _near(output: Array, returned: Array, limit: Array) -> bool:
+    """Tell whether what is finite on both sides is not far apart."""
+    with np.errstate(all="ignore"):
+        apart = np.abs(output - returned) > _BEYOND * limit
+    return not np.any(apart & np.isfinite(output) & np.isfinite(returned))
+
+
+def _fits(output: Array, dtype: np.dtype[Any]) -> bool:
+    """Tell whether a type holds all elements of an output as they are."""
+    with np.errstate(all="ignore"):
+        return np.array_equal(output.astype(dtype).astype(output.dtype), output, equal_nan=True)
+
+
+def _coarse(
+    implementation: Implementation, outputs: Sequence[Array], right: Sequence[DerivedOutput]
+) -> np.dtype[Any] | None:
+    """Return the type that a mistake computes in where that is coarser than the right one."""
+    if implementation.precision is not None:
+        return implementation.precision
+    for output, other in zip(outputs, right, strict=False):
+        if output.dtype.kind == "f" and output.itemsize < other.expected.itemsize:
+            return output.dtype
+    return None
+
+
+def _own_budgets(
+    implementation: Implementation,
+    call: Call[Array],
+    outputs: Sequence[Array],
+    coarse: np.dtype[Any] | None,
+) -> list[Budget]:
+    """Return how far what has this mistake may be off; empty if no bound is known.
+
+    Args:
+        implementation: the mistake.
+        call: the node.
+        outputs: what the mistake yields for it.
+        coarse: what everything is rounded to, if that is coarser than the tensors' types.
+    """
+    if implementation.compute is not evaluate and coarse is None:
         return []
+    wrong = implementation.altered(call)
     try:
-        return [judgement.limit for judgement in bound(implementation.altered(call))]
+        with np.errstate(all="ignore"):
+            judgements = bound(wrong if coarse is None else _in_type(wrong, coarse))
     except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
         return []
+    if [it.expected.shape for it in judgements] != [it.shape for it in outputs]:
+        return []
+    return [it.budget for it in judgements]
+
+
+def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
+    """Return a call whose floats are no finer than a type."""
+
+    def cast(array: Array) -> Array:
+        fine = array.dtype.kind == "f" and array.itemsize > dtype.itemsize
+        return array.astype(dtype) if fine else array
+
+    groups = tuple(tuple(map(cast, group)) for group in call.groups)
+    return replace(call, scalars=tuple(map(cast, call.scalars)), groups=groups)
 
 
 def _rounding(output: Array) -> Array:

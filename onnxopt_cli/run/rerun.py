@@ -1,15 +1,24 @@
-"""Telling a flaky case from a failing one by running it again on a restarted backend."""
+"""Asking a backend again: whether a failing case is flaky, and how other nodes come out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 
+import numpy as np
+
+from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import SETTLED, Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.run.executors import Setting, open_executors
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.formula.call import Call
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.run.executors import Executor, Setting, open_executors
 from onnxopt_cli.run.runner import Plan, run_case
 
 #: Runs cases in order on a backend that has been restarted before the first.
@@ -23,6 +32,42 @@ _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes
 
 class RunInterrupted(Exception):
     """The user wants the run to end."""
+
+
+@contextmanager
+def questioning(
+    interruption: Interruption, setting: Setting
+) -> Iterator[Callable[[str, Call[Array]], Sequence[Array] | None]]:
+    """Yield a function that asks a backend for the outputs of a node, None where it returns none.
+
+    A backend is started again when it is first asked.
+    """
+    with ExitStack() as stack:
+
+        @cache
+        def executor(backend: str) -> Executor:
+            opened = open_executors([backend], replace(setting, jobs=1), interruption)
+            (found,) = stack.enter_context(opened)
+            found.ready()
+            return found
+
+        def ask(backend: str, call: Call[Array]) -> Sequence[Array] | None:
+            with suppress(OnnxoptError):
+                return ask_node(executor(backend), call)
+            return None
+
+        yield ask
+
+
+def ask_node(executor: Executor, call: Call[Array]) -> Sequence[Array] | None:
+    """Return what a backend returns for a node; None if that is not tensors alone."""
+    given = {name: it for name, it in call.attributes.items() if name not in call.omitted}
+    model = formula_model(call.operator, given, call.inputs, graph_name="further")
+    inputs = dict(zip(call.operator.input_names(len(call.groups)), call.inputs, strict=True))
+    response = executor.submit(Order(model, inputs))()
+    outputs = None if isinstance(response, str) else response.outputs
+    arrays = [it for it in outputs or () if isinstance(it, np.ndarray)]
+    return arrays if outputs and len(arrays) == len(outputs) else None
 
 
 @contextmanager

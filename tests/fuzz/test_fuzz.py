@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -136,6 +137,10 @@ def test_a_wrong_type_and_a_wrong_shape_are_two_failures_even_if_they_come_toget
     assert "2 distinct failures" in answer.out
     found = kept("fuzz")
     assert list(found) == ["momentum_another_shape", "momentum_float64_for_float32"]
+    # At the end both are listed by their cause.
+    listed = answer.out.partition("2 distinct failures")[2]
+    assert sorted(re.findall(r"momentum_\w+", listed)) == list(found)
+    assert re.search(r"Momentum, .+: [12] \(momentum_", listed), listed
     assert found["momentum_another_shape"]["inputs"]["R"] == [1.0]
     typed = found["momentum_float64_for_float32"]["inputs"]["R"]
     assert typed == {"dtype": "float64", "data": 1.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -381,3 +382,140 @@ def test_nothing_is_explained_where_nothing_failed(workplace, onnxopt):
     answer = onnxopt("explain", "run.jsonl")
     assert answer.code == 0
     assert "no failing case" in answer.out
+
+
+LIBRARIES = PLUGINS / "libraries.py"
+#: What is wrong with each as an implementation of ONNX's operator; conforming ones have nothing.
+NAMED = {
+    "PyTorchAdam": {"epsilon added after bias correction"},
+    "ApexAdam": {"epsilon added after bias correction"},
+    "DeepSpeedAdam": {
+        "epsilon added after bias correction", "decay scaled by R", "double computed in float32",
+    },
+    "PyTorchAdamW": {"epsilon added after bias correction", "decay before the step, scaled by R"},
+    "OptaxAdam": {
+        "epsilon added after bias correction with the exponent T + 1",
+        "norm_coefficient taken as 0", "norm_coefficient_post taken as 0",
+    },
+    "KerasAdam": {
+        "bias correction at every T", "norm_coefficient taken as 0",
+        "norm_coefficient_post taken as 0",
+    },
+    "TensorFlowAdam": set(),
+    "PyTorchAdagrad": set(),
+    "OptaxAdagrad": {
+        "epsilon inside the square root, no decay, no step where H_new is 0",
+        "norm_coefficient taken as 0",
+    },
+    "KerasAdagrad": {
+        "epsilon inside the square root, no decay", "norm_coefficient taken as 0",
+    },
+    "TensorFlowAdagrad": {
+        "epsilon taken as 0", "decay_factor taken as 0", "norm_coefficient taken as 0",
+    },
+    "ApexAdagrad": {"decay_factor taken as 0"},
+    "PyTorchSGD": {"first step ignores V"},
+    "OptaxSGD": {"beta taken as 1"},
+    "KerasSGD": {"velocity holds the step, beta taken as 1", "norm_coefficient taken as 0"},
+    "TensorFlowSGD": {"beta taken as 1", "norm_coefficient taken as 0"},
+}  # fmt: skip
+#: What takes seconds even so.
+SLOW = {*NAMED} - {"PyTorchSGD", "PyTorchAdagrad"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(it, marks=[pytest.mark.slow] * (it in SLOW)) for it in NAMED]
+)
+def test_a_public_library_is_named_by_its_causes_in_a_whole_run(workplace, onnxopt, name):
+    operator = next(it for it in ("adam", "adagrad", "sgd") if it in name.lower())
+    only = ("-k", f"/{'momentum' if operator == 'sgd' else operator}/")
+    run = ("run", "spec", "conformance", *only, "-b", f"python:{LIBRARIES}:{name}", "-q", *HERE)
+    answer = onnxopt(*run, *LONG, "--report", "json=out.json")
+    if not NAMED[name]:
+        assert answer.code == 0, answer.out
+        return
+    (found,) = explanations()
+    assert set(found["deviations"]) == NAMED[name], found["text"]
+    left = sum(found["others"].get("not explained", {}).values())
+    assert left <= 0.1 * len(found["cases"]), found["text"]
+
+
+FAULTY = """\
+import numpy as np
+from onnxopt_cli.backends.reference import NumpyBackend
+
+
+class Faulty:
+    '''Right, but in one kind of case.'''
+
+    def run(self, model, inputs):
+        outputs = [np.array(it) for it in NumpyBackend().prepare(model).run(inputs)]
+        X = next(it for name, it in inputs.items() if name in ("X", "X1"))
+        if {}:
+            for at in range(len(outputs) // 2, len(outputs)):
+                outputs[at] = np.asarray(outputs[at] * 1.25 + 0.5, outputs[at].dtype)
+        return outputs
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plugin", "condition", "words"),
+    [
+        ("third", "len(outputs) >= 6", "there are at least 3 tensors"),
+        ("double", "X.dtype == np.float64", "in tensor 1 of the node and X is double"),
+        ("second", "int(inputs['T']) == 2", "T is 2"),
+    ],
+)
+def test_what_failing_cases_have_in_common_is_said_where_no_mistake_is_known(
+    workplace, onnxopt, plugin, condition, words
+):
+    (workplace / f"{plugin}.py").write_text(FAULTY.format(condition))
+    backend = f"python:{plugin}.py:Faulty"
+    run = ("run", "conformance", "-k", "/momentum/", "-b", backend, "-q", *LONG)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    assert found["deviations"] == []
+    (cause,) = found["causes"]
+    assert cause["found"] == f"V_new is wrong wherever {words}"
+    assert counted(found["text"])[0] == counted(found["text"])[1]
+
+
+def test_one_failing_case_that_nobody_can_be_asked_about_has_nothing_in_common(workplace, onnxopt):
+    (workplace / "once.py").write_text(FAULTY.format("int(inputs['T']) == 2"))
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3))
+    run = ("run", "steps.yaml", "-b", "python:once.py:Faulty", "-q")
+    onnxopt(*run, "--no-explain", "--log", "run.jsonl")
+    answer = onnxopt("explain", "run.jsonl", *LONG)
+    assert answer.code == 1
+    assert "wherever" not in answer.out
+
+
+def test_a_mistake_is_shown_with_what_it_changes_and_an_input(workplace, onnxopt):
+    page = onnxopt("show", "Adam", "--mistake", "epsilon inside the square root")
+    assert page.code == 0
+    lines = [line.strip() for line in page.out.splitlines()]
+    assert "- H_sqrt = sqrt(H_new) + epsilon" in lines
+    assert "+ H_sqrt = sqrt(H_new + epsilon)" in lines
+    values = [line.split() for line in lines if line.startswith("X_new  ")]
+    assert len(values) == 2
+    assert values[0] != values[1]
+    assert max(map(len, page.out.splitlines())) <= 80
+
+
+def test_the_command_that_an_explanation_prints_shows_its_mistake(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "torch_like.py").write_text(PYTORCH)
+    answer = onnxopt("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q")
+    (command,) = [line for line in answer.out.splitlines() if "onnxopt show" in line]
+    page = onnxopt(*shlex.split(command)[1:])
+    assert page.code == 0
+    assert "seen in PyTorch" in page.out
+
+
+def test_a_mistake_that_nobody_knows_cannot_be_shown(workplace, onnxopt):
+    answer = onnxopt("show", "Adam", "--mistake", "epsilon inside")
+    assert answer.code == 2
+    assert "did you mean" in answer.err
+    assert "epsilon inside the square root" in answer.err
+    assert onnxopt("show", "spec/adam/adam", "--mistake", "no bias correction").code == 2

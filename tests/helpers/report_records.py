@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
+from onnxopt_cli.core.record import BackendIdentity, Cause, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.errors import Problem
@@ -106,6 +106,8 @@ def hostile():
         versions={"onnxopt": "1.2.3", "machine": HOSTILE[0]},
         problems=tuple(Problem(f"{text}:3", text) for text in HOSTILE),
         findings=tuple(Problem(text, text) for text in HOSTILE),
-        explanations=tuple(Explanation(text, text, text, (text,), (text,)) for text in HOSTILE),
+        explanations=tuple(
+            Explanation(it, it, (Cause(it, (it,), (it,)),), {it: {it: 2}}, it) for it in HOSTILE
+        ),
         exit_code=1,
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report_records import HOSTILE, every_outcome, hostile, record, result
 
-from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.markdown import markdown_report
@@ -99,7 +99,7 @@ def test_any_name_is_shown_as_it_is_in_a_cell_of_its_own(text):
 
 
 def test_causes_come_first_then_counts_then_failures():
-    cause = Explanation("numpy", "Adam", "consistent with 'epsilon'", ("epsilon",), ("b",))
+    cause = Explanation("numpy", "Adam", (Cause("'epsilon'", ("b",), ("epsilon",)),))
     run = record(result(), result("b", outcome=Outcome.FAIL), explanations=(cause,))
     text = markdown_report(run)
     places = [text.index(it) for it in ("consistent with", "| backend |", "1 not as expected")]
@@ -122,7 +122,7 @@ def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts
         for name, message, count in parts
         for number in range(count)
     ]
-    causes = [Explanation(name, "Adam", "|" * 5000, (), ()) for name, *_ in parts * 50]
+    causes = [Explanation(name, "Adam", note="|" * 5000) for name, *_ in parts * 50]
     problems = tuple(Problem(f"{name}.yaml:3", message) for name, message, _ in parts * 50)
     run = record(*results, explanations=tuple(causes[:600]), problems=problems[:600])
     text = markdown_report(run)

@@ -222,13 +222,15 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
         f"{every}, also where the tensors are double.",
         ("tinygrad",),
         compute=partial(evaluate, dtype=_FLOAT32),
+        precision=_FLOAT32,
     )
     roundings: Rows = {name: _through(dtype) for name, dtype in _HALVES.items()} | {"TF32": _tf32}
     yield from _rows(_BEFORE, _each_tensor, {"double read as float32": _through(_FLOAT32)})
     rows: Rows = {"double returned through float32": _through(_FLOAT32)}
     yield from _rows("Results are rounded before they become double.", _each_output, rows)
-    rows = {f"computed in {name}": dtype for name, dtype in _HALVES.items()}
-    yield from _rows(f"{every}.", lambda dtype: partial(evaluate, dtype=dtype), rows)
+    for name, dtype in _HALVES.items():
+        compute = partial(evaluate, dtype=dtype)
+        yield Implementation(f"computed in {name}", f"{every}.", compute=compute, precision=dtype)
     rows = {f"tensors rounded to {name}": change for name, change in roundings.items()}
     yield from _rows(_BEFORE, _each_tensor, rows)
     rows = {f"results rounded to {name}": change for name, change in roundings.items()}

@@ -1,0 +1,249 @@
+"""Adam, Adagrad and SGD as public libraries write them, behind an adapter to ONNX's nodes.
+
+Each step is transcribed from the library. The adapter gives it the node's attributes, and T as the
+library's own count of steps; what the library has no argument for it does not see. Tensors are
+computed in their own types, what comes from rates and counts in double.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+_DEFAULTS = {
+    "Adam": {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6},
+    "Adagrad": {"decay_factor": 0.0, "epsilon": 1e-6},
+    "Momentum": {},
+}
+_ALWAYS = {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0}
+_STATES = {"Adam": 2, "Adagrad": 1, "Momentum": 1}
+
+
+class _Library:
+    """Takes a node apart and puts the results together."""
+
+    operator = "Adam"
+
+    def run(self, model, inputs):
+        (node,) = model.graph.node
+        if node.op_type != self.operator:
+            raise NotImplementedError(node.op_type)
+        given = {
+            name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()
+        } | _ALWAYS
+        known = {*given, "alpha", "beta", "mode"}
+        for attribute in node.attribute:
+            if attribute.name not in known:
+                raise ValueError(f"unknown attribute {attribute.name}")
+            given[attribute.name] = onnx.helper.get_attribute_value(attribute)
+        if self.operator == "Momentum" and given["mode"] not in (b"standard", b"nesterov"):
+            raise ValueError("unknown mode")
+        R, T, *tensors = inputs.values()
+        size = 2 + _STATES[self.operator]
+        groups, rest = divmod(len(tensors), size)
+        if rest or not groups or any(it.dtype.kind != "f" for it in tensors):
+            raise ValueError("wrong inputs")
+        columns = [[] for _ in range(size - 1)]
+        for place in range(groups):
+            X, *others = tensors[place::groups]
+            if np.broadcast_shapes(*(it.shape for it in (X, *others))) != X.shape:
+                raise ValueError("X would grow")
+            with np.errstate(all="ignore"):
+                results = self.step(R.item(), T.item(), X, *others, **given)
+            types = (X, *others[1:])
+            for column, result, like in zip(columns, results, types, strict=True):
+                column.append(np.broadcast_to(result, X.shape).astype(like.dtype))
+        return [output for column in columns for output in column]
+
+
+def lerp(start, end, weight):
+    """As in ATen/native/Lerp.h."""
+    if abs(weight) < 0.5:
+        return start + weight * (end - start)
+    return end - (end - start) * (1 - weight)
+
+
+def power(base, exponent):
+    return float(np.power(np.float64(base), np.float64(exponent)))
+
+
+class PyTorchAdam(_Library):
+    """``torch.optim.adam._single_tensor_adam``, with the decay after the step that ONNX asks."""
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        g = g + norm_coefficient * p
+        m = lerp(m, g, 1 - alpha)
+        v = v * beta + (1 - beta) * g * g
+        first, second = (1 - power(alpha, T), 1 - power(beta, T)) if T > 0 else (1.0, 1.0)
+        denominator = np.sqrt(v) / np.sqrt(second) + epsilon
+        p = p + -(R / first) * (m / denominator)
+        return p * (1 - more["norm_coefficient_post"]), m, v
+
+
+class ApexAdam(PyTorchAdam):
+    """``csrc/multi_tensor_adam.cu``, mode 0: a corrected moment over a corrected root."""
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        g = g + norm_coefficient * p
+        m = alpha * m + (1 - alpha) * g
+        v = beta * v + (1 - beta) * g * g
+        first, second = (1 - power(alpha, T), 1 - power(beta, T)) if T > 0 else (1.0, 1.0)
+        update = (m / first) / (np.sqrt(v / second) + epsilon)
+        return (p - R * update) * (1 - more["norm_coefficient_post"]), m, v
+
+
+class DeepSpeedAdam(_Library):
+    """``csrc/adam/cpu_adam_impl.cpp``: AdamW, in float32 whatever the tensors are."""
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        single = np.float32
+        p, g, m, v = (it.astype(single) for it in (p, g, m, v))
+        g = g + single(norm_coefficient) * p
+        m = m * single(alpha) + g * single(1 - alpha)
+        v = v * single(beta) + g * g * single(1 - beta)
+        first, second = (1 - power(alpha, T), 1 - power(beta, T)) if T > 0 else (1.0, 1.0)
+        denominator = np.sqrt(v) * single(1 / np.sqrt(second)) + single(epsilon)
+        p = p + single(-R * more["norm_coefficient_post"]) * p
+        return p + m / denominator * single(-R / first), m, v
+
+
+class OptaxAdam(_Library):
+    """``optax.scale_by_adam``: T is its count before the step, and it knows no decay."""
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        m = (1 - alpha) * g + alpha * m
+        v = (1 - beta) * g**2 + beta * v
+        m_hat = m / (1 - power(alpha, T + 1))
+        v_hat = v / (1 - power(beta, T + 1))
+        return p - R * (m_hat / (np.sqrt(v_hat) + epsilon)), m, v
+
+
+class KerasAdam(_Library):
+    """``keras.optimizers.Adam.update_step``, T being ``iterations + 1``."""
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        first, second = (np.float64(1 - power(it, T)) for it in (alpha, beta))
+        rate = float(np.float64(R) * np.sqrt(second) / first)
+        m = m + (g - m) * (1 - alpha)
+        v = v + (np.square(g) - v) * (1 - beta)
+        return p - (m * rate) / (np.sqrt(v) + epsilon), m, v
+
+
+class TensorFlowAdam(_Library):
+    """``ApplyAdam`` of TensorFlow, which is ONNX's form; it conforms with ONNX's decays added."""
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        g = g + norm_coefficient * p
+        rate = R * np.sqrt(1 - power(beta, T)) / (1 - power(alpha, T)) if T > 0 else R
+        m = alpha * m + (1 - alpha) * g
+        v = beta * v + (1 - beta) * np.square(g)
+        p = p - (rate * m) / (np.sqrt(v) + epsilon)
+        return (1 - more["norm_coefficient_post"]) * p, m, v
+
+
+class PyTorchAdamW(_Library):
+    """``torch.optim.AdamW``: the decay comes first, scaled by the rate."""
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        g = g + norm_coefficient * p
+        p = p * (1 - R * more["norm_coefficient_post"])
+        m = lerp(m, g, 1 - alpha)
+        v = v * beta + (1 - beta) * g * g
+        first, second = (1 - power(alpha, T), 1 - power(beta, T)) if T > 0 else (1.0, 1.0)
+        return p - (R / first) * (m / (np.sqrt(v) / np.sqrt(second) + epsilon)), m, v
+
+
+class PyTorchAdagrad(_Library):
+    """``torch.optim.adagrad._single_tensor_adagrad``, its step being T + 1; it conforms."""
+
+    operator = "Adagrad"
+
+    def step(self, R, T, p, g, h, *, decay_factor, epsilon, norm_coefficient, **_):
+        g = g + norm_coefficient * p
+        rate = float(R / np.float64(1 + (T + 1 - 1) * decay_factor))
+        h = h + g * g
+        return p + -rate * (g / (np.sqrt(h) + epsilon)), h
+
+
+class OptaxAdagrad(_Library):
+    """``optax.scale_by_rss``: nothing moves where the sum is zero."""
+
+    operator = "Adagrad"
+
+    def step(self, R, T, p, g, h, *, decay_factor, epsilon, norm_coefficient, **_):
+        h = g * g + h
+        inverse = np.where(h > 0, 1 / np.sqrt(h + epsilon), 0.0).astype(h.dtype)
+        return p - R * (inverse * g), h
+
+
+class KerasAdagrad(_Library):
+    """``keras.optimizers.Adagrad.update_step``."""
+
+    operator = "Adagrad"
+
+    def step(self, R, T, p, g, h, *, decay_factor, epsilon, norm_coefficient, **_):
+        h = h + np.square(g)
+        return p - R * g / np.sqrt(h + epsilon), h
+
+
+class TensorFlowAdagrad(_Library):
+    """``ApplyAdagrad``: no epsilon at all."""
+
+    operator = "Adagrad"
+
+    def step(self, R, T, p, g, h, *, decay_factor, epsilon, norm_coefficient, **_):
+        h = h + np.square(g)
+        return p - g * R * (1 / np.sqrt(h)), h
+
+
+class ApexAdagrad(_Library):
+    """``csrc/multi_tensor_adagrad.cu``, mode 0: no decay of the rate."""
+
+    operator = "Adagrad"
+
+    def step(self, R, T, p, g, h, *, decay_factor, epsilon, norm_coefficient, **_):
+        g = g + norm_coefficient * p
+        h = h + g * g
+        return p - R * (g / (np.sqrt(h) + epsilon)), h
+
+
+class PyTorchSGD(_Library):
+    """``torch.optim.sgd._single_tensor_sgd``; dampening is 1 - beta."""
+
+    operator = "Momentum"
+
+    def step(self, R, T, p, g, v, *, alpha, beta, mode, norm_coefficient, **_):
+        g = g + norm_coefficient * p
+        v = g if T <= 0 else alpha * v + (1 - (1 - beta)) * g
+        return p - R * (g + alpha * v if mode == b"nesterov" else v), v
+
+
+class KerasSGD(_Library):
+    """``keras.optimizers.SGD.update_step``; it knows no dampening and no decay."""
+
+    operator = "Momentum"
+
+    def step(self, R, T, p, g, v, *, alpha, beta, mode, norm_coefficient, **_):
+        v = v * alpha - g * R
+        return p + (v * alpha - g * R if mode == b"nesterov" else v), v
+
+
+class OptaxSGD(_Library):
+    """``optax.trace``: the gradient is always taken whole."""
+
+    operator = "Momentum"
+
+    def step(self, R, T, p, g, v, *, alpha, beta, mode, norm_coefficient, **_):
+        g = g + norm_coefficient * p
+        v = g + alpha * v
+        return p - R * (g + alpha * v if mode == b"nesterov" else v), v
+
+
+class TensorFlowSGD(_Library):
+    """``ApplyMomentum``, with ``use_nesterov``; it knows no dampening and no decay."""
+
+    operator = "Momentum"
+
+    def step(self, R, T, p, g, v, *, alpha, beta, mode, norm_coefficient, **_):
+        v = v * alpha + g
+        return p - (g * R + v * alpha * R if mode == b"nesterov" else v * R), v
