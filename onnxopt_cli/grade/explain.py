@@ -15,6 +15,8 @@ from functools import partial
 from itertools import combinations, islice, product
 from time import monotonic
 
+import numpy as np
+
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
@@ -43,6 +45,8 @@ _MOST_ELEMENTS = 1 << 20
 _SEEN = 40
 #: Of the cases that passed, or failed, so many are tried before the others.
 _FIRST = 12
+#: What is tried first has no more elements than this, if it can be helped.
+_SMALL = 10_000
 #: So many mistakes are added to one that reproduces something.
 _DEPTH = 2
 #: Of mistakes that do the same so many are compared.
@@ -65,8 +69,9 @@ def explain(
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    Single mistakes are tried for all of them first, then several at once; at last it is asked what
-    the cases have in common that nothing reproduces. In each part all have an equal time.
+    Likely mistakes are tried first, one by one for all of them, then several at once; then all
+    others so; at last it is asked what the cases have in common that nothing reproduces. In each
+    part all have an equal time.
 
     Args:
         results: all results of a run.
@@ -79,8 +84,9 @@ def explain(
     """
     end = monotonic() + seconds
     searches = list(_searches(results, cases, judging or JudgeOptions()))
-    _share([search.alone() for search in searches], end, progress)
-    _share([search.together() for search in searches], end, progress)
+    for likely in (True, False):
+        _share([search.alone(likely=likely) for search in searches], end, progress)
+        _share([search.together(likely=likely) for search in searches], end, progress)
     _share([search.described(ask) for search in searches], end, progress)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     found = (search.explanation(stopped) for search in searches)
@@ -168,61 +174,71 @@ class _Search:
     def _all(self) -> frozenset[int]:
         return frozenset(range(len(self._wrong)))
 
-    def alone(self) -> Iterator[str]:
-        """Read the failing cases, and try each known mistake alone."""
-        yield from self._read_failing()
-        self._began = True
-        if self._wrong:
-            known = all_deviations(self._operator)
-            for number, mistake in enumerate(known):
-                doing = f"explaining {self._operator.name}: {number} of {len(known)} mistakes"
-                yield doing
-                if (yield from self._agrees(mistake, doing, _FIRST)):
-                    self._possible.append(mistake)
-                    yield from self._try((mistake.name,), mistake, self._all, doing)
-        self._tried_alone = True
-        self._complete = self._left() == frozenset()
+    def alone(self, *, likely: bool) -> Iterator[str]:
+        """Read the failing cases, and try each known mistake alone.
 
-    def together(self) -> Iterator[str]:
+        Args:
+            likely: whether to try those that a person would name, or all others.
+        """
+        if likely:
+            yield from self._read_failing()
+            self._began = True
+        known = [it for it in all_deviations(self._operator) if self._is_likely(it) is likely]
+        for number, mistake in enumerate(known if self._wrong else ()):
+            doing = f"explaining {self._operator.name}: {number} of {len(known)} mistakes"
+            yield doing
+            if (yield from self._agrees(mistake, doing, _FIRST)):
+                self._possible.append(mistake)
+                first = len(self._wrong) if likely else _FIRST
+                yield from self._try((mistake.name,), mistake, self._all, doing, first)
+        if not likely:
+            self._tried_alone = True
+            self._complete = self._left() == frozenset()
+
+    def _is_likely(self, mistake: Implementation) -> bool:
+        """Tell whether a mistake is the operator's own, or one of what many programs lack."""
+        own = mistake.name in {it.name for it in self._operator.deviations}
+        unread = any(mistake.name.startswith(it) for it in self._unread)
+        return own or unread or mistake.precision == np.float32
+
+    @property
+    def _unread(self) -> list[str]:
+        """How mistakes begin of what has no argument for an attribute, so never reads it."""
+        return [f"{it.name} taken as" for it in self._operator.attributes]
+
+    def together(self, *, likely: bool) -> Iterator[str]:
         """Try several known mistakes at once, where single ones leave something unexplained."""
-        if not self._tried_alone or not self._wrong:
+        if not self._wrong or not (likely or self._tried_alone):
             return
-        if not self._found:
+        if not self._found and not likely:
             yield from self._pairs()
         for _ in range(_DEPTH):
-            left = self._left()
-            tried = 0
-            for base in self._cover():
+            before = len(self._found)
+            bases = self._cover()
+            # What reproduces few cases may have been overlooked while there were many.
+            for base in [*bases, None] if bases else []:
                 for number, other in enumerate(self._possible):
-                    mistake = both(base.mistake, other)
-                    names = (*base.names, other.name)
                     doing = f"explaining {self._operator.name}: {number} more mistakes"
                     yield doing
-                    if mistake is None or len(set(names)) < len(names) or not left:
-                        continue
-                    tried += yield from self._try(names, mistake, left, doing)
-            if not tried:
+                    mistake = other if base is None else both(base.mistake, other)
+                    names = (*(base.names if base else ()), other.name)
+                    left = self._left()
+                    if mistake is not None and len(set(names)) == len(names) and left:
+                        yield from self._try(names, mistake, left, doing)
+            if len(self._found) == before:
                 break
-        self._complete = True
+        self._complete = not likely
 
     def _pairs(self) -> Iterator[str]:
         own = {it.name for it in self._operator.deviations}
         chosen = [it for it in self._possible if it.name in own]
-        # What has no argument for an attribute does not read it, whatever else is wrong.
-        unread = [
-            it
-            for it in self._possible
-            for attribute in self._operator.attributes
-            if it.name.startswith(f"{attribute.name} taken as")
-        ]
+        unread = [it for it in self._possible if it.name.startswith(tuple(self._unread))]
         couples = [*product(unread, chosen), *combinations(chosen, 2)]
-        # A pair that reproduces none of a few cases is not what is wrong in most of them.
-        few = frozenset(range(min(_FIRST, len(self._wrong))))
         for number, (first, second) in enumerate(couples):
             doing = f"explaining {self._operator.name}: {number} of {len(couples)} pairs"
             yield doing
             mistake = both(first, second)
-            if mistake is not None and any(self._reproduces(mistake, place) for place in few):
+            if mistake is not None:
                 names = (first.name, second.name)
                 yield from self._try(names, mistake, self._all, doing)
 
@@ -312,22 +328,43 @@ class _Search:
         return "without formula" if strange else seen
 
     def _try(
-        self, names: tuple[str, ...], mistake: Implementation, places: Iterable[int], doing: str
+        self,
+        names: tuple[str, ...],
+        mistake: Implementation,
+        places: Iterable[int],
+        doing: str,
+        first: int = _FIRST,
     ) -> Generator[str, None, bool]:
-        """Take note of what reproduces failing cases, and agrees with those that passed."""
+        """Take note of what reproduces failing cases, and agrees with those that passed.
+
+        Args:
+            names: of the mistakes.
+            mistake: all of them in one.
+            places: of failing cases of which it must reproduce some.
+            doing: what the search is at.
+            first: how many of these are looked at; the others only if one of them is reproduced.
+        """
         found = []
         # Where something reproduces everything, only its equals are worth naming beside it.
         whole = any(len(it.cases) == len(self._wrong) for it in self._found)
-        for place in sorted(places):
+        few = self._few(sorted(places), first)
+        for place in (*few, *sorted(self._all.difference(few))):
             if self._reproduces(mistake, place):
                 found.append(place)
             elif whole:
                 return False
+            elif place == few[-1] and not found:
+                break
             yield doing
         if not found or not (yield from self._agrees(mistake, doing)):
             return False
         self._found.append(_Found(names, mistake, frozenset(found)))
         return True
+
+    def _few(self, places: Sequence[int], count: int) -> list[int]:
+        """Return a few cases of all sorts: what reproduces none of them, is not tried on others."""
+        small = [it for it in places if self._wrong[it].size <= _SMALL] or places
+        return list(small[:: -(-len(small) // count)])
 
     def _reproduces(self, mistake: Implementation, place: int) -> bool:
         return reproduces(mistake, self._wrong[place], self._judging)

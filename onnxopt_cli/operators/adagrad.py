@@ -57,7 +57,7 @@ DEVIATIONS = (
     Deviation(
         "epsilon inside the square root, no decay",
         "Epsilon is added before the root is taken, and R is used as given.",
-        ("Keras 3",),
+        ("Keras 3", "optax where epsilon is not 0"),
         replace={_ROOT: "np.sqrt(H_new + epsilon)", _RATE: "R"},
     ),
     Deviation(

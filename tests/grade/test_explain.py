@@ -390,7 +390,8 @@ NAMED = {
     "PyTorchAdam": {"epsilon added after bias correction"},
     "ApexAdam": {"epsilon added after bias correction"},
     "DeepSpeedAdam": {
-        "epsilon added after bias correction", "decay scaled by R", "double computed in float32",
+        "epsilon added after bias correction", "decay before the step, scaled by R",
+        "double computed in float32",
     },
     "PyTorchAdamW": {"epsilon added after bias correction", "decay before the step, scaled by R"},
     "OptaxAdam": {
@@ -404,8 +405,7 @@ NAMED = {
     "TensorFlowAdam": set(),
     "PyTorchAdagrad": set(),
     "OptaxAdagrad": {
-        "epsilon inside the square root, no decay, no step where H_new is 0",
-        "norm_coefficient taken as 0",
+        "epsilon inside the square root, no decay", "norm_coefficient taken as 0",
     },
     "KerasAdagrad": {
         "epsilon inside the square root, no decay", "norm_coefficient taken as 0",
