@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from onnxopt_cli.backends.unsupported import compile_pattern
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
 _PLUGIN = "python:"
@@ -77,7 +77,9 @@ class Specification:
             if name not in known and not keyed:
                 raise UsageError(
                     f"backend {printable(self.text)} has no option {printable(name)}",
-                    hint=f"its options: {', '.join(known)}" if known else "it has no options",
+                    hint=nearest(name, known, f"its options: {', '.join(known)}")
+                    if known
+                    else "it has no options",
                 )
 
 

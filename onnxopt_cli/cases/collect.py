@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.file import read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 
-_YAML = (".yaml", ".yml")
+_YAML = (".yaml", ".yml", ".json")
+# Other JSON files than case files may lie beside these.
+_CASES = re.compile(rb'"onnxopt"\s*:\s*\d')
+_HEAD = 1 << 16
 _DEFAULT = "cases"
 
 
@@ -68,24 +73,27 @@ def require_version(pin: str, suites: Mapping[str, str], where: str = "") -> Non
         )
 
 
+def default_targets() -> list[str]:
+    """Return the folder ``cases``, or where there is none the suites that come with onnxopt."""
+    if Path(_DEFAULT).is_dir():
+        return [f"{_DEFAULT}/"]
+    from onnxopt_cli.cases.suites.suites import LARGE, SUITES
+
+    return [name for name in SUITES if name != LARGE]
+
+
 def collect(targets: Sequence[str]) -> Collection:
     """Find the cases that the targets name.
 
     Args:
-        targets: files, folders, names of suites or ids; none means the folder ``cases``, or the
-            suites that come with onnxopt where there is no such folder.
+        targets: files, folders, names of suites or ids; none means the default ones.
 
     Raises:
         UsageError: if a target is neither, two different cases have one id, or one has an id that
             results outside of cases have.
         NothingSelected: if the targets hold neither a case nor a problem.
     """
-    if not targets:
-        targets = [_DEFAULT]
-        if not Path(_DEFAULT).is_dir():
-            from onnxopt_cli.cases.suites.suites import LARGE, SUITES
-
-            targets = [name for name in SUITES if name != LARGE]
+    targets = targets or default_targets()
     cases: dict[str, Case] = {}
     problems: list[Problem] = []
     for target in targets:
@@ -107,7 +115,7 @@ def collect(targets: Sequence[str]) -> Collection:
     if not cases and not problems:
         raise NothingSelected(
             f"no case in {', '.join(map(printable, targets))}",
-            hint="cases are .yaml files, or ONNX test directories with a model.onnx",
+            hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
         )
     return Collection(tuple(cases.values()), tuple(problems))
 
@@ -146,7 +154,7 @@ def _find(target: str) -> tuple[list[Case], list[Problem]]:
             return find_directories(path.parent)
         raise UsageError(
             f"{printable(target)} is no case file",
-            hint="cases are .yaml files, or ONNX test directories with a model.onnx",
+            hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
         )
     return _find_named(target)
 
@@ -167,21 +175,33 @@ def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
     wanted = f"{suite}/{rest}".rstrip("/")
     chosen = [case for case in found if f"{case.id}/".startswith(f"{wanted}/")]
     if not chosen:
-        raise UsageError(f"the suite {suite} has no case {printable(target)}")
+        near = nearest(target, [case.id for case in found], f"onnxopt list {suite} shows all")
+        raise UsageError(f"the suite {suite} has no case {printable(target)}", hint=near)
     return chosen, []
 
 
 def _find_in_folder(folder: Path) -> tuple[list[Case], list[Problem]]:
-    """Find the YAML files and ONNX directories under a folder; hidden folders are left out."""
+    """Find case files and ONNX directories under a folder; hidden folders are left out."""
     cases, problems = find_directories(folder)
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if Path(name).suffix.lower() in _YAML and not name.startswith("."):
+            if not name.startswith(".") and _may_hold_cases(Path(parent, name)):
                 found, wrong = read_yaml_file(Path(parent, name))
                 cases += found
                 problems += wrong
     return cases, problems
+
+
+def _may_hold_cases(path: Path) -> bool:
+    suffix = path.suffix.lower()
+    if suffix != ".json":
+        return suffix in _YAML
+    try:
+        with open_regular_file(str(path)) as (descriptor, _):
+            return _CASES.search(os.read(descriptor, _HEAD)) is not None
+    except (Malformed, OSError):
+        return False
 
 
 def _same_place(one: Case, other: Case) -> bool:

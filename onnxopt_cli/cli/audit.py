@@ -51,7 +51,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     Exits with 1 if a wrong implementation survives or a right one is rejected.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.cli.console import stderr, stdout
+    from onnxopt_cli.cli.console import Ticker, stderr, stdout
     from onnxopt_cli.cli.environment import go_on_without_reader
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.core.text import printable
@@ -74,8 +74,10 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
         raise NothingSelected(
             f"none of {len(chosen)} cases is one node of an operator with a formula"
         )
-    with stderr().status("putting every implementation to every case"):
-        grades = audit(trials, options["jobs"])
+    doing = "putting every implementation to every case"
+    with stderr().status(doing) as status:
+        tick = Ticker(doing, status.update)
+        grades = audit(trials, options["jobs"], tick)
     for grade in grades:
         for renderable in audit_page(grade, verbose=options["verbose"]):
             stdout().print(renderable)

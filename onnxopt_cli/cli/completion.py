@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -40,6 +40,9 @@ def complete_target(
     """Offer suites and, beside a suite, what is here; other paths are for the shell to complete."""
     from onnxopt_cli.cases.suites.suites import NAMES
 
+    suite, slash, _ = typed.partition("/")
+    if slash and suite in NAMES and not Path(suite).exists():
+        return _offering(lambda: _ids([suite]))(context, parameter, typed)
     if not _offering(lambda: NAMES)(context, parameter, typed):
         return complete_path(context, parameter, typed)
     here = [f"{path.name}/" if path.is_dir() else path.name for path in Path().iterdir()]
@@ -52,6 +55,23 @@ def complete_subject(
     """Offer operators with a formula, suites and paths."""
     operators = complete_our_operator(context, parameter, typed)
     return operators or complete_target(context, parameter, typed)
+
+
+def complete_pattern(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
+    """Offer the ids of the cases that the targets before it name."""
+    return _offering(lambda: _ids(context.params.get("targets") or ()))(context, parameter, typed)
+
+
+def _ids(targets: Sequence[str]) -> list[str]:
+    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.errors import OnnxoptError
+
+    try:
+        return [case.id for case in collect(targets).cases]
+    except OnnxoptError:
+        return []
 
 
 def _suites() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -37,6 +38,31 @@ def _console(*, stderr: bool) -> _Console:
 #: The consoles of standard output and error: 80 columns wide and plain where they are no terminals.
 stdout = partial(_console, stderr=False)
 stderr = partial(_console, stderr=True)
+
+
+#: So often a line says how far something is where a terminal would have a bar.
+TELL_SECONDS = 15.0
+
+
+class Ticker:
+    """Says how far something long is: now and then in a line, or on a terminal all the time.
+
+    Args:
+        doing: what is done.
+        update: shows it where standard error is a terminal.
+    """
+
+    def __init__(self, doing: str, update: Callable[[str], None]) -> None:
+        self._doing, self._update, self._told = doing, update, monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take note that so many of all are done."""
+        said = f"{self._doing}: {done} of {total}"
+        if stderr().is_terminal:
+            self._update(said)
+        elif monotonic() - self._told >= TELL_SECONDS:
+            self._told = monotonic()
+            stderr().print(said, soft_wrap=True)
 
 
 def warn_of_weak_isolation(setting: Setting, backends: Sequence[str]) -> None:

@@ -145,6 +145,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
 
 
 def _chosen(names: tuple[str, ...], excluded: tuple[str, ...]) -> list[Operator]:
+    from onnxopt_cli.core.text import nearest
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.operators import OPERATORS, operator_named
 
@@ -152,7 +153,7 @@ def _chosen(names: tuple[str, ...], excluded: tuple[str, ...]) -> list[Operator]
     for name in (*names, *excluded):
         if operator_named(name) is None:
             what = f"there is no operator {name!r} with a formula"
-            raise NothingSelected(what, hint=", ".join(known))
+            raise NothingSelected(what, hint=nearest(name, known, ", ".join(known)))
     wanted = set(map(operator_named, names or known)) - set(map(operator_named, excluded))
     if not wanted:
         raise NothingSelected("every operator is excluded")

@@ -41,7 +41,38 @@ class _Limit(click.ParamType[float]):
         return number
 
 
-@click.command("run")
+#: The options of each part of the help; others stand at its end.
+_PARTS = {
+    "Which cases": ("patterns", "operators", "tags", "without", "lf", "ff", "shard"),
+    "Backends": ("backends", "lower", "isolation", "timeout", "startup_timeout", "memory", "jobs"),
+    "Judging": ("rule", "rtol", "atol", "ulp", "budget", "signed_zeros"),
+    "What is expected": ("expect", "update_expect"),
+    "Stopping and going on": ("max_fail", "rerun", "log", "resume"),
+    "What is shown and written": (
+        "verbose", "quiet", "explain", "explain_time", "reports", "artifacts",
+    ),
+}  # fmt: skip
+
+
+class _Parts(click.Command):
+    """A command whose help lists its options in parts."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options; see click."""
+        part_of = {name: part for part, names in _PARTS.items() for name in names}
+        rows: dict[str, list[tuple[str, str]]] = {part: [] for part in [*_PARTS, "Others"]}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                rows[part_of.get(parameter.name or "", "Others")].append(row)
+        for part, mine in rows.items():
+            if mine:
+                with formatter.section(part):
+                    formatter.write_dl(mine)
+
+
+@click.command("run", cls=_Parts)
+@click.pass_context
 @targets_argument
 @backend_option(
     "backends",
@@ -65,6 +96,8 @@ class _Limit(click.ParamType[float]):
 @lower_option
 @jobs_option
 @worker_options
+@click.option("--lf", is_flag=True, help="Only cases that failed when they last ran here.")
+@click.option("--ff", is_flag=True, help="Those first, then the others.")
 @session_options
 @click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")
 @click.option("--max-fail", type=click.IntRange(min=1), default=None, help="Stop after so many.")
@@ -87,7 +120,7 @@ class _Limit(click.ParamType[float]):
 @explain_options("a fifth of the run's time, 10 at least")
 @click.option("-v", "--verbose", is_flag=True, help="Show every output, and all of each failure.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only which cases fail, and the summary.")
-def command(targets: tuple[str, ...], **options: Any) -> int:
+def command(context: click.Context, targets: tuple[str, ...], **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
     Without a target the cases are those in ./cases.
@@ -103,4 +136,9 @@ def command(targets: tuple[str, ...], **options: Any) -> int:
     from onnxopt_cli.cli.run_session import execute
 
     gc.enable()
-    return execute({"targets": targets, **options})
+    options = {"targets": targets, **options}
+    if options["resume"] and not targets:
+        from onnxopt_cli.cli.resume import said_by_log
+
+        options |= said_by_log(context, Path(options["resume"]))
+    return execute(options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.text import Text
 
-from onnxopt_cli.cases.collect import collect, suite_versions
+from onnxopt_cli.cases.collect import collect, default_targets, suite_versions
+from onnxopt_cli.cli import console
 from onnxopt_cli.cli.console import stderr, stdout, warn_of_weak_isolation
 from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, name_unmatched, setting
+from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.errors import NothingSelected, OnnxoptError, Problem, UsageError
 from onnxopt_cli.expectations.expectations import Expectations
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report import terminal
+from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
 from onnxopt_cli.report.verdict import scope
@@ -31,22 +34,33 @@ from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.run.runner import Plan
-from onnxopt_cli.run.select import Selection, leave_out
+from onnxopt_cli.run.select import Selection, failed_last, leave_out, remember
 from onnxopt_cli.run.session import Session, Terms
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-_PANELS = 20
+# Causes that are shown by an example, and reasons that are said.
+_EXAMPLES = 3
+_REASONS = 5
+# Options that choose among the cases that the targets hold.
+_CHOOSING = ("patterns", "operators", "tags", "lf", "ff")
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 
 
 class Display:
     """Prints the run to standard output; a progress bar too where that is a terminal."""
 
-    def __init__(self, plan: Plan, options: Mapping[str, Any], expectations: Expectations) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Mapping[str, Any],
+        ids: Sequence[str],
+        expectations: Expectations,
+    ) -> None:
         self._plan = plan
+        self._found = len(ids)
         self._expectations = expectations
         self._options = options
         self._verbose: bool = options["verbose"]
@@ -57,6 +71,8 @@ class Display:
         used = sum(2 + terminal.column_width(backend.name) for backend in plan.backends)
         room = self._console.width - used if self._console.is_terminal else longest
         self._id_width = max(12, min(longest, room))
+        self._failing = self._done = 0
+        self._told = perf_counter()
         self._progress = self._bar(len(plan.cases)) if self._console.is_terminal else None
 
     def _bar(self, total: int) -> Progress:
@@ -66,6 +82,7 @@ class Display:
             progress.TextColumn("running"),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.description}", style="red"),
             progress.TimeRemainingColumn(),
         )
         bar = progress.Progress(*columns, console=self._console, transient=True)
@@ -75,8 +92,14 @@ class Display:
     def __enter__(self) -> Self:
         for problem in self._plan.problems:
             stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
-        if not self._quiet and self._plan.cases:
-            names = [backend.name for backend in self._plan.backends]
+        names = [backend.name for backend in self._plan.backends]
+        if not self._quiet:
+            count = len(self._plan.cases)
+            of = f" of {self._found}" if self._found > count else ""
+            cases = f"{count}{of} case{'s' * (self._found != 1)}"
+            targets = some_of(self._options["targets"], 5)
+            self._console.print(f"{cases} from {targets} on {some_of(names, 3)}")
+        if self._verbose and self._plan.cases:
             self.print(terminal.heading(names, self._id_width))
         if self._progress:
             self._progress.start()
@@ -87,13 +110,18 @@ class Display:
             self._progress.stop()
 
     def show(self, results: Sequence[Result]) -> None:
-        """Print a case's line, and under -v its outputs."""
+        """Count a case, and under -v print its line and its outputs."""
+        self._done += 1
+        self._failing += not all(result.conforms for result in results)
+        failing = f"{self._failing} failing" if self._failing else ""
         if self._progress:
-            self._progress.advance(self._progress.task_ids[0])
-        if self._quiet:
-            return
-        self.print(terminal.case_line(results, self._id_width))
+            self._progress.update(self._progress.task_ids[0], advance=1, description=failing)
+        elif perf_counter() - self._told >= console.TELL_SECONDS:
+            self._told = perf_counter()
+            of = len(self._plan.cases)
+            stderr().print(f"running: {self._done} of {of}{', ' * bool(failing)}{failing}")
         if self._verbose:
+            self.print(terminal.case_line(results, self._id_width))
             for result in results:
                 for line in terminal.output_lines(result):
                     self.print(line)
@@ -116,7 +144,7 @@ class Display:
             for line in terminal.failing_lines(record):
                 self.print(line)
         elif not all(it.outcome is Outcome.PASS and it.conforms for it in results):
-            self._failures(results)
+            self._failures(record)
             self._reasons(results)
         tables = [terminal.summary_table(results), terminal.capability_table(results)]
         if self._verbose:
@@ -133,7 +161,7 @@ class Display:
         for line in (
             *terminal.verdict(record, seconds, explaining),
             *([Text(said, "dim")] if said else []),
-            *terminal.explanation_lines(record.explanations),
+            *(self._explained(record.explanations) if record.explanations else ()),
             *(Text(f"{it.where}: {it.what}", "yellow") for it in self._near_misses(results)),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
@@ -148,18 +176,44 @@ class Display:
             backends = [BackendIdentity(it.name, it.version) for it in self._plan.backends]
             yield from self._expectations.near_misses(backends)
 
-    def _failures(self, results: Sequence[Result]) -> None:
-        """Print a panel for each failure; without -v for as many as a reader takes in."""
-        failures = [it for it in results if not it.conforms and it.outcome not in _BRIEF]
-        shown = failures if self._verbose else failures[:_PANELS]
+    def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
+        """Return lines for explanations that say more than the causes which are named above."""
+        said = [
+            it
+            for it in explanations
+            if self._verbose
+            or self._quiet
+            or not (it.causes and it.complete)
+            or any(it.others.values())
+        ]
+        return terminal.explanation_lines(said)
+
+    def _failures(self, record: RunRecord) -> None:
+        """Print the causes of failures and an example of each; with -v all failures."""
+        failed = [it for it in record.results if not it.conforms and it.outcome not in _BRIEF]
+        if not failed:
+            return
+        groups = group_failures(failed, record.explanations)
         about = {case.id: case.about for case in self._plan.cases}
-        for result in shown:
-            said = about.get(result.case, "")
-            panel = terminal.failure_panel(result, self._options, said, whole=self._verbose)
-            self._console.print(panel)
-        if failures[len(shown) :]:
-            rest = len(failures) - len(shown)
-            self.print(Text(f"{rest} more failures; -v shows all, -q names all", "dim"))
+        examples = len(groups) if self._verbose else _EXAMPLES
+        for part in terminal.cause_table(groups, examples):
+            self._console.print(part)
+        self._console.print()
+        for number, group in enumerate(groups[:examples], start=1):
+            for result in group.results if self._verbose else group.results[:1]:
+                others = len(group.results) > 1 and not self._verbose
+                more = f", the plainest of {len(group.results)}" if others else ""
+                panel = terminal.failure_panel(
+                    result,
+                    self._options,
+                    about.get(result.case, ""),
+                    whole=self._verbose,
+                    note=f"cause {number}{more}",
+                    more=group.more,
+                )
+                self._console.print(panel)
+        if not self._verbose and len(failed) > min(len(groups), examples):
+            self._console.print(Text("-v shows all failures, -q names them", "dim"))
 
     def _reasons(self, results: Sequence[Result]) -> None:
         """Print once each reason for which cases are unsupported, or do not apply."""
@@ -169,11 +223,11 @@ class Display:
             if unsupported or result.outcome is Outcome.SKIP:
                 said = printable(result.message, lines=True) if self._verbose else headline(result)
                 reasons[result.outcome, result.backend, said] += 1
-        shown = list(reasons.items())[: None if self._verbose else _PANELS]
+        shown = reasons.most_common(None if self._verbose else _REASONS)
         for (outcome, backend, reason), count in shown:
             style = terminal.STYLES[outcome]
             head = Text.assemble((f"{outcome} ", style), f"{count} on {printable(backend)}: ")
-            self.print(head.append(reason))
+            self._console.print(head.append(reason))
         if len(reasons) > len(shown):
             rest = len(reasons) - len(shown)
             self.print(Text(f"{rest} more reasons; -v shows all", "dim"))
@@ -207,13 +261,15 @@ def execute(options: Mapping[str, Any]) -> int:
         asker = Asker(judged) if judged.rule == "conditioned" else None
         with open_executors(options["backends"], how, interruption, asker) as backends:
             with interruption.at_once():
-                collection = collect(options["targets"])
+                targets = options["targets"] or default_targets()
+                collection = collect(targets)
             suites = suite_versions(collection.cases)
             update = options["update_expect"]
             expectations.require_suites(suites, Path(update) if update else None)
-            selection = Selection(options["patterns"], options["operators"], options["tags"])
+            chosen = any(options[name] for name in _CHOOSING)
+            selected = _selected(options, collection.cases) if chosen else [*collection.cases]
             without = dict.fromkeys(options["without"], "") | expectations.without
-            selected, left_out = leave_out(selection.choose(collection.cases), without)
+            selected, left_out = leave_out(selected, without)
             options = {**options, "without": left_out}
             plan = Plan(
                 cases=shard.choose(selected) if shard else selected,
@@ -230,7 +286,6 @@ def execute(options: Mapping[str, Any]) -> int:
                     f"none of {len(collection.cases)} cases is selected",
                     hint="onnxopt list shows the ids that -k matches",
                 )
-            name_unmatched(options["patterns"], collection.cases)
             warn_of_weak_isolation(how, options["backends"])
             for backend in backends:
                 backend.ready()
@@ -250,12 +305,27 @@ def execute(options: Mapping[str, Any]) -> int:
                 session.resume()
             elif log:
                 session.begin()
-            with Display(session.plan, options, expectations) as display:
+            shown = {**options, "targets": targets}
+            with Display(session.plan, shown, terms.ids, expectations) as display:
                 for row in session.rows():
                     display.show(row)
                 for result in session.rerun() if terms.reruns else ():
                     display.show_rerun(result)
         return _conclude(session, display, reports)
+
+
+def _selected(options: Mapping[str, Any], cases: Sequence[Case]) -> list[Case]:
+    """Return the cases that the options select."""
+    selection = Selection(options["patterns"], options["operators"], options["tags"])
+    selected = selection.choose(cases)
+    if options["patterns"]:
+        name_unmatched(options["patterns"], cases)
+    if options["lf"] or options["ff"]:
+        names = dict.fromkeys(options["backends"])
+        selected, said = failed_last(selected, names, only=options["lf"])
+        if said:
+            stderr().print(Text(printable(said), "yellow"))
+    return selected
 
 
 def _checked(options: Mapping[str, Any]) -> tuple[Shard | None, Expectations]:
@@ -291,6 +361,7 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
     failing = any(result.outcome is Outcome.FAIL for result in session.results)
     record = session.finish(_explanations(session, seconds) if failing else [])
     display.finish(record, seconds, perf_counter() - session.began - seconds)
+    remember(record.results)
     if terms.shard and not session.plan.cases:
         display.print(f"no selected case belongs to shard {terms.shard}")
     writes: list[Callable[[], object]] = []

@@ -15,6 +15,7 @@ from onnxopt_cli.cli.completion import (
     complete_capability,
     complete_operator,
     complete_path,
+    complete_pattern,
     complete_target,
 )
 
@@ -105,7 +106,9 @@ case_options = _together(
         "-k",
         "patterns",
         metavar="PATTERN",
-        help="Only cases whose id is this, matches this glob or contains this text.",
+        shell_complete=complete_pattern,
+        help="Only cases whose id is this, matches this glob or contains this text; also "
+        "'adam and not (double or T_0)'.",
     ),
     operator_option(complete_operator, "Only cases whose model contains this operator."),
     many("--tag", "tags", metavar="TAG", help="Only cases with this tag."),
@@ -126,8 +129,8 @@ tolerance_option = click.option(
 
 
 def name_unmatched(patterns: Sequence[str], cases: Sequence[Case]) -> None:
-    """Say which of several patterns match no case: one that is misspelt selects nothing."""
-    if len(patterns) < 2:  # noqa: PLR2004 - of a single one the command says it
+    """Say which words of patterns match no case: one that is misspelt selects nothing."""
+    if not patterns:
         return
     from rich.text import Text
 
@@ -135,8 +138,9 @@ def name_unmatched(patterns: Sequence[str], cases: Sequence[Case]) -> None:
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.run.select import unmatched
 
-    for pattern in unmatched(patterns, cases):
-        stderr().print(Text(f"no case's id matches -k {printable(pattern)}", "yellow"))
+    for word, question in unmatched(patterns, [case.id for case in cases]).items():
+        said = f"no case's id matches -k {printable(word)}{'; ' * bool(question)}{question}"
+        stderr().print(Text(said, "yellow"))
 
 
 lower_option = click.option(
@@ -265,7 +269,12 @@ session_options = _together(
     ),
     click.option("--shard", metavar="I/N", help="Only part I of N, by a hash of the id."),
     _file_option("--log", "Write each result to a log when it is there."),
-    _file_option("--resume", "Go on with a log; run only what it lacks.", "LOG"),
+    _file_option(
+        "--resume",
+        "Go on with a log; run only what it lacks. Without targets it says what to run; a backend "
+        "that is not built in must be given again.",
+        "LOG",
+    ),
 )
 
 

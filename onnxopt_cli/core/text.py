@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 # Control characters, format characters (bidirectional overrides among them), surrogates, and the
 # separators that some terminals take for line ends.
@@ -60,12 +60,25 @@ def clipped(text: str, longest: int = _LONGEST, space: str = " ") -> str:
     return f"{text[:head]}{space}... ({left} characters left out) ...{space}{text[-tail:]}"
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a question that names the known name most like one, or something else if none is."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
+    """Return a question that names the known name most like one, or something else if none is.
+
+    Args:
+        name: what was written.
+        known: the names that there are.
+        otherwise: what is said if none is like it.
+        cutoff: how alike a name must be, from 0 to 1.
+    """
     import difflib
 
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"did you mean {near[0]}?" if near else otherwise
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return the first of some names, fit to be shown, and how many more there are."""
+    few = ", ".join(map(printable, names[:most]))
+    return f"{few} and {len(names) - most} more" if len(names) > most else few
 
 
 class FreeNames:

@@ -7,7 +7,7 @@ differently, and judged as ``run`` would judge it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnxopt_cli.core.case import Case
@@ -168,12 +168,17 @@ def find_trials(
     return trials, problems
 
 
-def audit(trials: dict[str, list[AuditedCase]], jobs: int = 1) -> list[Grade]:
+def audit(
+    trials: dict[str, list[AuditedCase]],
+    jobs: int = 1,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> list[Grade]:
     """Grade the trials of every operator that has some.
 
     Args:
         trials: from :func:`find_trials`.
         jobs: number of processes.
+        progress: called with how many implementations are done, and how many there are.
     """
     present = [operator for operator in OPERATORS if trials[operator.name]]
     tasks: list[tuple[Operator, str, int]] = []
@@ -187,7 +192,9 @@ def audit(trials: dict[str, list[AuditedCase]], jobs: int = 1) -> list[Grade]:
         return _verdict(operator, implementation, trials[operator.name], wrong=kind != "right")
 
     verdicts: dict[tuple[str, str], list[Verdict]] = {}
-    for (operator, kind, _), verdict in zip(tasks, parallel(work, tasks, jobs), strict=True):
+    done = enumerate(parallel(work, tasks, jobs), start=1)
+    for (operator, kind, _), (count, verdict) in zip(tasks, done, strict=True):
+        progress(count, len(tasks))
         verdicts.setdefault((operator.name, kind), []).append(verdict)
     return [
         Grade(

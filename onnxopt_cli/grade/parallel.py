@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from onnxopt_cli.isolation.interruption import held_signals, plain_signals
@@ -19,8 +19,8 @@ _work: list[Callable[[int], object]] = []
 
 def parallel(
     work: Callable[[Item], Done], items: Sequence[Item], jobs: int, chunk: int = 8
-) -> list[Done]:
-    """Return ``work(item)`` for every item, in order.
+) -> Iterator[Done]:
+    """Yield ``work(item)`` for every item, in order.
 
     Args:
         work: any function; what it returns must be picklable if jobs is more than one.
@@ -29,11 +29,13 @@ def parallel(
         chunk: number of items that a process takes at a time.
     """
     if jobs <= 1 or len(items) <= 1:
-        return [work(item) for item in items]
+        yield from map(work, items)
+        return
     import multiprocessing
 
     if "fork" not in multiprocessing.get_all_start_methods():
-        return [work(item) for item in items]
+        yield from map(work, items)
+        return
     _work.append(lambda index: work(items[index]))
     try:
         context = multiprocessing.get_context("fork")
@@ -41,11 +43,12 @@ def parallel(
             context.Lock()
         except OSError:
             # Locks lie in /dev/shm, which may be full or not there at all.
-            return [work(item) for item in items]
+            yield from map(work, items)
+            return
         with held_signals():
             pool = context.Pool(min(jobs, len(items)), _begin, [os.getpid()])
         with pool:
-            return pool.map(_call, range(len(items)), chunksize=chunk)  # type: ignore[arg-type]
+            yield from pool.imap(_call, range(len(items)), chunksize=chunk)
     finally:
         _work.pop()
 

@@ -116,7 +116,9 @@ _OTHER = frozenset(
         "explain",
         "explain_time",
         "expect",
+        "ff",
         "jobs",
+        "lf",
         "log",
         "operators",
         "pattern",  # of logs from before there could be several

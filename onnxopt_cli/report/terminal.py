@@ -1,10 +1,10 @@
-"""Results for a terminal: a line a case, a panel a failure, a summary. Nothing here prints."""
+"""Results for a terminal: causes, a panel a failure, a summary, a verdict. Nothing here prints."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from shlex import quote
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,8 +15,9 @@ from rich.text import Text
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, Standing
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.report import diff_text
+from onnxopt_cli.report.causes import Alike, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import by_capability, failures
 
@@ -86,8 +87,42 @@ def output_lines(result: Result) -> Iterable[Text]:
         yield Text(f"  {printable(result.message)}", style="yellow")
 
 
+def cause_table(groups: Sequence[Alike], examples: int) -> Iterable[RenderableType]:
+    """Yield how many failures there are, and by cause: a number, how many, and the cause in words.
+
+    Args:
+        groups: the failures; of very many groups those with the fewest are only counted.
+        examples: of how many groups an example is shown elsewhere; of others it is named.
+    """
+    backends = list(dict.fromkeys(it.backend for it in groups))
+    count = sum(len(it.results) for it in groups)
+    head = Text(f"{count} failure{'s' * (count > 1)}", style="bold red")
+    yield head.append(f" on {some_of(backends, 3)}, by cause:", style="not bold")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("right", "right", "left"):
+        table.add_column(justify=justify, overflow="fold")
+    for number, it in enumerate(groups[:_CAUSES], start=1):
+        words = Text(it.cause)
+        if len(backends) > 1:
+            words.append(f" on {printable(it.backend)}", style="dim")
+        if number > examples:
+            words.append(f", as {printable(it.results[0].case)}", style="dim")
+        table.add_row(f"  {number}.", Text(str(len(it.results)), "bold"), words)
+    yield table
+    rest = groups[_CAUSES:]
+    if rest:
+        left = sum(len(it.results) for it in rest)
+        yield Text(f"{len(rest)} more causes of {left} failures; -q names all failures", "dim")
+
+
 def failure_panel(
-    result: Result, options: Mapping[str, Any], about: str = "", *, whole: bool = False
+    result: Result,
+    options: Mapping[str, Any],
+    about: str = "",
+    *,
+    whole: bool = False,
+    note: str = "",
+    more: str = "",
 ) -> Panel:
     """Return what is known of a case that did not conform.
 
@@ -95,11 +130,13 @@ def failure_panel(
         result: the case on a backend.
         options: those of the run, for the command that repeats it.
         about: what the case asks.
-        whole: True for all lines of a stack trace.
+        whole: True for all lines of a stack trace, and all outputs that are wrong.
+        note: what stands below it.
+        more: a command that shows more of what is wrong.
     """
     parts: list[RenderableType] = []
     if about:
-        parts.append(Text(printable(about), style="italic"))
+        parts.append(Text(printable(about if whole else clipped(about, _ABOUT)), style="italic"))
     if result.outcome is Outcome.INVALID:
         # The file is to blame, and is what to open.
         parts.append(Text(printable(str(result.location)), style="bold"))
@@ -111,18 +148,39 @@ def failure_panel(
     if result.expectation:
         parts.append(Text(printable(result.expectation), style="yellow"))
     if result.printed:
-        parts.append(Text(result.printed, style="dim"))
-    for diff in result.diffs:
-        if not diff.agrees:
-            parts.append(_headline(diff))
-            parts.extend(_details(diff, result))
-    agreeing = [diff.name for diff in result.diffs if diff.agrees]
-    if agreeing and len(agreeing) < len(result.diffs):
-        parts.append(Text(f"as expected: {', '.join(map(printable, agreeing))}", style="dim"))
-    parts.append(Text(f"again: {printable(repeat_command(result, options))}", style="dim"))
+        lines = result.printed.splitlines()
+        parts.append(Text("\n".join(lines if whole else lines[-_ELEMENTS:]), style="dim"))
+    wrong = [diff for diff in result.diffs if not diff.agrees]
+    shown = wrong if whole else sorted(wrong, key=partial(_worst, message))[:1]
+    for diff in shown:
+        parts.append(_headline(diff))
+        parts.extend(_details(diff, result, None if whole else _ELEMENTS))
+    for word, others in (
+        ("wrong, too", [diff for diff in wrong if diff not in shown]),
+        ("as expected", [diff for diff in result.diffs if diff.agrees] if wrong else []),
+    ):
+        if others:
+            names = some_of([diff.name for diff in others], len(others) if whole else _NAMES)
+            parts.append(Text(f"{word}: {names}", style="dim"))
+    again = f"again: {printable(repeat_command(result, options))}"
+    parts.append(Text(again + f"\nmore: {more}" * bool(more), style="dim"))
     title = Text.assemble(outcome_text(result), f" {printable(result.case)} on ")
     title.append(printable(result.backend))
-    return Panel(Group(*parts), title=title, title_align="left", border_style="red")
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=Text(note) if note else None,
+        subtitle_align="left",
+        border_style="red",
+    )
+
+
+def _worst(message: str, diff: Diff) -> tuple[bool, bool, float]:
+    """Return what sorts wrong outputs: by type or shape, then named by the message, then by far."""
+    used = diff.budget_used if diff.tolerance else diff.mismatches
+    named = f" {diff.name}[" in message
+    return diff.structure is None, not named, -used if used == used else 0.0  # noqa: PLR0124 - not for NaN
 
 
 def failing_lines(record: RunRecord) -> Iterable[Text]:
@@ -145,13 +203,13 @@ def _headline(diff: Diff) -> Text:
     return line
 
 
-def _details(diff: Diff, result: Result) -> Iterable[RenderableType]:
-    """Yield the tolerance that was applied, what would have passed, and the worst elements."""
+def _details(diff: Diff, result: Result, most: int | None) -> Iterable[RenderableType]:
+    """Yield the tolerance that was applied, what would have passed, and so many worst elements."""
     if diff.tolerance is not None:
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
         first, *others = diff_text.worst_header(diff)
-        rows = [(f"  {at}", *cells) for at, *cells in diff_text.worst_rows(diff, result)]
+        rows = [(f"  {at}", *cells) for at, *cells in diff_text.worst_rows(diff, result)[:most]]
         yield plain_table(rows, [f"  {first}"], others, "dim")
 
 
@@ -180,12 +238,15 @@ def plain_table(
 
 
 def summary_table(results: Sequence[Result]) -> Table | None:
-    """Return the outcomes by operator, of operators for which not all is harmless; None if none."""
+    """Return the outcomes by operator; of many operators those with most failures, or None."""
     rows = sorted({(_operator(result), result.backend) for result in results})
     counts = Counter((_operator(result), result.backend, result.outcome) for result in results)
     outcomes = [outcome for outcome in Outcome if any(key[2] is outcome for key in counts)]
-    bad = [row for row in rows if any(counts[*row, it] for it in outcomes if it not in HARMLESS)]
-    shown = rows if len(rows) <= _FEW else bad
+    bad = {row: sum(counts[*row, it] for it in outcomes if it not in HARMLESS) for row in rows}
+    shown = rows
+    if len(rows) > _FEW:
+        most = sorted((row for row in rows if bad[row]), key=lambda row: -bad[row])[:_FEW]
+        shown = [row for row in rows if row in most]
     if not shown:
         return None
     named = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
@@ -197,8 +258,13 @@ def summary_table(results: Sequence[Result]) -> Table | None:
         for row in shown
     ]
     table = plain_table(cells, named, [outcome.value for outcome in outcomes])
-    if len(shown) < len(rows):
-        table.add_row(Text(f"{len(rows) - len(shown)} others all pass", style="dim"))
+    left = sum(map(bool, bad.values())) - sum(bool(bad[row]) for row in shown)
+    for count, what in (
+        (left, "others do not all pass"),
+        (len(rows) - len(shown) - left, "others all pass"),
+    ):
+        if count:
+            table.add_row(Text(f"{count} {what}", style="dim"))
     return table
 
 
@@ -255,14 +321,19 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
         line = Text.assemble("  ", (printable(it.backend), "bold"), f", {it.operator}: ")
         yield line.append(printable(it.text), style="" if it.causes else "dim")
         for cause in it.causes:
-            if cause.deviations:
-                names = " ".join(f"--mistake {quote(name)}" for name in cause.deviations)
-                yield Text(f"    onnxopt show {it.operator} {names}", "dim")
+            if more := mistake_command(it, cause):
+                yield Text(f"    {more}", "dim")
     if not all(it.complete for it in explanations):
         yield Text("  --explain-time SECONDS gives the search for known mistakes more time", "dim")
 
 
-_FEW = 12
+#: Causes that are named, and rows of the summary.
+_CAUSES = 12
+_FEW = 18
+#: Of an example: elements of its worst output, names of others, characters of what it asks.
+_ELEMENTS = 3
+_NAMES = 6
+_ABOUT = 200
 #: Explaining that took more seconds is worth a word.
 _LONG = 1.0
 

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NoReturn
 
+from onnxopt_cli.cases.onnx.corpora import cache_folder
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.codec import read_json
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import InvalidCase, UsageError
+from onnxopt_cli.errors import InvalidCase, OnnxoptError, UsageError
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.readings.capabilities import CAPABILITIES, capabilities
+
+# What failed last, for --lf and --ff, is kept in the cache, and never in the way of a run: a file
+# that is not there, damaged, of another user or cannot be written is as if nothing were known.
+_MEMORY = "last-failures.json"
+_MOST_BYTES = 4 << 20
+# The folders, and backends in each, that were used last.
+_FOLDERS = 20
+_BACKENDS = 10
+
+#: By backend the ids of the cases that failed when they last ran.
+_Failures = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +41,9 @@ class Selection:
     """Filters over cases; an empty one lets everything through.
 
     Attributes:
-        patterns: each a case's whole id; or a glob; or, without `*?[`, a piece of an id. A case
-            must match one of them.
+        patterns: each a case's whole id; or a glob; or, without `*?[`, a piece of an id; or
+            several of these with ``and``, ``or``, ``not`` and parentheses. A case must match one
+            of them.
         operators: names of operators, one of which the model must contain.
         tags: tags, one of which the case must carry.
     """
@@ -33,11 +56,13 @@ class Selection:
         """Return the selected cases in their order; letter case never matters.
 
         Raises:
-            UsageError: if an operator or a tag occurs in none of the cases.
+            UsageError: if an operator or a tag occurs in none of the cases, or a pattern cannot be
+                read.
         """
         chosen = list(cases)
         if self.patterns:
-            ids = {name for pattern in self.patterns for name in _matching(pattern, cases)}
+            known = [case.id for case in cases]
+            ids = {name for pattern in self.patterns for name in _Pattern(pattern, known).matching}
             chosen = [case for case in cases if case.id in ids]
         if self.tags:
             chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
@@ -47,9 +72,77 @@ class Selection:
         return chosen
 
 
-def unmatched(patterns: Sequence[str], cases: Sequence[Case]) -> list[str]:
-    """Return the patterns that no case's id matches."""
-    return [pattern for pattern in dict.fromkeys(patterns) if not _matching(pattern, cases)]
+def unmatched(patterns: Sequence[str], ids: Sequence[str]) -> dict[str, str]:
+    """Return the words of patterns that match no id, each with a question that names a near one."""
+    words = {word for pattern in patterns for word in _Pattern(pattern, ids).unmatched}
+    pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
+    found = {word: _like(word.lower(), pieces) for word in sorted(words)}
+    return {
+        word: f"did you mean {printable(pieces[near])}?" if near else ""
+        for word, near in found.items()
+    }
+
+
+def _like(word: str, pieces: Collection[str]) -> str:
+    """Return the piece of an id most like a word, or that begins as it does; empty if none does."""
+    near = get_close_matches(word, pieces, n=1)
+    begins = (
+        piece
+        for end in range(len(word) - 1, 1, -1)
+        for piece in sorted(pieces)
+        if piece.startswith(word[:end])
+    )
+    return near[0] if near else next(begins, "")
+
+
+def failed_last(
+    cases: Sequence[Case], backends: Iterable[str], *, only: bool
+) -> tuple[list[Case], str]:
+    """Return the cases that failed last on one of the backends, run from this folder.
+
+    Args:
+        cases: to choose among.
+        backends: the backends' names.
+        only: True to leave out the others; False to have them follow.
+
+    Returns:
+        The cases, and what to tell the user: that all cases run, and why; or nothing.
+    """
+    known = _read(cache_folder() / _MEMORY).get(_here(), {})
+    unknown = [name for name in backends if name not in known]
+    if unknown:
+        return [*cases], f"no earlier run on {unknown[0]} is known here: all cases run"
+    ids = {case for name in backends for case in known[name]}
+    failed = [case for case in cases if case.id in ids]
+    if not failed:
+        return [*cases], "none of the cases failed last: all run"
+    return failed + ([] if only else [case for case in cases if case.id not in ids]), ""
+
+
+def remember(results: Sequence[Result]) -> None:
+    """Remember which cases failed; of those that did not run what was known before stays."""
+    path = cache_folder() / _MEMORY
+    if not path.exists() and all(it.conforms for it in results):
+        return
+    folders = _read(path)
+    known = folders.pop(_here(), {})
+    changed = False
+    now: dict[str, dict[str, bool]] = {}
+    for it in results:
+        if it.outcome is not Outcome.NOT_RUN and not it.case.startswith(f"{OUTSIDE_CASES}/"):
+            now.setdefault(it.backend, {})[it.case] = it.conforms
+    for backend, cases in now.items():
+        before = known.pop(backend, None)
+        known[backend] = [case for case in before or () if case not in cases]
+        known[backend] += [case for case, conforms in cases.items() if not conforms]
+        changed = changed or known[backend] != before
+    if not changed:
+        return
+    folders[_here()] = dict([*known.items()][-_BACKENDS:])
+    with suppress(OSError, OnnxoptError):
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        data = json.dumps(dict([*folders.items()][-_FOLDERS:])).encode()
+        write_atomically(path, data if len(data) <= _MOST_BYTES else b"{}")
 
 
 def operators_of(case: Case) -> tuple[str, ...]:
@@ -62,9 +155,89 @@ def operators_of(case: Case) -> tuple[str, ...]:
         return ()
 
 
-def _matching(pattern: str, cases: Sequence[Case]) -> list[str]:
-    """Return the ids that one pattern matches; a whole id matches that id alone."""
-    ids = [case.id for case in cases]
+_TOKEN = re.compile(r"[()]|[^\s()]+")
+_DEEPEST = 100
+
+
+class _Pattern:
+    """A pattern, matched against ids.
+
+    What matches as it is, and a single word, is no expression: an id may hold a parenthesis or a
+    blank, and an operator may be called And.
+
+    Args:
+        text: of the pattern.
+        ids: of all cases.
+
+    Attributes:
+        matching: the ids that it matches.
+        unmatched: its words that match no id.
+
+    Raises:
+        UsageError: if it is an expression that cannot be read; says where.
+    """
+
+    def __init__(self, text: str, ids: Sequence[str]) -> None:
+        self._text, self._ids = text, ids
+        self.unmatched: list[str] = []
+        self.matching = set(_matching(text, ids))
+        self._tokens = [(it[0], it.start()) for it in _TOKEN.finditer(text)]
+        if self.matching or len(self._tokens) < 2:  # noqa: PLR2004 - a word is no expression
+            self.unmatched = [] if self.matching else [text]
+            return
+        self.matching = self._any(0)
+        if self._tokens:
+            self._fail('"and" or "or"')
+
+    def _any(self, depth: int) -> set[str]:
+        found = self._all(depth)
+        while self._next("or"):
+            found |= self._all(depth)
+        return found
+
+    def _all(self, depth: int) -> set[str]:
+        found = self._one(depth)
+        while self._next("and"):
+            found &= self._one(depth)
+        return found
+
+    def _one(self, depth: int) -> set[str]:
+        if depth > _DEEPEST:
+            self._fail("fewer parentheses")
+        if self._next("not"):
+            return set(self._ids) - self._one(depth + 1)
+        if self._next("("):
+            found = self._any(depth + 1)
+            if not self._next(")"):
+                self._fail('")"')
+            return found
+        if not self._tokens or self._tokens[0][0] in {"and", "or", ")"}:
+            self._fail("a word")
+        word, _ = self._tokens.pop(0)
+        found = set(_matching(word, self._ids))
+        if not found:
+            self.unmatched.append(word)
+        return found
+
+    def _next(self, token: str) -> bool:
+        """Take the next token if it is this one."""
+        if self._tokens and self._tokens[0][0] == token:
+            self._tokens.pop(0)
+            return True
+        return False
+
+    def _fail(self, expected: str) -> NoReturn:
+        found, place = self._tokens[0] if self._tokens else ("", len(self._text))
+        what = f'"{printable(found)}"' if found else "the end"
+        before = printable(self._text[:place])
+        raise UsageError(
+            f"-k: found {what} at character {place + 1}, expected {expected}",
+            hint=f"{before}{printable(self._text[place:])}\n  {' ' * len(before)}^",
+        )
+
+
+def _matching(pattern: str, ids: Sequence[str]) -> list[str]:
+    """Return the ids that one word matches; a whole id matches that id alone."""
     if pattern in ids:
         return [pattern]
     lowered = pattern.lower()
@@ -125,3 +298,24 @@ def _capabilities(case: Case) -> tuple[str, ...]:
     except (InvalidCase, MemoryError):
         # Running it says so.
         return ()
+
+
+def _read(path: Path) -> dict[str, _Failures]:
+    try:
+        status = path.lstat()
+        ours = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+        found = read_json(read_regular_file(path, _MOST_BYTES)) if ours else {}
+    except (OSError, Malformed, ValueError):
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(it, dict) for it in found.values()):
+        return {}
+    lists = [cases for backends in found.values() for cases in backends.values()]
+    if not all(isinstance(it, list) and all(isinstance(case, str) for case in it) for it in lists):
+        return {}
+    return found
+
+
+def _here() -> str:
+    with suppress(OSError):
+        return str(Path.cwd())
+    return ""

@@ -155,7 +155,7 @@ def test_ctrl_c_while_failures_are_explained_loses_no_verdict(place):
     (place / "demo.yaml").write_text(LARGE.replace("&", tensor))
     process = subprocess.Popen(
         [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", "python:off.py:Backend",
-         "--log", "run.jsonl", "--report", "json=run.json"],
+         "-v", "--log", "run.jsonl", "--report", "json=run.json"],
         cwd=place, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     lines = iter(process.stdout)

@@ -112,7 +112,7 @@ cases:
 def test_the_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt):
     (workplace / "one.yaml").write_text(ONE_STEP)
     assert onnxopt("run", "one.yaml", "-b", f"{HONEST}:TensorFlow").code == 0
-    answer = onnxopt("run", "one.yaml", "--no-explain", "-b", f"{HONEST}:NanForInfinity")
+    answer = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{HONEST}:NanForInfinity")
     assert answer.code == 1
     assert "X_new  float32[2]  1 of 2 off" in answer.out
     assert "V_new  float32[2]  1 of 2 off" in answer.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -35,17 +36,18 @@ def demo(workplace):
 def test_a_right_backend_conforms(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Right")
     assert answer.code == 0
-    assert "demo/demo/plain" in answer.out
+    assert "demo/demo/plain" not in answer.out
     assert "conforms: 2 pass" in answer.out
     assert answer.err == ""
+    assert "demo/demo/plain" in onnxopt("run", "demo.yaml", "-v").out
 
 
 def test_a_wrong_value_shows_where_and_how_far_it_is_off(demo, onnxopt):
-    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Off")
+    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Off")
     assert answer.code == 1
     assert "2 of 2 off" in answer.out
     assert "[0]" in answer.out
-    assert "does not conform: 2 fail" in answer.out
+    assert "does not conform: 1 fail" in answer.out
     assert "onnxopt run demo.yaml -k demo/demo/plain -b python:vendor.py:Off" in " ".join(
         answer.out.replace("│", " ").split()
     )
@@ -69,26 +71,26 @@ def test_what_a_backend_does_wrong_is_said(demo, onnxopt, backend, says):
 
 def test_a_backend_that_does_not_know_the_operator_gets_primitive_ones(demo, onnxopt):
     pytest.importorskip("onnxruntime")
-    lowered = onnxopt("run", "demo.yaml", "-b", "onnxruntime")
+    lowered = onnxopt("run", "demo.yaml", "-b", "onnxruntime", "-v")
     assert lowered.code == 0
     assert "pass (lowered)" in lowered.out
     assert "2 of them lowered" in lowered.out
     never = onnxopt("run", "demo.yaml", "-b", "onnxruntime", "--lower", "never")
     assert never.code == 1
     assert "2 unsupported" in never.out
-    assert "is not a registered function/op" in never.out
+    assert "is not a registered function/op" in " ".join(never.out.split())
 
 
 def test_a_backend_that_knows_no_primitives_either_is_unsupported(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Unable")
     assert answer.code == 1
     assert "2 unsupported" in answer.out
-    assert "Momentum is not known here" in answer.out
+    assert "Momentum is not known here" in " ".join(answer.out.split())
 
 
 def test_several_backends_give_a_column_each(demo, onnxopt):
-    answer = onnxopt("run", "demo.yaml", "-b", "numpy", "-b", "python:vendor.py:Off")
-    heading, first = answer.out.splitlines()[:2]
+    answer = onnxopt("run", "demo.yaml", "-b", "numpy", "-b", "python:vendor.py:Off", "-v")
+    heading, first = answer.out.splitlines()[1:3]
     assert heading.split() == ["case", "numpy", "python:vendor.py:Off"]
     assert first.split() == ["demo/demo/plain", "pass", "FAIL"]
     assert answer.code == 1
@@ -127,11 +129,9 @@ def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
     ],
 )
 def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, chosen):
-    answer = onnxopt("run", "demo.yaml", *arguments)
+    answer = onnxopt("run", "demo.yaml", *arguments, "-v")
     assert answer.code == 0
-    names = [
-        line.split()[0].split("/")[-1] for line in answer.out.splitlines()[1 : len(chosen) + 1]
-    ]
+    names = re.findall(r"^demo/demo/(\w+)", answer.out, re.MULTILINE)
     assert names == chosen
 
 
@@ -145,7 +145,7 @@ def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxop
     for command in ("run", "list"):
         answer = onnxopt(command, "demo.yaml", "-k", "plain", "-k", "nesterow")
         assert answer.code == 0
-        assert "demo/demo/plain" in answer.out
+        assert ("1 of 2 cases" if command == "run" else "demo/demo/plain") in answer.out
         assert "no case's id matches -k nesterow" in answer.err
         assert "plain" not in answer.err
 
@@ -226,15 +226,17 @@ def test_quiet_names_the_backend_where_there_are_several(demo, onnxopt):
     ]
 
 
-def test_verbose_shows_all_failures_and_otherwise_says_how_many_are_left(demo, onnxopt):
+def test_verbose_shows_all_failures_and_otherwise_the_plainest_of_a_cause(demo, onnxopt):
     head, case = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
     cases = "".join(f"  - name: plain{number}{case}" for number in range(25))
     (demo / "demo.yaml").write_text(head + cases)
     failing = ["run", "demo.yaml", "-b", "python:vendor.py:Off"]
     brief, verbose = onnxopt(*failing).out, onnxopt(*failing, "-v").out
-    assert (brief.count("─ FAIL "), verbose.count("─ FAIL ")) == (20, 25)
-    assert "5 more failures; -v shows all, -q names all" in brief
-    assert "more failures" not in verbose
+    assert (brief.count("─ FAIL "), verbose.count("─ FAIL ")) == (1, 25)
+    assert "25 failures on python:vendor.py:Off, by cause:" in brief
+    assert "the plainest of 25" in brief
+    assert "-v shows all failures, -q names them" in brief
+    assert "-v shows" not in verbose
     assert onnxopt(*failing, "-q").out.count("FAIL ") == 25
 
 
@@ -318,7 +320,7 @@ def test_without_a_target_the_committed_cases_run(onnxopt, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     answer = onnxopt("run", "-k", "spec/*")
     assert answer.code == 0
-    assert "spec/adam/" in answer.out
+    assert re.match(r"\d+ of \d+ cases from cases/ on numpy\n", answer.out)
 
 
 def test_the_committed_cases_conform_on_onnx_runtime(committed):

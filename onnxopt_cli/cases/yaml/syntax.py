@@ -186,7 +186,9 @@ def yaml_text(path: Path) -> str:
         InvalidCase: if it cannot be read, is larger than MAX_BYTES, or is not in UTF-8.
     """
     try:
-        return read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
+        text = read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
+        # Tabs indent JSON, and may not stand in its strings; YAML does not take them.
+        return text.replace("\t", " ") if path.suffix.lower() == ".json" else text
     except Malformed as error:
         raise InvalidCase([Problem(str(path), f"the file {error}")]) from error
     except UnicodeDecodeError as error:

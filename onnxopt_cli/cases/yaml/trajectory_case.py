@@ -33,6 +33,7 @@ from onnxopt_cli.cases.yaml.formula_case import (
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import always, element_array
 from onnxopt_cli.core.case import Content, Derived, Trajectory
+from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.bound.chained import first_inputs
@@ -174,7 +175,9 @@ def _check_place(
         FormatError: if not.
     """
     if name not in names:
-        raise FormatError(node, f"found an unknown input, expected one of {', '.join(names)}")
+        hint = nearest(name, names)
+        known = f"{', '.join(names)}{'; ' * bool(hint)}{hint}"
+        raise FormatError(node, f"found an unknown input, expected one of {known}")
     if follows:
         what = f"found {name}, expected it in the inputs of the case: it {follows} them"
         raise FormatError(node, what)

@@ -34,6 +34,7 @@ from onnxopt_cli.cases.yaml.syntax import (
     number,
     unexpected,
 )
+from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name, dtype_named
 
 #: Chooses the element type of a value that does not say it, from the types that its bare values
@@ -89,7 +90,9 @@ def declare_value(
     if "dtype" in fields:
         dtype = dtype_named(str(fields["dtype"].scalar))
         if dtype is None:
-            raise unexpected(fields["dtype"], f"one of {', '.join(DTYPES)}")
+            hint = nearest(str(fields["dtype"].scalar), DTYPES)
+            expected = f"one of {', '.join(DTYPES)}{'; ' * bool(hint)}{hint}"
+            raise unexpected(fields["dtype"], expected)
     shape = fields.get("shape")
     if "random" in fields:
         return _random(fields["random"], fields["shape"], dtype or choose(untyped_kinds(node)))

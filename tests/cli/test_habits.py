@@ -1,0 +1,253 @@
+"""What users of other test runners look for: choosing cases, failures first, going on, hints."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from two_cases import BACKEND, CASE
+
+from onnxopt_cli.cli import console
+
+OFF = ("-b", "python:vendor.py:Off")
+HERE = ("--isolation", "none", "--no-explain")
+
+
+@pytest.fixture
+def demo(workplace, monkeypatch):
+    monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(workplace / "cache"))
+    more = CASE.partition("  - name: nesterov")[2]
+    head = CASE + "".join(f"  - name: {name}{more}" for name in ("plain_not", "and", "a b (c)"))
+    (workplace / "demo.yaml").write_text(head.replace("a b (c)", "other"))
+    (workplace / "vendor.py").write_text(BACKEND)
+    return workplace
+
+
+def chosen(onnxopt, *words):
+    return [name.rpartition("/")[2] for name in onnxopt("list", "demo.yaml", *words).out.split()]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("plain and not nesterov", "plain plain_not"),
+        ("plain and not plain_not", "plain"),
+        ("not plain", "nesterov and other"),
+        ("*nest* or OTHER", "nesterov other"),
+        ("plain or nesterov and other", "plain plain_not"),
+        ("(plain or nesterov) and other", ""),
+        ("not (plain or nesterov)", "and other"),
+        ("not not other", "other"),
+        ("and", "and"),
+        ("not", "plain_not"),
+        ("demo/demo/plain or demo/demo/and", "plain and"),
+        ("(other)", "other"),
+    ],
+)
+def test_a_pattern_may_be_an_expression_and_a_word_is_a_word(demo, onnxopt, pattern, names):
+    assert chosen(onnxopt, "-k", pattern) == names.split()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says", "place"),
+    [
+        ("plain and", "found the end at character 10, expected a word", 9),
+        ("plain or or x", 'found "or" at character 10, expected a word', 9),
+        ("(plain or x", 'found the end at character 12, expected ")"', 11),
+        ("plain x", 'found "x" at character 7, expected "and" or "or"', 6),
+        ("plain )", 'found ")" at character 7, expected "and" or "or"', 6),
+        ("not", "", 0),
+        ("x " + "not " * 2, 'found "not" at character 3', 2),
+        ("not " * 300 + "x", "expected fewer parentheses", None),
+        ("a and \x1b[31m )", 'found ")"', None),
+    ],
+)
+def test_an_expression_that_cannot_be_read_says_where(demo, onnxopt, pattern, says, place):
+    answer = onnxopt("run", "demo.yaml", *HERE, "-k", pattern)
+    assert answer.code == (2 if says else 0)
+    assert says in answer.err
+    assert "\x1b[31m" not in answer.err
+    if says and place is not None:
+        shown, caret = answer.err.splitlines()[-2:]
+        assert shown.strip() == pattern.strip()
+        assert caret.index("^") - 2 == place
+
+
+def test_only_what_failed_last_runs_or_runs_first(demo, onnxopt):
+    run = ("run", "demo.yaml", *HERE, *OFF)
+    assert onnxopt(*run, "-k", "plain", "-q").code == 1
+    again = onnxopt(*run, "--lf", "-q").out
+    assert re.findall(r"^FAIL (\S+)", again, re.MULTILINE) == [
+        "demo/demo/plain",
+        "demo/demo/plain_not",
+    ]
+    onnxopt(*run, "-k", "other", "-q")
+    # What did not run is remembered as it was.
+    assert onnxopt(*run, "--lf", "-q").out.count("FAIL ") == 3
+    first = re.findall(r"^FAIL (\S+)", onnxopt(*run, "--ff", "-q").out, re.MULTILINE)
+    assert [name.rpartition("/")[2] for name in first] == [
+        "plain", "plain_not", "other", "nesterov", "and",
+    ]  # fmt: skip
+
+
+def test_what_passes_again_is_forgotten(demo, onnxopt):
+    assert onnxopt("run", "demo.yaml", *HERE, *OFF, "-q").code == 1
+    assert onnxopt("run", "demo.yaml", *HERE, *OFF, "--atol", "1", "-k", "plain").code == 0
+    answer = onnxopt("run", "demo.yaml", *HERE, *OFF, "--lf")
+    assert "3 of 5 cases from demo.yaml" in answer.out
+
+
+def test_failures_are_those_of_the_backend_and_of_the_folder(demo, onnxopt, monkeypatch):
+    onnxopt("run", "demo.yaml", *HERE, *OFF, "-k", "plain")
+    other = onnxopt("run", "demo.yaml", *HERE, "--lf")
+    assert "no earlier run on numpy is known here: all cases run" in other.err
+    assert "5 pass" in other.out
+    both = onnxopt("run", "demo.yaml", *HERE, *OFF, "-b", "numpy", "--lf")
+    assert "2 of 5 cases" in both.out
+    (demo / "else").mkdir()
+    monkeypatch.chdir(demo / "else")
+    assert "5 cases" in onnxopt("run", "../demo.yaml", "--lf", *HERE).out
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1}', '{"a": {"b": [1]}}', "\x00" * 99])
+def test_a_damaged_memory_is_as_none(demo, onnxopt, content):
+    onnxopt("run", "demo.yaml", *HERE, *OFF)
+    (memory,) = (demo / "cache").iterdir()
+    memory.write_text(content)
+    answer = onnxopt("run", "demo.yaml", *HERE, *OFF, "--lf")
+    assert answer.code == 1
+    assert "no earlier run" in answer.err
+    assert "5 fail" in answer.out
+
+
+def test_a_cache_that_takes_nothing_is_in_no_run_s_way(demo, onnxopt):
+    (demo / "cache").write_text("a file where a folder should be")
+    answer = onnxopt("run", "demo.yaml", *HERE, *OFF, "--ff")
+    assert (answer.code, "5 fail" in answer.out) == (1, True)
+    assert (demo / "cache").read_text().startswith("a file")
+
+
+def cut(path, lines):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def test_a_log_says_what_to_go_on_with(demo, onnxopt):
+    begun = ("run", "demo.yaml", "-k", "plain", "--rtol", "0.5", "--memory", "none")
+    onnxopt(*begun, "--log", "run.jsonl")
+    cut(demo / "run.jsonl", 3)
+    answer = onnxopt("run", "--resume", "run.jsonl")
+    assert answer.code == 0, answer.text
+    assert "2 of 5 cases from demo.yaml on numpy" in answer.out
+    assert "as the log says: onnxopt run -k plain --rtol 0.5" in answer.err
+    assert json.loads((demo / "run.jsonl").read_text().splitlines()[-1])["exit_code"] == 0
+
+
+def test_a_log_does_not_choose_code_that_runs(demo, onnxopt):
+    onnxopt("run", "demo.yaml", *HERE, *OFF, "--log", "run.jsonl")
+    cut(demo / "run.jsonl", 3)
+    (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
+    refused = onnxopt("run", "--resume", "run.jsonl")
+    assert refused.code == 2
+    assert "the backend python:vendor.py:Off, which runs code that a log must not" in refused.err
+    assert "-b BACKEND" in refused.err
+    assert not (demo / "ran").exists()
+    (demo / "vendor.py").write_text(BACKEND)
+    answer = onnxopt("run", "--resume", "run.jsonl", *HERE, *OFF)
+    assert (answer.code, "5 fail" in answer.out) == (1, True), answer.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rtol": "--report=json=out.json"},
+        {"patterns": True},
+        {"lower": ["--operators", "vendor.py"]},
+        {"targets": ["--operators", "vendor.py"]},
+        {"memory": {"a": 1}},
+        {"rerun": 10**9},
+        {"targets": ["--help"]},
+    ],
+)
+def test_what_no_option_can_be_is_refused(demo, onnxopt, change):
+    onnxopt("run", "demo.yaml", *HERE, "--log", "run.jsonl")
+    header, *others = (demo / "run.jsonl").read_text().splitlines(keepends=True)
+    header = json.loads(header)
+    header["options"] |= change
+    (demo / "run.jsonl").write_text(json.dumps(header, separators=(",", ":")) + "\n" + others[0])
+    (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
+    answer = onnxopt("run", "--resume", "run.jsonl")
+    # As text a pattern may be anything, and selects nothing.
+    assert answer.code == (5 if "patterns" in change else 2), answer.text
+    assert not {"ran", "out.json"} & {path.name for path in demo.iterdir()}
+
+
+def test_cases_may_be_json(demo, onnxopt):
+    document = yaml.safe_load((demo / "demo.yaml").read_text())
+    document["suite"] = "json"
+    (demo / "tabs.json").write_text(json.dumps(document, indent="\t"))
+    (demo / "tight.json").write_text(json.dumps(document, separators=(",", ":")))
+    (demo / "report.json").write_text('{"versions": {"onnxopt": "1.2"}}')
+    listed = onnxopt("list", ".").out.split()
+    assert "json/tabs/plain" in listed
+    assert len(listed) == 15
+    assert onnxopt("run", "tabs.json", "tight.json", *HERE).code == 0
+    (demo / "tabs.json").write_text(json.dumps({**document, "cases": [{"name": 1}]}, indent="\t"))
+    wrong = onnxopt("list", "tabs.json")
+    assert (wrong.code, "tabs.json:" in wrong.err) == (2, True)
+    assert onnxopt("list", "report.json").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "demo.yaml", "-k", "nestrov"], "did you mean nesterov?"),
+        (["run", "demo.yaml", "-k", "plain and not nestrov"], "did you mean nesterov?"),
+        (["run", "conformance/adam/T_99"], "did you mean conformance/adam/T_"),
+        (["list", "conformance", "-k", "T_99"], "did you mean T_"),
+        (["show", "Adan"], "did you mean Adam?"),
+        (["audit", "spec", "--operator", "Adan"], "did you mean Adam"),
+        (["fuzz", "-b", "numpy", "--operator", "Adan"], "did you mean Adam?"),
+        (["run", "demo.yaml", "-b", "onnx-refrence"], "did you mean onnx-reference"),
+        (["run", "demo.yaml", "-b", "onnxruntime,providr=x"], "did you mean provider?"),
+        (["run", "conformanc"], "did you mean conformance?"),
+        (["run", "wrong.yaml"], "did you mean Adam?"),
+        (["run", "type.yaml"], "did you mean float64?"),
+        (["run", "attribute.yaml"], "did you mean norm_coefficient?"),
+        (["run", "demo.yaml", "--tag", "ordinari"], "did you mean ordinary?"),
+    ],
+)
+def test_a_misspelt_name_meets_the_right_one(demo, onnxopt, words, says):
+    (demo / "wrong.yaml").write_text(CASE.replace("Momentum", "Adan"))
+    (demo / "type.yaml").write_text(
+        CASE.replace("X: [1.0, 2.0]", "X: {dtype: flaot64, shape: [2], data: [1, 2]}")
+    )
+    (demo / "attribute.yaml").write_text(CASE.replace("norm_coefficient", "norm_coeficient"))
+    answer = onnxopt(*words)
+    assert says in " ".join(answer.err.split())
+
+
+def test_an_audit_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    answer = onnxopt("audit", "demo.yaml", "-j", "1")
+    lines = [line for line in answer.err.splitlines() if line.startswith("putting every")]
+    assert re.fullmatch(r"putting every implementation to every case: 1 of \d+", lines[0])
+    done, total = re.findall(r"\d+", lines[-1])
+    assert done == total
+
+
+def test_a_run_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
+    assert onnxopt("run", "demo.yaml", *HERE, *OFF).err == ""
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    answer = onnxopt("run", "demo.yaml", *HERE, *OFF)
+    assert "running: 5 of 5, 5 failing" in answer.err.splitlines()
+
+
+def test_the_help_of_run_lists_options_in_parts(onnxopt):
+    shown = onnxopt("run", "--help").out
+    parts = re.findall(r"^(\w[\w ]+):$", shown, re.MULTILINE)
+    assert parts[:2] == ["Which cases", "Backends"]
+    assert parts[-1] == "Others"
+    rest = shown.partition("\nOthers:\n")[2]
+    assert re.findall(r"^  (-[-\w]+)", rest, re.MULTILINE) == ["--profile", "--operators", "-h"]

@@ -1,0 +1,141 @@
+"""What ``onnxopt run`` shows a reader who sees it for the first time."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import REPOSITORY
+from two_cases import BACKEND, CASE
+
+HEAD, PLAIN = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
+
+# What goes wrong depends on T, which the cases count up.
+MISTAKES = """
+
+class ThreeMistakes(Right):
+    def run(self, model, inputs):
+        first, *rest = super().run(model, inputs)
+        T = int(inputs["T"])
+        if T % 3 == 0:
+            raise MemoryError(f"no room for {T * 7} tensors at {id(inputs):#x} in /tmp/x{T}/y.bin")
+        if T % 3 == 1:
+            return [first.astype(np.float64), *rest]
+        # Nearly right in most cases, and plainly wrong in one.
+        return [first + np.float32(2.0 if T == 50 else 1e-3), *rest]
+
+
+class EachItsOwn(Right):
+    def run(self, model, inputs):
+        raise ValueError("cannot do " + chr(97 + int(inputs["T"]) % 26) * 9)
+
+
+class Infinite(Right):
+    def run(self, model, inputs):
+        first, *rest = super().run(model, inputs)
+        T = int(inputs["T"])
+        return [first + np.float32(np.inf if T == 1 else 0.5 if T == 2 else 0.01), *rest]
+"""
+
+
+@pytest.fixture
+def screen(workplace, onnxopt):
+    """Return what a run of so many cases prints, T being 1 and up."""
+    (workplace / "vendor.py").write_text(BACKEND + MISTAKES)
+
+    def call(count, backend, *options):
+        cases = "".join(
+            f"  - name: plain{number}{PLAIN.replace('T: 1', f'T: {number}')}"
+            for number in range(1, count + 1)
+        )
+        (workplace / "demo.yaml").write_text(HEAD + cases)
+        here = ("--isolation", "none", "--no-explain")
+        return onnxopt("run", "demo.yaml", "-b", f"python:vendor.py:{backend}", *here, *options)
+
+    return call
+
+
+def test_many_failures_of_three_causes_fit_60_lines_with_the_causes_first(screen):
+    answer = screen(118, "ThreeMistakes")
+    lines = answer.out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert lines[:2] == [
+        "118 cases from demo.yaml on python:vendor.py:ThreeMistakes",
+        "118 failures on python:vendor.py:ThreeMistakes, by cause:",
+    ]
+    causes = re.findall(r"^  \d+\.  +(\d+)  (.*?) *$", answer.out, re.MULTILINE)
+    assert [int(count) for count, _ in causes] == [40, 39, 39]
+    said = [words for _, words in causes]
+    assert said[0] == "Momentum: is float64 where float32 is expected"
+    assert "Momentum: X_new off" in said
+    assert any("MemoryError: no room for" in words for words in said)
+    assert answer.out.count("again: onnxopt run demo.yaml -k demo/demo/plain") == 3
+    assert re.findall(r"cause \d, the plainest of (\d+)", answer.out) == ["40", "39", "39"]
+    # The one that is plainly wrong stands for those that are nearly right.
+    assert "FAIL demo/demo/plain50 on" in answer.out
+    assert "does not conform: 79 fail, 39 oom" in answer.out or "39 error" in answer.out
+
+
+def test_what_passes_is_counted_and_not_named(screen):
+    answer = screen(100, "Right", "-b", "numpy")
+    lines = answer.out.splitlines()
+    assert answer.code == 0
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert "demo/demo/" not in answer.out
+    assert "numpy conforms: 100 pass" in answer.out
+    assert re.search(r"^Momentum +numpy +100 *$", answer.out, re.MULTILINE)
+
+
+def test_many_causes_are_named_with_a_case_each_and_the_rest_is_counted(screen):
+    answer = screen(60, "EachItsOwn")
+    assert len(answer.out.splitlines()) <= 60
+    assert answer.out.count("─ ERROR ") == 3
+    assert "cannot do eeeeeeeee, as demo/demo/plain4" in " ".join(answer.out.split())
+    assert "14 more causes of 28 failures; -q names all failures" in answer.out
+
+
+def test_the_example_can_be_computed_by_hand(screen):
+    answer = screen(3, "Infinite")
+    assert "FAIL demo/demo/plain2 on" in answer.out
+    assert "inf" not in answer.out.partition("again:")[0].replace("Infinite", "")
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "80"])
+def test_the_screen_is_the_same_in_a_pipe_without_colour(screen, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    answer = screen(5, "ThreeMistakes")
+    assert "\x1b" not in answer.out
+    assert "by cause:" in answer.out
+    assert "╰─ cause 1, the plainest of 2 ─" in answer.out
+
+
+def test_a_run_without_a_target_says_which_cases_it_took(workplace, onnxopt, monkeypatch):
+    selected = ("-k", "spec/momentum/momentum", "--isolation", "none")
+    assert "from spec, conformance" in onnxopt("run", *selected).out
+    monkeypatch.chdir(REPOSITORY)
+    assert "from cases/ on numpy" in onnxopt("run", *selected).out
+
+
+STEPS = """\
+onnxopt: 1
+suite: demo
+operator: Adam
+cases:
+"""
+STEP = """\
+  - name: step{0}
+    attributes: {{alpha: 0.9, beta: 0.99, epsilon: 0.1}}
+    inputs: {{R: 0.1, T: {0}, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]}}
+"""
+
+
+def test_a_known_mistake_is_named_once_as_the_cause(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS + "".join(map(STEP.format, (1, 2, 3))))
+    backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
+    run = ("run", "steps.yaml", "-b", backend, "--isolation", "none", "--explain-time", "3600")
+    text = " ".join(onnxopt(*run).out.split())
+    assert "1. 3 Adam: consistent with 'epsilon inside the square root'" in text
+    assert text.count("consistent with") == 1
+    assert "cause 1, the plainest of 3" in text
