@@ -99,7 +99,7 @@ def _backends() -> list[str]:
 
 
 def _capabilities() -> Iterable[str]:
-    from onnxopt_cli.readings.capabilities import CAPABILITIES
+    from onnxopt_cli.run.select import CAPABILITIES
 
     return CAPABILITIES
 

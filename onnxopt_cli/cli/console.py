@@ -71,5 +71,6 @@ def warn_of_weak_isolation(setting: Setting, backends: Sequence[str]) -> None:
     from onnxopt_cli.run.executors import Isolation
 
     ours = setting.isolation is None and set(backends) == {"numpy"}
-    if weakness() and not ours and setting.isolation is not Isolation.NONE:
-        stderr().print(f"isolation is {weakness()}")
+    isolated = not ours and setting.isolation is not Isolation.NONE
+    if isolated and (lacking := weakness()):
+        stderr().print(f"isolation is {lacking}")

@@ -21,7 +21,7 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
-from onnxopt_cli.errors import NothingSelected, OnnxoptError, Problem, UsageError
+from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
 from onnxopt_cli.expectations.expectations import Expectations
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.log.header import Shard
@@ -67,13 +67,16 @@ class Display:
         self._quiet: bool = options["quiet"]
         self._console = stdout()
         self.print = self._console.print_line
-        longest = max((len(printable(case.id)) for case in plan.cases), default=0)
-        used = sum(2 + terminal.column_width(backend.name) for backend in plan.backends)
-        room = self._console.width - used if self._console.is_terminal else longest
-        self._id_width = max(12, min(longest, room))
+        self._id_width = self._room_for_ids() if self._verbose or options["rerun"] else 0
         self._failing = self._done = 0
         self._told = perf_counter()
         self._progress = self._bar(len(plan.cases)) if self._console.is_terminal else None
+
+    def _room_for_ids(self) -> int:
+        longest = max((len(printable(case.id)) for case in self._plan.cases), default=0)
+        used = sum(2 + terminal.column_width(backend.name) for backend in self._plan.backends)
+        room = self._console.width - used if self._console.is_terminal else longest
+        return max(12, min(longest, room))
 
     def _bar(self, total: int) -> Progress:
         from rich import progress
@@ -140,13 +143,16 @@ class Display:
             explaining: how long it then took to look for what explains the failures.
         """
         results = record.results
+        passed = all(it.outcome is Outcome.PASS and it.conforms for it in results)
         if self._quiet:
             for line in terminal.failing_lines(record):
                 self.print(line)
-        elif not all(it.outcome is Outcome.PASS and it.conforms for it in results):
+        elif not passed:
             self._failures(record)
             self._reasons(results)
-        tables = [terminal.summary_table(results), terminal.capability_table(results)]
+        tables = [terminal.summary_table(results)]
+        if not passed:
+            tables.append(terminal.capability_table(results))
         if self._verbose:
             from onnxopt_cli.report.accuracy import accuracy_table
 
@@ -162,7 +168,7 @@ class Display:
             *terminal.verdict(record, seconds, explaining),
             *([Text(said, "dim")] if said else []),
             *(self._explained(record.explanations) if record.explanations else ()),
-            *(Text(f"{it.where}: {it.what}", "yellow") for it in self._near_misses(results)),
+            *([] if passed else self._near_misses(results)),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
             self.print(line)
@@ -170,11 +176,12 @@ class Display:
             count = len(record.problems)
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
-    def _near_misses(self, results: Sequence[Result]) -> Iterator[Problem]:
+    def _near_misses(self, results: Sequence[Result]) -> Iterator[Text]:
         """Yield entries of expectation files that a misspelt backend may keep from being used."""
         if not all(result.conforms for result in results):
             backends = [BackendIdentity(it.name, it.version) for it in self._plan.backends]
-            yield from self._expectations.near_misses(backends)
+            for problem in self._expectations.near_misses(backends):
+                yield Text(f"{problem.where}: {problem.what}", "yellow")
 
     def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
         """Return lines for explanations that say more than the causes which are named above."""
@@ -242,7 +249,7 @@ def execute(options: Mapping[str, Any]) -> int:
             other file is written.
     """
     how = setting(options, options["jobs"])
-    reports = parse_reports(options["reports"])
+    reports = parse_reports(options["reports"]) if options["reports"] else []
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         reports.append((SUMMARY, Path(summary)))
     shard, expectations = _checked(options)
@@ -264,12 +271,7 @@ def execute(options: Mapping[str, Any]) -> int:
                 targets = options["targets"] or default_targets()
                 collection = collect(targets)
             suites = suite_versions(collection.cases)
-            update = options["update_expect"]
-            expectations.require_suites(suites, Path(update) if update else None)
-            chosen = any(options[name] for name in _CHOOSING)
-            selected = _selected(options, collection.cases) if chosen else [*collection.cases]
-            without = dict.fromkeys(options["without"], "") | expectations.without
-            selected, left_out = leave_out(selected, without)
+            selected, left_out = _selected(options, collection.cases, suites, expectations)
             options = {**options, "without": left_out}
             plan = Plan(
                 cases=shard.choose(selected) if shard else selected,
@@ -314,10 +316,22 @@ def execute(options: Mapping[str, Any]) -> int:
         return _conclude(session, display, reports)
 
 
-def _selected(options: Mapping[str, Any], cases: Sequence[Case]) -> list[Case]:
-    """Return the cases that the options select."""
-    selection = Selection(options["patterns"], options["operators"], options["tags"])
-    selected = selection.choose(cases)
+def _selected(
+    options: Mapping[str, Any],
+    cases: Sequence[Case],
+    suites: Mapping[str, str],
+    expectations: Expectations,
+) -> tuple[list[Case], dict[str, str]]:
+    """Return the cases that the options select, and what is left out of them, and why."""
+    without = dict.fromkeys(options["without"], "")
+    if expectations.layers:
+        update = options["update_expect"]
+        expectations.require_suites(suites, Path(update) if update else None)
+        without |= expectations.without
+    selected = [*cases]
+    if any(options[name] for name in _CHOOSING):
+        selection = Selection(options["patterns"], options["operators"], options["tags"])
+        selected = selection.choose(cases)
     if options["patterns"]:
         name_unmatched(options["patterns"], cases)
     if options["lf"] or options["ff"]:
@@ -325,7 +339,7 @@ def _selected(options: Mapping[str, Any], cases: Sequence[Case]) -> list[Case]:
         selected, said = failed_last(selected, names, only=options["lf"])
         if said:
             stderr().print(Text(printable(said), "yellow"))
-    return selected
+    return leave_out(selected, without) if without else (selected, {})
 
 
 def _checked(options: Mapping[str, Any]) -> tuple[Shard | None, Expectations]:

@@ -8,7 +8,7 @@ others on which the best one may turn out wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -83,10 +83,6 @@ def sample(call: Call[Array], right: Sequence[DerivedOutput], returned: Sequence
             what = "what it was" if same else "NaN" if np.isnan(output[wrong]).all() else "wrong"
             effects.add(f"{name} is {what if output[wrong].any() else '0'}")
     return Sample(call, bool(effects), marked, " and ".join(sorted(effects)))
-
-
-def _unmarked(call: Call[Array], names: Iterable[str]) -> dict[str, list[Array]]:
-    return {name: [np.zeros(group[0].size, int) for group in call.groups] for name in names}
 
 
 def _outputs(call: Call[Array]) -> Iterator[tuple[str, int | None, Array]]:

@@ -11,7 +11,7 @@ from onnxopt_cli.core.record import SUITE, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.interruption import INTERRUPTED
-from onnxopt_cli.readings.capabilities import CAPABILITIES
+from onnxopt_cli.run.select import CAPABILITIES
 
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",

@@ -16,8 +16,8 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.isolation.response import Response
-from onnxopt_cli.readings.capabilities import capabilities
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
+from onnxopt_cli.run.select import capabilities
 
 #: Outputs of failing cases that are larger, or more, are not kept.
 KEPT_BYTES = 1 << 20

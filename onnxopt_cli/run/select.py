@@ -1,4 +1,4 @@
-"""Choosing among cases by what the user asked for."""
+"""Choosing among cases by what the user asked for, and by what they ask of a backend."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import cycle
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from onnxopt_cli.cases.onnx.corpora import cache_folder
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Array, Value, dtype_name
 from onnxopt_cli.errors import InvalidCase, OnnxoptError, UsageError
 from onnxopt_cli.formula.nodes import operator_names
-from onnxopt_cli.readings.capabilities import CAPABILITIES, capabilities
+from onnxopt_cli.readings.single_node import sole_operator
 
 # What failed last, for --lf and --ff, is kept in the cache, and never in the way of a run: a file
 # that is not there, damaged, of another user or cannot be written is as if nothing were known.
@@ -290,6 +294,70 @@ def leave_out(
             for name, why in without.items()
         },
     )
+
+
+#: The capabilities, in the order in which they are shown.
+CAPABILITIES = {
+    "double": "tensors of doubles",
+    "mixed-types": "floating-point inputs of unlike types",
+    "many-tensors": "several optimized tensors in a node",
+    "broadcasting": "tensors of a shape unlike the first one's",
+    "refusals": "refusing what breaks the signature",
+    "not-finite": "NaN and infinity in inputs, attributes or stored outputs",
+    "large-counts": "counts beyond 2^24, which float32 cannot hold",
+    "empty": "tensors without elements",
+    "large": "more than 10,000 elements",
+}
+_EXACT_COUNT = 2**24
+_LARGE_ELEMENTS = 10_000
+
+
+def capabilities(content: Content) -> tuple[str, ...]:
+    """Return the capabilities that a case needs, in the order of :data:`CAPABILITIES`."""
+    course, model, inputs = content.trajectory, content.model, content.inputs
+    given: list[Value] = [*inputs.values()]
+    if course is not None:
+        given += course.series.values()
+        model = course.model
+        inputs = course.inputs(1, course.state, lambda array: array, lambda _, like: like)
+    mine: list[Array] = []
+    stored: list[Array] = []
+    for values, found in ((given, mine), ([*(content.expected or {}).values()], stored)):
+        # It grows by what sequences and maps hold.
+        for value in values:
+            if isinstance(value, np.ndarray):
+                found.append(value)
+            elif isinstance(value, (list, dict)):
+                values.extend(value.values() if isinstance(value, dict) else value)
+    arrays = [*mine, *stored]
+    types = {dtype_name(it.dtype) for it in mine if "float" in dtype_name(it.dtype)}
+    floats = [it for it in arrays if "float" in dtype_name(it.dtype)]
+    floats.append(np.array([it.f for node in content.model.graph.node for it in node.attribute]))
+    counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
+    many = unlike = False
+    operator = None if content.rejects else sole_operator(model)
+    if operator is not None:
+        names = model.graph.node[0].input[len(operator.scalars) :]
+        number = len(names) // len(operator.tensors)
+        many = number > 1
+        shapes = {name: it.shape for name, it in inputs.items() if isinstance(it, np.ndarray)}
+        unlike = any(
+            shapes[name] != shapes[first]
+            for name, first in zip(names, cycle(names[:number]), strict=False)
+            if name in shapes and first in shapes
+        )
+    needed = {
+        "double": any(it.dtype == np.float64 for it in arrays),
+        "mixed-types": len(types) > 1,
+        "many-tensors": many,
+        "broadcasting": unlike,
+        "refusals": content.rejects,
+        "not-finite": not all(bool(np.isfinite(it).all()) for it in floats),
+        "large-counts": any(np.any(np.abs(it.astype(float)) > _EXACT_COUNT) for it in counts),
+        "empty": any(it.size == 0 for it in mine),
+        "large": sum(it.size for it in mine) > _LARGE_ELEMENTS,
+    }
+    return tuple(name for name in CAPABILITIES if needed[name])
 
 
 def _capabilities(case: Case) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onnxopt_cli.cases.yaml.syntax import packaged_schema
-from onnxopt_cli.readings.capabilities import CAPABILITIES
+from onnxopt_cli.run.select import CAPABILITIES
 
 HEAD = "onnxopt: 1\nsuite: mine\noperator: Momentum\ncases:\n"
 CASE = """\

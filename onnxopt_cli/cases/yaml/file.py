@@ -97,14 +97,16 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
     cases: list[Case] = []
     outputs: set[str] = set()
     incomplete = False
+    common = root.field("tolerance")
     for item in items:
         fields = CaseFields(item, path.parent, broken)
         try:
             with recorded() as opened:
                 declared = _declare(fields, root)
-            tolerance = item.field("tolerance") or root.field("tolerance")
             outputs.update(declared.output_names)
-            fields.errors += _unknown_outputs(item.field("tolerance"), declared.output_names)
+            if own := item.field("tolerance"):
+                fields.errors += _unknown_outputs(own, declared.output_names)
+            tolerance = own or common
             fields.finish(tolerance)
         except Incomplete:
             incomplete = True
@@ -126,8 +128,8 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
             )
             for ending, make in declared.contents.items()
         ]
-    if not incomplete:
-        errors += _unknown_outputs(root.field("tolerance"), sorted(outputs))
+    if common and not incomplete:
+        errors += _unknown_outputs(common, sorted(outputs))
     return cases if prefix else []
 
 
@@ -150,10 +152,8 @@ def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str
     return f"{name}/{path.stem}/", version
 
 
-def _unknown_outputs(tolerance: Node | None, outputs: Sequence[str]) -> list[FormatError]:
+def _unknown_outputs(tolerance: Node, outputs: Sequence[str]) -> list[FormatError]:
     """Return what is wrong with a tolerance, of a case or of the file, for single outputs."""
-    if tolerance is None:
-        return []
     return [
         unknown_name(tolerance, name, outputs, "output")
         for name in tolerance.fields or {}
