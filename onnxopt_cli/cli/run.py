@@ -49,7 +49,7 @@ _PARTS = {
     "What is expected": ("expect", "update_expect"),
     "Stopping and going on": ("max_fail", "rerun", "log", "resume"),
     "What is shown and written": (
-        "verbose", "quiet", "explain", "explain_time", "reports", "artifacts",
+        "verbose", "quiet", "durations", "explain", "explain_time", "reports", "artifacts",
     ),
 }  # fmt: skip
 
@@ -115,6 +115,12 @@ class _Parts(click.Command):
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write each failing case as an ONNX test directory, with what the backend returned.",
+)
+@click.option(
+    "--durations",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show the N cases that took the backends longest.",
 )
 @profile_option
 @explain_options("a fifth of the run's time, 10 at least")

@@ -157,6 +157,8 @@ class Display:
             from onnxopt_cli.report.accuracy import accuracy_table
 
             tables.append(accuracy_table(results))
+        if self._options["durations"]:
+            tables.append(terminal.duration_table(results, self._options["durations"]))
         for table in filter(None, tables):
             self._console.print()
             self._console.print(table)

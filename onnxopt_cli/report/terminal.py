@@ -268,6 +268,13 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     return table
 
 
+def duration_table(results: Sequence[Result], count: int) -> Table:
+    """Return the cases that took longest in the backends, the longest first."""
+    slowest = sorted(results, key=lambda it: -it.seconds)[:count]
+    rows = [(it.case, it.backend, f"{it.seconds:.4f} s") for it in slowest]
+    return plain_table(rows, ["slowest cases", "backend"], ["in the backend"])
+
+
 def capability_table(results: Sequence[Result]) -> Table | None:
     """Return the outcomes by what cases need; None if all is harmless."""
     counts = by_capability(results)

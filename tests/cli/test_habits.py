@@ -7,6 +7,7 @@ import re
 
 import pytest
 import yaml
+from places import PLUGINS
 from two_cases import BACKEND, CASE
 
 from onnxopt_cli.cli import console
@@ -251,3 +252,20 @@ def test_the_help_of_run_lists_options_in_parts(onnxopt):
     assert parts[-1] == "Others"
     rest = shown.partition("\nOthers:\n")[2]
     assert re.findall(r"^  (-[-\w]+)", rest, re.MULTILINE) == ["--profile", "--operators", "-h"]
+
+
+def test_the_slowest_cases_are_shown_when_asked_for(workplace, onnxopt):
+    (workplace / "slow.py").write_text(
+        "import time\n"
+        f"import sys; sys.path.insert(0, {str(PLUGINS)!r})\n"
+        "from mistaken import Right\n"
+        "class Backend(Right):\n"
+        "    def run(self, model, inputs):\n"
+        "        time.sleep(0.05 * (model.graph.node[0].op_type == 'Adagrad'))\n"
+        "        return super().run(model, inputs)\n"
+    )
+    backend = "python:slow.py:Backend"
+    out = onnxopt("run", "spec", "-b", backend, "--isolation", "none", "--durations", "2").out
+    lines = out[out.index("slowest cases") :].splitlines()[1:3]
+    assert all("adagrad" in line and " s" in line for line in lines)
+    assert "slowest" not in onnxopt("run", "spec").out
