@@ -310,7 +310,11 @@ def configuration_file() -> Path | None:
     if _CONFIGURATION in os.environ:
         named = os.environ[_CONFIGURATION]
         return Path(named) if named else None
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except OSError:
+        # It is gone, and no file is there.
+        return None
     for folder in (here, *here.parents):
         own, shared = folder / "onnxopt.toml", folder / "pyproject.toml"
         if own.is_file():

@@ -69,7 +69,7 @@ def other(fields):
             "onnxopt: 1\nsuite: a/b\noperator: Adam\ncases: [{name: c}]",
             [
                 ('2: suite: found "a/b", expected a name of at most 100 letters, digits, _, . and -, '
-                "not beginning with . or -"),
+                "not beginning with . or -, and @VERSION after it or nothing"),
                 "4: case c: found no input R, T, X, G, V, H, expected R, T, X, G, V, H",
             ],
         ),
