@@ -671,7 +671,7 @@ def drawn_nodes(operator: Operator, random: np.random.RandomState) -> Iterator[N
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=["conformance", "pruning"])
+    parser.add_argument("suites", nargs="*", default=["conformance", "pruning", "space"])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--faults", type=int, default=100, help="visible faults of each kind")
     parser.add_argument("--kind", action="append", help="only kinds that contain this")

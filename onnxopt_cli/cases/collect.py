@@ -77,9 +77,9 @@ def default_targets() -> list[str]:
     """Return the folder ``cases``, or where there is none the suites that come with onnxopt."""
     if Path(_DEFAULT).is_dir():
         return [f"{_DEFAULT}/"]
-    from onnxopt_cli.cases.suites.suites import LARGE, SUITES
+    from onnxopt_cli.cases.suites.suites import NAMED_ONLY, SUITES
 
-    return [name for name in SUITES if name != LARGE]
+    return [name for name in SUITES if name not in NAMED_ONLY]
 
 
 def collect(targets: Sequence[str]) -> Collection:

@@ -210,7 +210,10 @@ def _details(diff: Diff, result: Result, most: int | None) -> Iterable[Renderabl
     if diff.worst:
         first, *others = diff_text.worst_header(diff)
         rows = [(f"  {at}", *cells) for at, *cells in diff_text.worst_rows(diff, result)[:most]]
-        yield plain_table(rows, [f"  {first}"], others, "dim")
+        table = plain_table(rows, [f"  {first}"], others, "dim")
+        # Numbers of full length fit 80 columns only so.
+        table.padding = (0, 1, 0, 0)
+        yield table
 
 
 def plain_table(

@@ -70,7 +70,7 @@ HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_muc
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory):
     ways = [*CRASHES, *ERRORS, *LEAKS, *NO_LEAKS, *BREACHES, "floods"]
-    run = run_in_turn(tmp_path_factory.mktemp("faults"), ways)
+    run = run_in_turn(tmp_path_factory.mktemp("faults"), ways, "-v")
     assert run.code == 1
     return run
 

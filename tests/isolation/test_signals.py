@@ -95,7 +95,7 @@ multiprocessing.pool.worker = worker
 stop_by_raising()
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
-    parallel(abs, [1, 2, 3], 2)
+    list(parallel(abs, [1, 2, 3], 2))
 except Stop as stop:
     print(stop.exit_code)
 """

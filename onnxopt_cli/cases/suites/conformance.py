@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes, answers
-from onnxopt_cli.cases.suites.space import space, whole_ranks
+from onnxopt_cli.cases.suites.space import whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.formula.operator import AttributeValue, Operator
@@ -42,7 +42,6 @@ def conformance(operator: Operator) -> list[WrittenCase]:
         author.large,
         author.norms,
         partial(whole_ranks, author),
-        partial(space, author),
         partial(refusals, author),
     )
     return [question for section in sections for question in section()]

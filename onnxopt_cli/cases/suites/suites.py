@@ -20,7 +20,7 @@ from onnxopt_cli.cases.onnx.node_model import PRODUCER, formula_model
 from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.suites.conformance import conformance
 from onnxopt_cli.cases.suites.published import published
-from onnxopt_cli.cases.suites.space import large
+from onnxopt_cli.cases.suites.space import large, space
 from onnxopt_cli.cases.suites.trajectories import trajectories
 from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
@@ -40,8 +40,10 @@ _SHOWN = 5
 _NODE = "onnx-node"
 
 
-#: The suite that takes long; nothing runs it that does not name it.
-LARGE = "large"
+#: Suites that nothing runs which does not name them: the first holds implementations to inputs that
+#: public ones do not all take, as states far beyond the gradients where rates are tiny; the second
+#: takes long.
+NAMED_ONLY = ("space", "large")
 
 
 class Suite(NamedTuple):
@@ -55,8 +57,8 @@ class Suite(NamedTuple):
     version: str
 
 
-def _large() -> list[WrittenCase]:
-    return [question for operator in OPERATORS for question in large(Author(operator))]
+def _of_all(ask: Callable[[Author], Iterator[WrittenCase]]) -> list[WrittenCase]:
+    return [question for operator in OPERATORS for question in ask(Author(operator))]
 
 
 def _conformance(suite: str) -> list[WrittenCase]:
@@ -78,7 +80,10 @@ SUITES: Mapping[str, Suite] = {
     "trajectories": Suite(
         "what a wrong implementation drifts from in many steps", trajectories, "1"
     ),
-    LARGE: Suite("tensors around the sizes that are computed in large blocks", _large, "1"),
+    "space": Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "1"),
+    "large": Suite(
+        "tensors around the sizes that are computed in large blocks", partial(_of_all, large), "1"
+    ),
 }
 
 #: Those that come with onnxopt, and those of the installed onnx.
