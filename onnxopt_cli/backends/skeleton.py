@@ -1,4 +1,4 @@
-"""Writing a backend to go on from, in Python or as a command."""
+"""Writing a backend to go on from, in Python, C++ or as a script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Skeleton:
 
     Attributes:
         files: what was written.
-        check: the command that checks it.
+        check: the command that builds and checks it.
     """
 
     files: tuple[Path, ...]
@@ -35,7 +35,7 @@ def write_skeleton(folder: Path, language: str) -> Skeleton:
 
     Args:
         folder: is created; an empty one is taken too.
-        language: ``python`` or ``shell``.
+        language: ``python``, ``cpp`` or ``shell``.
 
     Raises:
         UsageError: if the folder is not empty, cannot be written, or has a name that a Python
@@ -79,8 +79,9 @@ def _package_name(folder: Path) -> str:
 
 
 def _check_command(folder: Path, name: str, language: str) -> str:
-    if language == "shell":
-        backend = f"exec:{shlex.quote(str(folder.resolve() / 'adapter'))}"
-    else:
+    if language == "python":
         backend = f"python:{folder / name / '__init__.py'}:Backend"
-    return f"onnxopt backends check {shlex.quote(backend)}"
+    else:
+        backend = f"exec:{shlex.quote(str(folder.resolve() / 'adapter'))}"
+    build = f"make -C {shlex.quote(str(folder))} && " if language == "cpp" else ""
+    return f"{build}onnxopt backends check {shlex.quote(backend)}"

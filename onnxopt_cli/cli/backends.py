@@ -63,17 +63,17 @@ def check(backend: str) -> int:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--language",
-    type=click.Choice(["python", "shell"]),
+    type=click.Choice(["python", "cpp", "shell"]),
     default="python",
     show_default=True,
-    help="A plugin in Python, or a command that a program in any language completes.",
+    help="A plugin in Python, a command in C++, or one that a program in any language completes.",
 )
 def new(folder: Path, language: str) -> None:
     """Write a working backend into a new folder, to go on from.
 
     \b
     onnxopt backends new acme
-    onnxopt backends new acme --language shell
+    onnxopt backends new acme --language cpp
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.skeleton import write_skeleton
 

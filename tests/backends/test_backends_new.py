@@ -10,8 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 from places import REPOSITORY
+
+from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.core.values import DTYPES
 
 CASE = """\
 onnxopt: 1
@@ -46,14 +52,14 @@ def test_what_is_written_passes_the_check_that_is_named_next(
     assert "fail" not in checked.out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("language", ["python", "shell"])
+@pytest.mark.parametrize("language", ["python", "cpp", "shell"])
 def test_what_is_written_bears_the_name_of_its_folder(language, workplace, onnxopt):
     onnxopt("backends", "new", "deep/Acme-X", "--language", language)
     texts = [path.read_text() for path in Path("deep/Acme-X").rglob("*") if path.is_file()]
     assert all("acme_x" in text and "my_backend" not in text for text in texts)
 
 
-@pytest.mark.parametrize("language", ["python", "shell"])
+@pytest.mark.parametrize("language", ["python", "cpp", "shell"])
 def test_a_readme_says_what_to_implement_and_how_to_run_it(language, workplace, onnxopt):
     onnxopt("backends", "new", "acme", "--language", language)
     readme = Path("acme/README.md").read_text()
@@ -98,6 +104,100 @@ tail -c 8"""
     answer = outcome("echo wrong shape; exit 1")
     assert "wrong shape" in answer.out
     assert "unsupported" not in answer.out
+
+
+def make(folder, flags):
+    """Build what was written in C++; skip where nothing can."""
+    tool = shutil.which("make")
+    if tool is None or not (shutil.which("g++") or shutil.which("c++")):
+        pytest.skip("there is no C++ compiler, or no make")
+    subprocess.run([tool, "--quiet", "-C", folder, f"CXXFLAGS={flags}"], check=True)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The folder of a command that was written in C++, and built without a warning."""
+    folder = tmp_path_factory.mktemp("cpp") / "acme"
+    new = ["backends", "new", str(folder), "--language", "cpp"]
+    written = subprocess.run(
+        [sys.executable, "-m", "onnxopt_cli", *new],
+        check=True,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    following = written.stdout.splitlines()[-1].removeprefix("next: ")
+    assert following == f"make -C {folder} && onnxopt backends check exec:{folder}/adapter"
+    make(folder, "-O0 -Wpedantic -Wshadow -Wconversion -Werror")
+    return folder
+
+
+def test_a_command_in_cpp_that_was_written_keeps_the_protocol(compiled, onnxopt):
+    checked = onnxopt("backends", "check", f"exec:{compiled / 'adapter'}")
+    assert checked.code == 0
+    assert "13 pass" in checked.out
+
+
+CPP_ECHO = r"""
+#include "onnxopt.hpp"
+using namespace onnxopt;
+static std::vector<Tensor> run(const Node &node) {
+    if (node.op_type == "Identity") return {node.input(0)};
+    if (node.op_type == "Constant" && node.tensors.count("value")) return node.tensors.at("value");
+    std::vector<float> found;
+    for (const Json &item : node.attributes["value_floats"].list())
+        found.push_back(static_cast<float>(item.number()));
+    return {Tensor::of({static_cast<std::int64_t>(found.size())}, found)};
+}
+int main() {
+    return serve("\"name\": \"echo\", \"version\": \"1\"", run);
+}
+"""
+
+
+@pytest.mark.slow
+def test_values_come_through_a_command_in_cpp_to_the_bit(compiled, tmp_path):
+    folder = tmp_path / "echo"
+    folder.mkdir()
+    shutil.copy(compiled / "Makefile", folder)
+    shutil.copy(compiled / "onnxopt.hpp", folder)
+    (folder / "adapter.cpp").write_text(CPP_ECHO)
+    make(folder, "-O0")
+    backend = resolve_backend(f"exec:{folder / 'adapter'}")
+
+    def echoed(value, /, **attributes):
+        node = helper.make_node(
+            "Constant" if attributes else "Identity", ["x"], ["y"], **attributes
+        )
+        if attributes:
+            del node.input[:]
+        kind = helper.make_tensor_value_info(
+            "x", helper.np_dtype_to_tensor_dtype(value.dtype), None
+        )
+        output = onnx.ValueInfoProto()
+        output.CopyFrom(kind)
+        output.name = "y"
+        graph = helper.make_graph([node], "g", [] if attributes else [kind], [output])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+        (found,) = backend.prepare(model).run({} if attributes else {"x": value})
+        assert (found.dtype, found.shape) == (value.dtype, value.shape)
+        assert found.tobytes() == value.tobytes()
+
+    random = np.random.default_rng(1)
+    try:
+        for dtype in DTYPES.values():
+            if dtype.kind != "O":
+                raw = random.integers(0, 2 if dtype.itemsize == 1 else 256, 24 * dtype.itemsize)
+                # Every pattern of bits: NaN with a payload, subnormal numbers, negative zero.
+                echoed(raw.astype(np.uint8).view(dtype).reshape(2, 3, 4))
+        for shape in ((), (3, 100_000, 0), (0, 3), (1,) * 10):
+            echoed(np.zeros(shape, np.float64))
+        hard = [0.1, -0.0, 1e-45, 3.4028235e38, np.nan, np.inf, -np.inf, 1.17549435e-38, 7.0]
+        floats = np.array(hard, np.float32)
+        echoed(floats, value_floats=floats.tolist())
+        echoed(floats.reshape(3, 3), value=numpy_helper.from_array(floats.reshape(3, 3)))
+    finally:
+        backend.close()
 
 
 @pytest.mark.parametrize("name", ["1acme", "größe", "class", "a", "_", "a;b", "a$(b)"])

@@ -189,15 +189,16 @@ def _stays(command: CommandSubject) -> str:
 
 
 def _refuses_damaged(command: CommandSubject) -> str:
-    asked = command.simple_question()
-    damaged = b"\xff" * 64
+    damaged = command.simple_question()
+    # All that a command sees of it that takes nodes; any other gets bytes that are not a model.
+    damaged.model.graph.node[0].input[0] = "nowhere"
     try:
-        outputs = command.run(asked, damaged)
+        outputs = command.run(damaged, b"\xff" * 64)
     except (Unsupported, BackendFailure) as error:
         found = f"it says: {error.message}"
     else:
-        raise Broken(f"it returned {len(outputs)} outputs for a file that is no model")
-    _orderly(command, asked)
+        raise Broken(f"it returned {len(outputs)} outputs for a model that cannot be read")
+    _orderly(command, command.simple_question())
     return found
 
 
@@ -248,7 +249,7 @@ COMMAND_RULES = (
     ),
     BackendRule(
         "reports a damaged model, and goes on",
-        'answer {"id": ..., "error": "..."} when the model cannot be read',
+        'answer {"id": ..., "error": "..."} when the model cannot be read, or an input is missing',
         _refuses_damaged,
     ),
     *_COMMON_RULES,

@@ -1,0 +1,29 @@
+// my_backend as a command that onnxopt can test. Put calls of your implementation here.
+#include "onnxopt.hpp"
+
+using namespace onnxopt;
+
+// What my_backend knows. Nodes outside of this are counted as unsupported, and never sent.
+static const char *const hello = R"("name": "my_backend", "version": "0.1.0", )"
+                                 R"("domains": {"ai.onnx": [13, 21]}, )"
+                                 R"("dtypes": ["float32", "float64"], "devices": ["CPU"])";
+
+template <class T> static Tensor leaky_relu(const Node &node) {
+    const Tensor &x = node.input(0);
+    const T alpha = static_cast<T>(node.number("alpha", 0.01f));
+    std::vector<T> y = x.elements<T>();
+    for (T &element : y)
+        if (element < 0) element *= alpha;
+    return Tensor::of(x.shape, y);
+}
+
+// Return the outputs of a node that have a name, in order, of the types and shapes that the
+// operator defines. Throw UnknownOperator or Unsupported for what is not implemented; every other
+// exception says that the node or its inputs are wrong, or that running it failed.
+static std::vector<Tensor> run(const Node &node) {
+    if (node.domain == "ai.onnx" && node.op_type == "LeakyRelu")
+        return {node.input(0).is<double>() ? leaky_relu<double>(node) : leaky_relu<float>(node)};
+    throw UnknownOperator(node.domain, node.op_type);
+}
+
+int main() { return serve(hello, run); }
