@@ -33,7 +33,8 @@ def parallel(
         return
     import multiprocessing
 
-    if "fork" not in multiprocessing.get_all_start_methods():
+    # macOS can fork, but its libraries may crash in a process that was forked.
+    if sys.platform == "darwin" or "fork" not in multiprocessing.get_all_start_methods():
         yield from map(work, items)
         return
     _work.append(lambda index: work(items[index]))

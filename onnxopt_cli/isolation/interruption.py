@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 _SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -84,7 +85,9 @@ def _must_wait(frame: FrameType | None) -> bool:
 
 
 def _send_again(number: int, seconds: float) -> None:
-    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+    # Windows ends the process that os.kill is called for.
+    send = signal.raise_signal if sys.platform == "win32" else partial(os.kill, os.getpid())
+    threading.Timer(seconds, send, (number,)).start()
 
 
 def _signal_again(unraisable: sys.UnraisableHookArgs) -> None:

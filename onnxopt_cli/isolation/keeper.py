@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from onnxopt_cli.isolation.private_folder import enter_folder, remove_folder
 from onnxopt_cli.isolation.processes import end_descendants, visible
 
-_LIBC = ctypes.CDLL(None)
+_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _NEW_PID_NAMESPACE = 0x20000000
@@ -48,7 +47,10 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
         channel: the descriptor of the channel, which only the worker may hold.
         folder: the worker's folder for temporary files, made here and removed in the end.
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
         if os.getppid() == runner:
             enter_folder(folder)

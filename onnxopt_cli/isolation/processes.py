@@ -46,10 +46,24 @@ def visible() -> bool:
         return False
 
 
+def has_workers() -> bool:
+    """Tell whether backends can have processes of their own.
+
+    Windows hands no process a socket when it starts, nor lets a pipe be read with a deadline.
+    """
+    return sys.platform != "win32"
+
+
 def weakness() -> str:
     """Return what isolation lacks here, in words; empty if nothing."""
+    if not has_workers():
+        return "weaker: on this system backends run in this process, and may crash or hang it"
     if sys.platform != "linux":
         return "weaker: this system lets processes leave their parents; daemons go unseen"
+    try:
+        import resource  # noqa: F401 - is it there?
+    except ImportError:
+        return "weaker: this Python cannot limit memory; what a backend holds is looked at instead"
     return "" if visible() else "weaker: /proc shows no process; leaks and daemons go unseen"
 
 
@@ -70,7 +84,8 @@ def usage(process: int) -> dict[str, int]:
                 "threads": found.num_threads(),
                 "file descriptors": found.num_fds(),
             }
-    except psutil.Error:
+    except (psutil.Error, AttributeError):
+        # AttributeError: what psutil lacks here.
         return {}
 
 
@@ -261,11 +276,13 @@ def limit_memory(size: int) -> None:
     The limit is on private writable memory, not on address space, which honest runtimes reserve in
     amounts that no machine has. Where the system has no such limit nothing happens.
     """
-    import resource
-
     size = allowed_memory(size)
-    if size:
-        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    # ValueError: the system has another limit, which it does not say.
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        if size:
+            resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
 def allowed_memory(size: int) -> int:

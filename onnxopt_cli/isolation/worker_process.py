@@ -166,8 +166,10 @@ def _close_to_others() -> None:
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:
     if sys.platform != "linux":
         end_descendants(process.pid, _SWEEP_SECONDS)
-        with suppress(ProcessLookupError):
+        # macOS lets no group be signalled in which one has ended and was not waited for.
+        with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
         return
     process.terminate()

@@ -107,8 +107,10 @@ class CommandProcess:
 
 
 def _program(name: str) -> str:
-    if os.name != "posix":
-        raise BackendUnavailable("exec: works on POSIX systems only", hint="use python: here")
+    if sys.platform == "win32":
+        raise BackendUnavailable(
+            "commands and other interpreters work on POSIX systems only", hint="use python: here"
+        )
     found = shutil.which(name)
     if found:
         return found

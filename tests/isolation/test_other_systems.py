@@ -1,0 +1,87 @@
+"""Systems that lack what Linux has: everything runs as far as it can, and says what is lacking."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+from isolated import HOSTILE, write_cases
+from other_systems import SYSTEMS, run_elsewhere
+from places import REPOSITORY
+
+# What is not on every system that Python runs on.
+NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource", "termios", "tty"}
+WEAKER = {
+    "no modules": "this Python cannot limit memory",
+    "macOS": "this system lets processes leave their parents",
+    "Windows": "on this system backends run in this process",
+}
+
+
+@pytest.fixture
+def demo(tmp_path):
+    write_cases(tmp_path, {"first": 0.25, "second": 0.125})
+    return tmp_path
+
+
+def said(run):
+    return " ".join(run.stderr.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_backend_in_this_process_conforms_on_any_system(system, demo):
+    options = ("--isolation", "none", "--log", "log.jsonl", "--report", "json=report.json")
+    run = run_elsewhere(system, demo, "run", "demo.yaml", "-b", f"python:{HOSTILE}:Well", *options)
+    assert (run.returncode, run.stderr) == (0, "")
+    header = json.loads((demo / "log.jsonl").read_text().splitlines()[0])
+    assert WEAKER.get(system, "") in json.dumps(header)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["no modules", "macOS"])
+def test_without_what_linux_has_a_bad_case_still_costs_no_other(system, tmp_path, monkeypatch):
+    ways = {"segfaults": "crash", "spins": "timeout", "allocates": "oom", "leaves_child": "leak"}
+    monkeypatch.setenv("WAYS", " ".join(ways))
+    rates = {"first": 0.25}
+    for number, way in enumerate(ways, start=1):
+        rates |= {way: number, f"after_{way}": 0.25}
+    write_cases(tmp_path, rates)
+    options = ("--timeout", "3", "--memory", "1GiB", "-j", "1", "--report", "json=report.json")
+    backend = f"python:{HOSTILE}:InTurn"
+    run = run_elsewhere(system, tmp_path, "run", "demo.yaml", "-b", backend, *options)
+    results = json.loads((tmp_path / "report.json").read_text())["results"]
+    found = {it["case"].removeprefix("demo/demo/"): it["outcome"] for it in results}
+    assert found == {name: ways.get(name, "pass") for name in rates}
+    assert said(run).count(f"isolation is weaker: {WEAKER[system]}") == 1
+
+
+@pytest.mark.slow
+def test_where_backends_have_no_processes_that_is_said_or_refused(demo):
+    backend = f"python:{HOSTILE}:Well"
+    run = run_elsewhere("Windows", demo, "run", "demo.yaml", "-b", backend)
+    assert run.returncode == 0
+    assert f"isolation is weaker: {WEAKER['Windows']}" in said(run)
+    run = run_elsewhere("Windows", demo, "run", "demo.yaml", "-b", backend, "--isolation=process")
+    assert run.returncode == 2
+    assert "cannot have processes of their own" in said(run)
+    run = run_elsewhere("Windows", demo, "run", "demo.yaml", "-b", "exec:/bin/cat")
+    assert run.returncode == 4
+    assert "work on POSIX systems only" in said(run)
+
+
+@pytest.mark.slow
+def test_suites_conform_where_nothing_is_wider_than_double(tmp_path):
+    run = run_elsewhere("ARM", tmp_path, "run", "spec", "conformance", "pruning", "-q")
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_nothing_that_a_system_may_lack_is_imported_where_it_is_not_looked_for():
+    unguarded = []
+    for path in (REPOSITORY / "onnxopt_cli").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+                unguarded += [(path.name, name) for name in names if name in NOT_EVERYWHERE]
+    assert unguarded == []
