@@ -48,7 +48,7 @@ def test_without_what_linux_has_a_bad_case_still_costs_no_other(system, tmp_path
     for number, way in enumerate(ways, start=1):
         rates |= {way: number, f"after_{way}": 0.25}
     write_cases(tmp_path, rates)
-    options = ("--timeout", "3", "--memory", "1GiB", "-j", "1", "--report", "json=report.json")
+    options = ("--timeout", "8", "--memory", "1GiB", "-j", "1", "--report", "json=report.json")
     backend = f"python:{HOSTILE}:InTurn"
     run = run_elsewhere(system, tmp_path, "run", "demo.yaml", "-b", backend, *options)
     results = json.loads((tmp_path / "report.json").read_text())["results"]
