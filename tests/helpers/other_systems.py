@@ -14,7 +14,8 @@ from places import REPOSITORY
 
 # What a standard library and other packages decide by the platform, they decide before it changes.
 _BEFORE = """
-import ctypes, multiprocessing, selectors, shutil, socket, subprocess, tempfile, threading, uuid
+import ctypes, multiprocessing, selectors, shutil, socket, subprocess, sysconfig, tempfile, uuid
+sysconfig.get_config_vars()
 import click, numpy, onnx, platformdirs, psutil, rich.console, yaml
 import os, pathlib, signal, sys
 

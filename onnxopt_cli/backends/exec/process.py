@@ -109,7 +109,8 @@ class CommandProcess:
 def _program(name: str) -> str:
     if sys.platform == "win32":
         raise BackendUnavailable(
-            "commands and other interpreters work on POSIX systems only", hint="use python: here"
+            "commands, other interpreters and checks of plugins work on POSIX systems only",
+            hint="onnxopt run with python: works here",
         )
     found = shutil.which(name)
     if found:
