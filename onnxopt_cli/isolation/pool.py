@@ -11,10 +11,10 @@ from functools import partial
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.private_folder import sweep_folders
-from onnxopt_cli.isolation.processes import Limits
+from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits
 from onnxopt_cli.isolation.response import Aside, Order, Response
 from onnxopt_cli.isolation.worker import State, Worker
 
@@ -28,9 +28,18 @@ _TICK_SECONDS = 0.05
 
 
 class WorkerLoop:
-    """Where the workers of all pools are waited for."""
+    """Where the workers of all pools are waited for.
+
+    Raises:
+        UsageError: if this system has no workers.
+    """
 
     def __init__(self) -> None:
+        if not HAS_WORKERS:
+            raise UsageError(
+                "on this system backends cannot have processes of their own",
+                hint="--isolation none runs them in this one",
+            )
         sweep_folders()
         self.selector = selectors.DefaultSelector()
         self.pools: list[Pool] = []

@@ -16,6 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
+#: Whether backends can have processes of their own. Windows hands no process a socket when it
+#: starts, nor lets a pipe be read with a deadline.
+HAS_WORKERS = sys.platform != "win32"
+
 # How often nothing must be found before nothing is left.
 _LOOKS = 2
 _alone = False
@@ -46,17 +50,9 @@ def visible() -> bool:
         return False
 
 
-def has_workers() -> bool:
-    """Tell whether backends can have processes of their own.
-
-    Windows hands no process a socket when it starts, nor lets a pipe be read with a deadline.
-    """
-    return sys.platform != "win32"
-
-
 def weakness() -> str:
     """Return what isolation lacks here, in words; empty if nothing."""
-    if not has_workers():
+    if not HAS_WORKERS:
         return "weaker: on this system backends run in this process, and may crash or hang it"
     if sys.platform != "linux":
         return "weaker: this system lets processes leave their parents; daemons go unseen"

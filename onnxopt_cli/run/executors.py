@@ -14,7 +14,7 @@ from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import Limits, has_workers
+from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits
 from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
 
@@ -105,7 +105,6 @@ def open_executors(
             they are to have processes of their own and cannot.
         BackendUnavailable: if a backend in this process does not start.
     """
-    _require_workers(setting.isolation)
     asked = [parse_specification(text.strip()) for text in backends]
     for place, one in enumerate(asked):
         # Spaces around a name or between the words of a command, and the order of options, make no
@@ -133,8 +132,9 @@ def open_executors(
         executors: list[Executor] = []
         for one in asked:
             ours = setting.isolation is None and one.name == "numpy"
-            if ours or setting.isolation is Isolation.NONE or not has_workers():
-                elsewhere = partial(pool, one.text) if ours and has_workers() else None
+            isolated = HAS_WORKERS or setting.isolation is not None
+            if ours or setting.isolation is Isolation.NONE or not isolated:
+                elsewhere = partial(pool, one.text) if ours and HAS_WORKERS else None
                 here = InProcess(one.text, setting.lowering, interruption, elsewhere)
                 executors.append(here)
             else:
@@ -144,7 +144,7 @@ def open_executors(
             from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS
 
             never = LoweringMode.NEVER
-            if not has_workers():
+            if not HAS_WORKERS:
                 return InProcess(ASKED, never, interruption, None).submit
             from onnxopt_cli.isolation.pool import Pool
 
@@ -155,14 +155,6 @@ def open_executors(
         if asker is not None:
             asker.open_workers = open_asked
         yield executors
-
-
-def _require_workers(isolation: Isolation | None) -> None:
-    if isolation is Isolation.PROCESS and not has_workers():
-        raise UsageError(
-            "on this system backends cannot have processes of their own",
-            hint="--isolation none runs them in this one",
-        )
 
 
 class InProcess:
