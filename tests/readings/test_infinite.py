@@ -122,7 +122,7 @@ def test_the_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt
 def test_what_is_expected_of_a_wrong_number_is_what_the_formula_yields(workplace, onnxopt):
     (workplace / "one.yaml").write_text(ONE_STEP)
     answer = onnxopt("run", "one.yaml", "--no-explain", "-b", f"{HONEST}:ZeroForInfinity")
-    assert "[0]      -inf     0.0" in answer.out
+    assert "[0] -inf 0.0" in " ".join(answer.out.split())
     assert "nan" not in answer.out.partition("again:")[0]
 
 
