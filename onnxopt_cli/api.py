@@ -29,13 +29,12 @@ from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError
 from onnxopt_cli.expectations.expectations import Expectations
 from onnxopt_cli.fuzz.findings import Finding
-from onnxopt_cli.fuzz.search import Search, Task
+from onnxopt_cli.fuzz.search import Search, Task, chosen_operators
 from onnxopt_cli.grade import audit as grading
 from onnxopt_cli.grade.audit import Grade
 from onnxopt_cli.grade.explain import explain as find_causes
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
-from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.report.diff_text import failure_text, headline
 from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
 from onnxopt_cli.run.asking import Asker
@@ -257,15 +256,13 @@ def fuzz(
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
-    chosen = [found for name in operators if (found := operator_named(name)) is not None]
-    if len(chosen) < len(operators):
-        raise NothingSelected(f"not all of {', '.join(operators)} are operators with a formula")
+    chosen = chosen_operators(operators)
     interruption = Interruption()
     with (
         tempfile.TemporaryDirectory() as memory,
         open_executors([backend], setting, interruption) as (executor,),
     ):
-        task = Task(chosen or OPERATORS, executor, seed, examples, seconds, Path(memory))
+        task = Task(chosen, executor, seed, examples, seconds, Path(memory))
         executor.ready()
         yield from Search(task).run()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +17,6 @@ from onnxopt_cli.cli.shared_options import (
     setting,
     worker_options,
 )
-
-if TYPE_CHECKING:
-    from onnxopt_cli.formula.operator import Operator
 
 #: Tried where neither a number nor a time is given.
 _EXAMPLES = 2000
@@ -93,12 +90,12 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.errors import BackendUnavailable
     from onnxopt_cli.fuzz.findings import SearchInterrupted
     from onnxopt_cli.fuzz.keep import keep
-    from onnxopt_cli.fuzz.search import Search, Task
+    from onnxopt_cli.fuzz.search import Search, Task, chosen_operators
     from onnxopt_cli.isolation.interruption import interruptible
     from onnxopt_cli.report.diff_text import headline
     from onnxopt_cli.run.executors import open_executors
 
-    chosen = _chosen(operators, excluded)
+    chosen = chosen_operators(operators, excluded)
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
@@ -142,19 +139,3 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
                 display.outside(aside)
     display.finish(search.tried, options)
     return interruption.exit_code or int(bool(search.findings.all or asides))
-
-
-def _chosen(names: tuple[str, ...], excluded: tuple[str, ...]) -> list[Operator]:
-    from onnxopt_cli.core.text import nearest
-    from onnxopt_cli.errors import NothingSelected
-    from onnxopt_cli.operators import OPERATORS, operator_named
-
-    known = {operator.name: operator for operator in OPERATORS}
-    for name in (*names, *excluded):
-        if operator_named(name) is None:
-            what = f"there is no operator {name!r} with a formula"
-            raise NothingSelected(what, hint=nearest(name, known, ", ".join(known)))
-    wanted = set(map(operator_named, names or known)) - set(map(operator_named, excluded))
-    if not wanted:
-        raise NothingSelected("every operator is excluded")
-    return [operator for operator in OPERATORS if operator in wanted]

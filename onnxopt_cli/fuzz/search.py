@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 
-from onnxopt_cli.errors import OnnxoptError, UsageError
+from onnxopt_cli.core.text import nearest
+from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure, refusals
 from onnxopt_cli.fuzz.findings import (
@@ -28,6 +29,7 @@ from onnxopt_cli.fuzz.findings import (
 )
 from onnxopt_cli.fuzz.node_example import Example, NodeExample
 from onnxopt_cli.fuzz.smaller import smaller
+from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.run.executors import Executor
 
 #: Hypothesis remembers all examples of a round, so a round ends after so many.
@@ -69,6 +71,23 @@ class Task:
     explain_time: float = 0.0
     tried: Callable[[int], None] = lambda _: None
     shrinking: Callable[[FailureKind], None] = lambda _: None
+
+
+def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list[Operator]:
+    """Return the operators of these names, all with a formula if there are none, but some.
+
+    Raises:
+        NothingSelected: if a name is of no operator with a formula, or none is left.
+    """
+    known = {operator.name: operator for operator in OPERATORS}
+    for name in (*names, *excluded):
+        if operator_named(name) is None:
+            what = f"there is no operator {name!r} with a formula"
+            raise NothingSelected(what, hint=nearest(name, known, ", ".join(known)))
+    wanted = set(map(operator_named, names or known)) - set(map(operator_named, excluded))
+    if not wanted:
+        raise NothingSelected("every operator is excluded")
+    return [operator for operator in OPERATORS if operator in wanted]
 
 
 class Search:

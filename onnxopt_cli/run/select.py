@@ -22,7 +22,7 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.core.values import Array, Value, dtype_name
 from onnxopt_cli.errors import InvalidCase, OnnxoptError, UsageError
 from onnxopt_cli.formula.nodes import operator_names
@@ -280,11 +280,8 @@ def leave_out(
     """
     for name in without:
         if name not in CAPABILITIES:
-            near = get_close_matches(name, CAPABILITIES, n=1)
-            raise UsageError(
-                f"there is no capability {printable(name)!r}",
-                hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(CAPABILITIES)}",
-            )
+            hint = nearest(name, CAPABILITIES, f"there are {', '.join(CAPABILITIES)}")
+            raise UsageError(f"there is no capability {printable(name)!r}", hint=hint)
     needs = [set(_capabilities(case)) if without else set() for case in cases]
     counts = {name: sum(name in it for it in needs) for name in without}
     return (
