@@ -69,7 +69,8 @@ def by_capability(results: Sequence[Result]) -> dict[str, dict[Outcome, int]]:
         Nothing where no case needs any.
     """
     counts: dict[str, Counter[Outcome]] = {}
-    for result in results:
+    # What a case needs is known once it has been read.
+    for result in (it for it in results if it.outcome is not Outcome.NOT_RUN):
         for name in result.capabilities or ["none of these"]:
             counts.setdefault(name, Counter())[result.outcome] += 1
     ordered = [*CAPABILITIES, *sorted(counts.keys() - CAPABILITIES.keys())]

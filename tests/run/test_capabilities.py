@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from places import PLUGINS
 
 from onnxopt_cli.cases.yaml.syntax import packaged_schema
 from onnxopt_cli.run.select import CAPABILITIES
@@ -134,3 +135,11 @@ def test_a_capability_is_left_out_of_an_expectation_file_with_a_reason_only(onnx
 def test_the_schema_of_expectations_knows_every_capability():
     schema = packaged_schema("onnxopt_cli.expectations")
     assert list(schema["properties"]["without"]["properties"]) == list(CAPABILITIES)
+
+
+def test_of_what_did_not_run_nothing_is_said_of_what_it_needs(workplace, onnxopt):
+    backend = f"python:{PLUGINS / 'mistaken.py'}:Refusing"
+    answer = onnxopt("run", "spec", "conformance", "-x", "-b", backend, "--isolation", "none")
+    needs = answer.out.partition("cases that need")[2].partition("\n\n")[0]
+    assert "not-run" in answer.out
+    assert "not-run" not in needs
