@@ -198,15 +198,16 @@ def _likelihood(case: Case, name: str) -> int:
     """
     if case.operators:
         return 3 * (case.operators == (name,))
-    own, words = name.lower(), _words(case.id)
-    if "".join(words).startswith(own):
+    own, (together, words) = name.lower(), _words(case.id)
+    if together.startswith(own):
         return 2
     return int(own in words or own.startswith(words[0]))
 
 
 @lru_cache(10_000)
-def _words(case_id: str) -> list[str]:
-    return case_id.split("/")[-2:][0].lower().removeprefix("test_").split("_")
+def _words(case_id: str) -> tuple[str, list[str]]:
+    words = case_id.split("/")[-2:][0].lower().removeprefix("test_").split("_")
+    return "".join(words), words
 
 
 def _corpus() -> Sequence[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -327,9 +328,9 @@ def capabilities(content: Content) -> tuple[str, ...]:
             elif isinstance(value, (list, dict)):
                 values.extend(value.values() if isinstance(value, dict) else value)
     arrays = [*mine, *stored]
-    types = {dtype_name(it.dtype) for it in mine if "float" in dtype_name(it.dtype)}
     floats = [it for it in arrays if "float" in dtype_name(it.dtype)]
-    floats.append(np.array([it.f for node in content.model.graph.node for it in node.attribute]))
+    types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
+    attributes = (it.f for node in content.model.graph.node for it in node.attribute)
     counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
     many = unlike = False
     operator = None if content.rejects else sole_operator(model)
@@ -344,13 +345,15 @@ def capabilities(content: Content) -> tuple[str, ...]:
             if name in shapes and first in shapes
         )
     needed = {
-        "double": any(it.dtype == np.float64 for it in arrays),
+        "double": any(it.dtype == np.float64 for it in floats),
         "mixed-types": len(types) > 1,
         "many-tensors": many,
         "broadcasting": unlike,
         "refusals": content.rejects,
-        "not-finite": not all(bool(np.isfinite(it).all()) for it in floats),
-        "large-counts": any(np.any(np.abs(it.astype(float)) > _EXACT_COUNT) for it in counts),
+        "not-finite": not (
+            all(map(math.isfinite, attributes)) and all(np.isfinite(it).all() for it in floats)
+        ),
+        "large-counts": any(abs(int(it.item())) > _EXACT_COUNT for it in counts),
         "empty": any(it.size == 0 for it in mine),
         "large": sum(it.size for it in mine) > _LARGE_ELEMENTS,
     }

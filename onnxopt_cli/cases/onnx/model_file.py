@@ -101,8 +101,10 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
         return
-    # A graph's initializers come before its nodes.
-    fields = sorted(message.ListFields(), key=lambda it: "initializer" not in it[0].name)
+    fields = message.ListFields()
+    if isinstance(message, GraphProto):
+        # Its initializers come before its nodes.
+        fields.sort(key=lambda it: "initializer" not in it[0].name)
     for field, content in fields:
         if field.message_type is None or not _may_hold_tensors(field.message_type):
             continue

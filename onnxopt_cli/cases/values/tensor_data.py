@@ -113,7 +113,7 @@ def byte_size(tensor: onnx.TensorProto) -> int:
     storage = _storage(tensor.data_type)
     if storage.name == STRING:
         raise Malformed("has strings, which have no raw form")
-    return -(-math.prod(_shape(tensor)) * storage.bits // _BYTE)
+    return _bytes(storage, math.prod(_shape(tensor)))
 
 
 def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
@@ -143,6 +143,10 @@ def type_name(number: int) -> str:
         Malformed: if there is no such type.
     """
     return _storage(number).name
+
+
+def _bytes(storage: _Storage, count: int) -> int:
+    return -(-count * storage.bits // _BYTE)
 
 
 def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
@@ -180,7 +184,7 @@ def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str, b
     # Each look at it copies it.
     raw = tensor.raw_data
     if field == "raw_data" and storage.name != STRING:
-        found, expected, unit = len(raw), byte_size(tensor), "bytes"
+        found, expected, unit = len(raw), _bytes(storage, count), "bytes"
     elif field == storage.field:
         found = len(getattr(tensor, field))
         expected = -(-count // storage.entries) * storage.components
