@@ -19,7 +19,6 @@ from onnxopt_cli.cli.environment import (
     lost_output,
     require_memory,
 )
-from onnxopt_cli.cli.shared_options import with_operators_option
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
@@ -59,7 +58,11 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}").command
-        return command if cmd_name in _WITHOUT_OPERATORS else with_operators_option(command)
+        if cmd_name in _WITHOUT_OPERATORS:
+            return command
+        from onnxopt_cli.cli.shared_options import with_operators_option
+
+        return with_operators_option(command)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
