@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 
 from onnxopt_cli.cases.values.regular_file import (
@@ -101,32 +102,40 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
         return
-    fields = message.ListFields()
-    if isinstance(message, GraphProto):
-        # Its initializers come before its nodes.
-        fields.sort(key=lambda it: "initializer" not in it[0].name)
-    for field, content in fields:
-        if field.message_type is None or not _may_hold_tensors(field.message_type):
+    for name, repeated in _holding_tensors(message.DESCRIPTOR):
+        if not repeated and not message.HasField(name):
             continue
+        found = getattr(message, name)
         if isinstance(message, AttributeProto):
             # Its own type tag may lie: whatever is there counts.
             owner = f"attribute {message.name!r},"
         elif isinstance(message, GraphProto):
-            owner = field.name.replace("_", " ")
-        for item in content if hasattr(content, "extend") else [content]:
+            owner = name.replace("_", " ")
+        for item in found if repeated else [found]:
             if isinstance(item, TensorProto):
-                yield f"{_PLACES.get(field.name, 'the')} {owner}", item
+                yield f"{_PLACES.get(name, 'the')} {owner}", item
             else:
                 yield from _tensors(item, owner)
 
 
 @cache
-def _may_hold_tensors(kind: Descriptor) -> bool:
-    """Tell whether a tensor may be in a message of a kind, or in one that it holds."""
+def _holding_tensors(kind: Descriptor) -> list[tuple[str, bool]]:
+    """Return the fields of a message that may hold tensors, and which of them are repeated.
+
+    A graph's initializers come first.
+    """
+    empty = GetMessageClass(kind)()
+    names = [field.name for field in kind.fields if _may_hold_tensors(field.message_type)]
+    names.sort(key=lambda name: "initializer" not in name)
+    return [(name, hasattr(getattr(empty, name), "extend")) for name in names]
+
+
+def _may_hold_tensors(kind: Descriptor | None) -> bool:
+    """Tell whether a message of a kind is a tensor, or may hold one however deep."""
     found = [kind]
     for outer in found:  # grows
-        inner = (field.message_type for field in outer.fields)
-        found += [it for it in dict.fromkeys(inner) if it is not None and it not in found]
+        inner = [field.message_type for field in outer.fields] if outer else []
+        found += [it for it in dict.fromkeys(inner) if it not in found]
     return TensorProto.DESCRIPTOR in found
 
 
