@@ -101,6 +101,18 @@ def test_the_oldest_interpreter_will_do_and_sees_nothing_of_ours(run):
     assert "ValueError: []" in run("SeesOurs", python=OLDEST).out
 
 
+@pytest.mark.skipif(not OLDEST, reason="ONNXOPT_OLDEST_PYTHON names no interpreter")
+def test_runtimes_that_cannot_share_an_environment_run_side_by_side(workplace, onnxopt):
+    backends = ("-b", "onnxruntime", "-b", elsewhere("AnotherRuntime", OLDEST))
+    (workplace / "demo.yaml").write_text(CASE)
+    answer = onnxopt("run", "demo.yaml", *backends)
+    assert answer.code == 0, answer.text
+    assert answer.out.count("1 pass") == 2
+    here = onnxopt("run", "demo.yaml", "-b", elsewhere("AnotherRuntime"))
+    assert here.code == 1
+    assert "1 error" in here.out
+
+
 def imported(path, seen):
     """Return our files that a file imports outside of functions, and those that they import."""
     for node in ast.parse(path.read_text()).body:

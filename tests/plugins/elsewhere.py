@@ -25,6 +25,18 @@ class Copies:
         return x.copy()
 
 
+class AnotherRuntime(Copies):
+    """An ONNX Runtime that was built for NumPy 1."""
+
+    def run(self, model, inputs):
+        import onnxruntime
+
+        if onnxruntime.__version__ > "1.17" or np.__version__ > "2":
+            raise RuntimeError(f"ONNX Runtime {onnxruntime.__version__}, NumPy {np.__version__}")
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        return session.run(None, dict(inputs))
+
+
 class WritesIntoItsInput(Copies):
     def copy(self, x):
         copy = x.copy()
