@@ -17,19 +17,18 @@ from __future__ import annotations
 import atexit
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 
-from onnxopt_cli.cases.collect import collect
+from onnxopt_cli.cases.collect import Collection, collect
 from onnxopt_cli.cases.suites.suites import suite_files
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.record import BackendIdentity, Explanation
+from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError
-from onnxopt_cli.expectations.expectations import Expectations
 from onnxopt_cli.fuzz.findings import Finding
-from onnxopt_cli.fuzz.search import Search, Task, chosen_operators
+from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
 from onnxopt_cli.grade import audit as grading
 from onnxopt_cli.grade.audit import Grade
 from onnxopt_cli.grade.explain import explain as find_causes
@@ -37,12 +36,11 @@ from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.report.diff_text import failure_text, headline
 from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
-from onnxopt_cli.run.asking import Asker
-from onnxopt_cli.run.evidence import Evidence
-from onnxopt_cli.run.executors import Isolation, Setting, open_executors
+from onnxopt_cli.run.executors import Isolation, Setting
 from onnxopt_cli.run.runner import Plan, run_case
 from onnxopt_cli.run.runner import run as run_plan
 from onnxopt_cli.run.select import Selection
+from onnxopt_cli.run.session import Session, Terms, open_session
 
 __all__ = [
     "Case",
@@ -107,7 +105,7 @@ def load(
     if collection.problems:
         raise InvalidCase(collection.problems)
     selection = Selection(tuple(patterns), tuple(operators), tuple(tags))
-    chosen = selection.choose(collection.cases)
+    chosen, _ = selection.choose(collection.cases)
     if not chosen:
         raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
     return chosen
@@ -136,9 +134,8 @@ def run(
         UsageError: if a backend or an expectation file is wrong.
         BackendUnavailable: if a backend does not start.
     """
-    with ExitStack() as stack:
-        plan = _opened(stack, tuple(cases), backends or ("numpy",), setting, judging, expect)
-        for row in run_plan(plan):
+    with _session(tuple(cases), backends or ("numpy",), setting, judging, expect) as session:
+        for row in run_plan(session.plan):
             yield from row
 
 
@@ -173,33 +170,18 @@ def _kept(
     """Open a backend until this process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return _opened(stack, (), (backend,), setting, judging, expect)
+    return stack.enter_context(_session((), (backend,), setting, judging, expect)).plan
 
 
-def _opened(
-    stack: ExitStack,
+def _session(
     cases: tuple[Case, ...],
     backends: Sequence[str],
     setting: Setting,
     judging: JudgeOptions,
     expect: Sequence[Path | str],
-) -> Plan:
-    interruption = Interruption()
-    expectations = Expectations.read(tuple(map(Path, expect)))
-    asker = Asker(judging) if judging.rule is ToleranceRule.CONDITIONED else None
-    opened = stack.enter_context(open_executors(backends, setting, interruption, asker))
-    for backend in opened:
-        backend.ready()
-    known = {it.name: BackendIdentity(it.name, it.version) for it in opened}
-    return Plan(
-        cases=cases,
-        backends=opened,
-        judging=judging,
-        review=lambda result: expectations.review(result, known[result.backend]),
-        interruption=interruption,
-        evidence=Evidence(cases),
-        asker=asker,
-    )
+) -> AbstractContextManager[Session]:
+    terms = Terms(backends, setting=setting, judging=judging, expect=tuple(map(Path, expect)))
+    return open_session(terms, lambda: Collection(cases, ()), Interruption())
 
 
 def explain(
@@ -257,14 +239,10 @@ def fuzz(
         BackendUnavailable: if the backend does not start.
     """
     chosen = chosen_operators(operators)
-    interruption = Interruption()
-    with (
-        tempfile.TemporaryDirectory() as memory,
-        open_executors([backend], setting, interruption) as (executor,),
-    ):
-        task = Task(chosen, executor, seed, examples, seconds, Path(memory))
-        executor.ready()
-        yield from Search(task).run()
+    with tempfile.TemporaryDirectory() as memory:
+        task = Task(chosen, backend, setting, seed, examples, seconds, Path(memory))
+        with open_search(task, Interruption()) as search:
+            yield from search.run()
 
 
 def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]:

@@ -65,7 +65,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     if json_path is not None:
         go_on_without_reader()
     collection = collect(targets)
-    chosen = Selection(operators=operators).choose(collection.cases)
+    chosen, _ = Selection(operators=operators).choose(collection.cases)
     trials, problems = find_trials(chosen, JudgeOptions(rule=ToleranceRule(rule) if rule else None))
     problems = [*collection.problems, *problems]
     for problem in problems:

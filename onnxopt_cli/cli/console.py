@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from onnxopt_cli.run.executors import Setting
+from onnxopt_cli.core.text import printable
 
 
 class _Console(Console):
@@ -65,12 +63,6 @@ class Ticker:
             stderr().print(said, soft_wrap=True)
 
 
-def warn_of_weak_isolation(setting: Setting, backends: Sequence[str]) -> None:
-    """Say once what isolation lacks on this machine, if workers are to be isolated."""
-    from onnxopt_cli.isolation.processes import weakness
-    from onnxopt_cli.run.executors import Isolation
-
-    ours = setting.isolation is None and set(backends) == {"numpy"}
-    isolated = not ours and setting.isolation is not Isolation.NONE
-    if isolated and (lacking := weakness()):
-        stderr().print(f"isolation is {lacking}")
+def note(said: str) -> None:
+    """Say what the user should know before something runs."""
+    stderr().print(Text(printable(said), "yellow"))

@@ -85,57 +85,41 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
 
     Exits with 1 if there are failures, or the backend fails outside of the examples.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cli.console import warn_of_weak_isolation
+    from onnxopt_cli.cli.console import note
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
-    from onnxopt_cli.errors import BackendUnavailable
-    from onnxopt_cli.fuzz.findings import SearchInterrupted
     from onnxopt_cli.fuzz.keep import keep
-    from onnxopt_cli.fuzz.search import Search, Task, chosen_operators
+    from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
     from onnxopt_cli.isolation.interruption import interruptible
     from onnxopt_cli.report.diff_text import headline
-    from onnxopt_cli.run.executors import open_executors
 
     chosen = chosen_operators(operators, excluded)
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
-    if options["seconds"] is not None:
-        options["timeout"] = min(options["timeout"], options["seconds"])
     display = FuzzDisplay(examples, options["seconds"])
     only = [f"--operator {name}" for name in operators]
     only += [f"--exclude-operator {name}" for name in excluded]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
-    limits = setting(options, jobs=1)
     seconds = _EXPLAIN_TIME if options["explain_time"] is None else options["explain_time"]
-    with (
-        interruptible() as interruption,
-        open_executors([options["backend"]], limits, interruption) as (executor,),
-    ):
-        task = Task(
-            chosen,
-            executor,
-            seed=options["seed"],
-            examples=examples,
-            seconds=options["seconds"],
-            memory=options["output"] / ".examples",
-            explain_time=seconds if options["explain"] else 0.0,
-            tried=display.tried,
-            shrinking=display.shrinking,
-        )
-        search = Search(task)
-        warn_of_weak_isolation(limits, [options["backend"]])
-        executor.ready()
-        with display:
-            try:
-                for finding in search.run():
-                    broken = finding.trial.example.breach
-                    said = ": ".join(filter(None, (headline(finding.result), broken)))
-                    display.found(finding, said, keep(finding, options["output"], said, source))
-            except SearchInterrupted as reason:
-                if not interruption.signal:
-                    raise BackendUnavailable(str(reason)) from None
-            asides = [] if interruption.signal else executor.finish()
-            for aside in asides:
-                display.outside(aside)
+    task = Task(
+        chosen,
+        options["backend"],
+        setting(options, jobs=1),
+        seed=options["seed"],
+        examples=examples,
+        seconds=options["seconds"],
+        memory=options["output"] / ".examples",
+        explain_time=seconds if options["explain"] else 0.0,
+        tried=display.tried,
+        shrinking=display.shrinking,
+    )
+    with interruptible() as interruption, open_search(task, interruption, note) as search, display:
+        for finding in search.run():
+            broken = finding.trial.example.breach
+            said = ": ".join(filter(None, (headline(finding.result), broken)))
+            display.found(finding, said, keep(finding, options["output"], said, source))
+        asides = search.outside()
+        for aside in asides:
+            display.outside(aside)
     display.finish(search.tried, options)
     return interruption.exit_code or int(bool(search.findings.all or asides))

@@ -6,7 +6,6 @@ import click
 
 from onnxopt_cli.cli.shared_options import (
     case_options,
-    name_unmatched,
     profile_option,
     targets_argument,
 )
@@ -33,16 +32,14 @@ def command(
     from rich.text import Text
 
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.cli.console import stderr, stdout
+    from onnxopt_cli.cli.console import note, stderr, stdout
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.report.listing import case_table
-    from onnxopt_cli.run.select import Selection, leave_out
+    from onnxopt_cli.run.select import Selection
 
     collection = collect(targets)
-    chosen = Selection(patterns, operators, tags).choose(collection.cases)
-    chosen, _ = leave_out(chosen, dict.fromkeys(without, ""))
-    name_unmatched(patterns, collection.cases)
+    chosen, _ = Selection(patterns, operators, tags, without).choose(collection.cases, note)
     for problem in collection.problems:
         stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
     if not chosen and not collection.problems:

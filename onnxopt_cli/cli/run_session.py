@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.text import Text
 
-from onnxopt_cli.cases.collect import collect, default_targets, suite_versions
+from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli import console
-from onnxopt_cli.cli.console import stderr, stdout, warn_of_weak_isolation
+from onnxopt_cli.cli.console import note, stderr, stdout
 from onnxopt_cli.cli.environment import go_on_without_reader
-from onnxopt_cli.cli.shared_options import judging, name_unmatched, setting
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.cli.shared_options import judging, setting
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
-from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
-from onnxopt_cli.expectations.expectations import Expectations
+from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report import terminal
@@ -30,12 +28,8 @@ from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
 from onnxopt_cli.report.verdict import scope
-from onnxopt_cli.run.asking import Asker
-from onnxopt_cli.run.evidence import Evidence
-from onnxopt_cli.run.executors import open_executors
-from onnxopt_cli.run.runner import Plan
-from onnxopt_cli.run.select import Selection, failed_last, leave_out, remember
-from onnxopt_cli.run.session import Session, Terms
+from onnxopt_cli.run.select import Selection, remember
+from onnxopt_cli.run.session import Session, Terms, open_session
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -44,24 +38,16 @@ if TYPE_CHECKING:
 # Causes that are shown by an example, and reasons that are said.
 _EXAMPLES = 3
 _REASONS = 5
-# Options that choose among the cases that the targets hold.
-_CHOOSING = ("patterns", "operators", "tags", "lf", "ff")
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 
 
 class Display:
     """Prints the run to standard output; a progress bar too where that is a terminal."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        options: Mapping[str, Any],
-        ids: Sequence[str],
-        expectations: Expectations,
-    ) -> None:
-        self._plan = plan
-        self._found = len(ids)
-        self._expectations = expectations
+    def __init__(self, session: Session, options: Mapping[str, Any]) -> None:
+        self._plan = session.plan
+        self._found = len(session.ids)
+        self._expectations = session.expectations
         self._options = options
         self._verbose: bool = options["verbose"]
         self._quiet: bool = options["quiet"]
@@ -70,7 +56,7 @@ class Display:
         self._id_width = self._room_for_ids() if self._verbose or options["rerun"] else 0
         self._failing = self._done = 0
         self._told = perf_counter()
-        self._progress = self._bar(len(plan.cases)) if self._console.is_terminal else None
+        self._progress = self._bar(len(self._plan.cases)) if self._console.is_terminal else None
 
     def _room_for_ids(self) -> int:
         longest = max((len(printable(case.id)) for case in self._plan.cases), default=0)
@@ -250,111 +236,35 @@ def execute(options: Mapping[str, Any]) -> int:
             selected, or a file cannot be written; by then the verdict has been shown, and every
             other file is written.
     """
-    how = setting(options, options["jobs"])
     reports = parse_reports(options["reports"]) if options["reports"] else []
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         reports.append((SUMMARY, Path(summary)))
-    shard, expectations = _checked(options)
-    log = options["resume"] or options["log"]
-    witness = None
-    if log:
-        # A run without a log has no use for it.
-        from onnxopt_cli.log.contents import Witness
-
-        witness = Witness()
-        witness.see_backends(list(dict.fromkeys(options["backends"])))
-    if reports or log or options["artifacts"] or options["update_expect"]:
-        go_on_without_reader()
-    with interruptible() as interruption:
-        judged = judging(options)
-        asker = Asker(judged) if judged.rule == "conditioned" else None
-        with open_executors(options["backends"], how, interruption, asker) as backends:
-            with interruption.at_once():
-                targets = options["targets"] or default_targets()
-                collection = collect(targets)
-            suites = suite_versions(collection.cases)
-            selected, left_out = _selected(options, collection.cases, suites, expectations)
-            options = {**options, "without": left_out}
-            plan = Plan(
-                cases=shard.choose(selected) if shard else selected,
-                backends=backends,
-                problems=collection.problems,
-                judging=judged,
-                asker=asker,
-                max_fail=options["max_fail"] or 0,
-                interruption=interruption,
-                evidence=Evidence(collection.cases),
-            )
-            if not selected and not plan.problems:
-                raise NothingSelected(
-                    f"none of {len(collection.cases)} cases is selected",
-                    hint="onnxopt list shows the ids that -k matches",
-                )
-            warn_of_weak_isolation(how, options["backends"])
-            for backend in backends:
-                backend.ready()
-            terms = Terms(
-                selected=selected,
-                ids=[case.id for case in collection.cases],
-                expectations=expectations,
-                options=options,
-                setting=how,
-                shard=shard,
-                reruns=options["rerun"] or 0,
-                suites=suites,
-                witness=witness,
-            )
-            session = Session(plan, terms, Path(log) if log else None)
-            if options["resume"]:
-                session.resume()
-            elif log:
-                session.begin()
-            shown = {**options, "targets": targets}
-            with Display(session.plan, shown, terms.ids, expectations) as display:
-                for row in session.rows():
-                    display.show(row)
-                for result in session.rerun() if terms.reruns else ():
-                    display.show_rerun(result)
-        return _conclude(session, display, reports)
-
-
-def _selected(
-    options: Mapping[str, Any],
-    cases: Sequence[Case],
-    suites: Mapping[str, str],
-    expectations: Expectations,
-) -> tuple[list[Case], dict[str, str]]:
-    """Return the cases that the options select, and what is left out of them, and why."""
-    without = dict.fromkeys(options["without"], "")
-    if expectations.layers:
-        update = options["update_expect"]
-        expectations.require_suites(suites, Path(update) if update else None)
-        without |= expectations.without
-    selected = [*cases]
-    if any(options[name] for name in _CHOOSING):
-        selection = Selection(options["patterns"], options["operators"], options["tags"])
-        selected = selection.choose(cases)
-    if options["patterns"]:
-        name_unmatched(options["patterns"], cases)
-    if options["lf"] or options["ff"]:
-        names = dict.fromkeys(options["backends"])
-        selected, said = failed_last(selected, names, only=options["lf"])
-        if said:
-            stderr().print(Text(printable(said), "yellow"))
-    return leave_out(selected, without) if without else (selected, {})
-
-
-def _checked(options: Mapping[str, Any]) -> tuple[Shard | None, Expectations]:
-    """Return which part of the cases runs, and what is expected of them.
-
-    Raises:
-        UsageError: if an option is wrong that says where something is written, or an expectation
-            file is.
-    """
     if options["artifacts"]:
         from onnxopt_cli.report.artifacts import check_folder
 
         check_folder(options["artifacts"])
+    terms = _terms(options)
+    if reports or terms.log or options["artifacts"] or terms.update_expect:
+        go_on_without_reader()
+    targets = options["targets"] or default_targets()
+    with (
+        interruptible() as interruption,
+        open_session(terms, partial(collect, targets), interruption, note) as session,
+    ):
+        with Display(session, {**options, "targets": targets}) as display:
+            for row in session.rows():
+                display.show(row)
+            for result in session.rerun() if terms.reruns else ():
+                display.show_rerun(result)
+        return _conclude(session, display, reports)
+
+
+def _terms(options: Mapping[str, Any]) -> Terms:
+    """Return what the options ask for.
+
+    Raises:
+        UsageError: if one is wrong, or two contradict each other.
+    """
     shard = Shard.parse(options["shard"]) if options["shard"] else None
     log, resume, update = options["log"], options["resume"], options["update_expect"]
     if shard and update:
@@ -367,14 +277,33 @@ def _checked(options: Mapping[str, Any]) -> tuple[Shard | None, Expectations]:
             raise UsageError(f"--update-expect cannot write {update}: the folder must exist")
         files = [path for path in files if path.resolve() != Path(update).resolve()]
         files += [Path(update)] if Path(update).exists() else []
-    return shard, Expectations.read(tuple(files))
+    return Terms(
+        backends=options["backends"],
+        selection=Selection(
+            options["patterns"],
+            options["operators"],
+            options["tags"],
+            options["without"],
+            "only" if options["lf"] else "first" if options["ff"] else "",
+        ),
+        setting=setting(options, options["jobs"]),
+        judging=judging(options),
+        expect=tuple(files),
+        update_expect=Path(update) if update else None,
+        shard=shard,
+        max_fail=options["max_fail"] or 0,
+        reruns=options["rerun"] or 0,
+        log=Path(resume or log) if resume or log else None,
+        resume=bool(resume),
+        options=options,
+    )
 
 
 def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, Path]]) -> int:
     """End a session, show the verdict, write what was asked for, and return the exit code."""
     terms, options = session.terms, session.terms.options
     seconds = perf_counter() - session.began
-    failing = any(result.outcome is Outcome.FAIL for result in session.results)
+    failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
     record = session.finish(_explanations(session, seconds) if failing else [])
     display.finish(record, seconds, perf_counter() - session.began - seconds)
     remember(record.results)
@@ -387,14 +316,14 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
         cases = {case.id: case for case in session.plan.cases}
         judged = session.plan.judging
         writes.append(partial(write_artifacts, options["artifacts"], record, cases, judged))
-    if options["update_expect"]:
+    if terms.update_expect:
         from onnxopt_cli.expectations.update import update_expectations
 
-        path, known = Path(options["update_expect"]), terms.expectations
-        writes.append(lambda: display.print(update_expectations(path, known, record, terms.ids)))
+        path, known = terms.update_expect, session.expectations
+        writes.append(lambda: display.print(update_expectations(path, known, record, session.ids)))
     if reports:
         writes.append(partial(write_reports, reports, record))
-    if options["log"] or options["resume"]:
+    if terms.log:
         writes.append(session.require_log)
     failed = []
     for write in writes:
@@ -430,7 +359,7 @@ def _explanations(session: Session, ran: float) -> list[Explanation]:
             stderr().status("looking for known mistakes") as status,
         ):
             return explain(
-                session.results,
+                [*session.results.values()],
                 cases,
                 session.plan.judging,
                 seconds=least_seconds(ran) if seconds is None else seconds,

@@ -20,7 +20,6 @@ from onnxopt_cli.cli.completion import (
 )
 
 if TYPE_CHECKING:
-    from onnxopt_cli.core.case import Case
     from onnxopt_cli.run.answer_key import JudgeOptions
     from onnxopt_cli.run.executors import Setting
 
@@ -126,21 +125,6 @@ tolerance_option = click.option(
     type=click.Choice(["conditioned", "derived", "onnx"]),
     help="Judge by this rule, whatever the cases say.",
 )
-
-
-def name_unmatched(patterns: Sequence[str], cases: Sequence[Case]) -> None:
-    """Say which words of patterns match no case: one that is misspelt selects nothing."""
-    if not patterns:
-        return
-    from rich.text import Text
-
-    from onnxopt_cli.cli.console import stderr
-    from onnxopt_cli.core.text import printable
-    from onnxopt_cli.run.select import unmatched
-
-    for word, question in unmatched(patterns, [case.id for case in cases]).items():
-        said = f"no case's id matches -k {printable(word)}{'; ' * bool(question)}{question}"
-        stderr().print(Text(said, "yellow"))
 
 
 lower_option = click.option(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
+from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError, UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure, refusals
 from onnxopt_cli.fuzz.findings import (
@@ -29,8 +29,10 @@ from onnxopt_cli.fuzz.findings import (
 )
 from onnxopt_cli.fuzz.node_example import Example, NodeExample
 from onnxopt_cli.fuzz.smaller import smaller
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.response import Aside
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
 
 #: Hypothesis remembers all examples of a round, so a round ends after so many.
 _ROUND = 2000
@@ -52,7 +54,8 @@ class Task:
 
     Attributes:
         operators: whose examples are drawn.
-        executor: the backend.
+        backend: what is tested, as the user asks for it.
+        setting: how it is run.
         seed: of all choices.
         examples: how many to try; None for no limit.
         seconds: how long to search; None for no limit.
@@ -63,7 +66,8 @@ class Task:
     """
 
     operators: Sequence[Operator]
-    executor: Executor
+    backend: str
+    setting: Setting
     seed: int
     examples: int | None
     seconds: float | None
@@ -90,25 +94,50 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list
     return [operator for operator in OPERATORS if operator in wanted]
 
 
+@contextmanager
+def open_search(
+    task: Task, interruption: Interruption, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[Search]:
+    """Start the backend and yield a search; end the backend after it.
+
+    Args:
+        task: what to search.
+        interruption: set when the user wants the search to end.
+        tell: called with what the user should know before it.
+
+    Raises:
+        UsageError: if the backend is wrong, or hypothesis is not installed.
+        BackendUnavailable: if the backend does not start.
+    """
+    limits = task.setting.limits
+    if task.seconds is not None:
+        limits = replace(limits, timeout=min(limits.timeout, task.seconds))
+    setting = replace(task.setting, limits=limits, jobs=1)
+    with open_executors([task.backend], setting, interruption) as (executor,):
+        if find_spec("hypothesis") is None:
+            raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')
+        if weak := weak_isolation(setting, [task.backend]):
+            tell(weak)
+        executor.ready()
+        yield Search(task, executor, interruption)
+
+
 class Search:
-    """A search in progress.
+    """A search in progress, from :func:`open_search`.
 
     Attributes:
         tried: number of examples so far, those tried to shrink a failure not among them.
         findings: what was found.
-
-    Raises:
-        UsageError: if hypothesis is not installed.
     """
 
-    def __init__(self, task: Task) -> None:
-        if find_spec("hypothesis") is None:
-            raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')
+    def __init__(self, task: Task, executor: Executor, interruption: Interruption) -> None:
         self.tried = 0
         self.findings = Findings()
         self._task = task
         self._rounds = 0
-        self._driver = Driver(task.executor.name, tuple(task.operators), task.seed, task.memory)
+        self._executor = executor
+        self._interruption = interruption
+        self._driver = Driver(executor.name, tuple(task.operators), task.seed, task.memory)
         self._end = float("inf")
 
     @property
@@ -119,19 +148,28 @@ class Search:
     def run(self) -> Iterator[Finding]:
         """Yield each distinct failure, made as small as possible; earlier ones first.
 
+        It ends early where the user wants it to.
+
         Raises:
-            Interrupted: if the user wants the run to end.
             BackendUnavailable: if the backend cannot be started any more.
         """
         # The time counts from here: what a backend needs to start is not spent on examples.
         if self._task.seconds is not None:
             self._end = monotonic() + self._task.seconds
-        yield from self._replay()
-        yield from self._refusals()
-        while not self._over:
-            finding = self._search()
-            if finding is not None:
-                yield finding
+        try:
+            yield from self._replay()
+            yield from self._refusals()
+            while not self._over:
+                finding = self._search()
+                if finding is not None:
+                    yield finding
+        except SearchInterrupted as reason:
+            if not self._interruption.signal:
+                raise BackendUnavailable(str(reason)) from None
+
+    def outside(self) -> list[Aside]:
+        """Shut the backend down, and return what it did outside of the examples."""
+        return [] if self._interruption.signal else self._executor.finish()
 
     def _replay(self) -> Iterator[Finding]:
         """Try the failures of earlier runs; what no longer fails is forgotten."""
@@ -225,7 +263,7 @@ class Search:
         if monotonic() >= self._end:
             raise RoundOver
         try:
-            trial = attempt(example, self._task.executor)
+            trial = attempt(example, self._executor)
         except (SearchInterrupted, OnnxoptError) as error:
             raise Abort(error) from error
         self.findings.saw(trial)

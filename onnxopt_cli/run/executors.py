@@ -14,7 +14,7 @@ from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits
+from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits, weakness
 from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
 
@@ -81,6 +81,13 @@ class Setting:
     lowering: LoweringMode = LoweringMode.AUTO
     limits: Limits = field(default_factory=Limits)
     jobs: int = 1
+
+
+def weak_isolation(setting: Setting, backends: Sequence[str]) -> str:
+    """Say what isolation lacks on this machine, if backends are to be isolated."""
+    ours = setting.isolation is None and set(backends) == {"numpy"}
+    isolated = not ours and setting.isolation is not Isolation.NONE
+    return f"isolation is {lacking}" if isolated and (lacking := weakness()) else ""
 
 
 @contextmanager

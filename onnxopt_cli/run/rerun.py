@@ -19,7 +19,7 @@ from onnxopt_cli.formula.call import Call
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.run.executors import Executor, Setting, open_executors
-from onnxopt_cli.run.runner import Plan, run_case
+from onnxopt_cli.run.runner import Plan, open_plan, run_case
 
 #: Runs cases in order on a backend that has been restarted before the first.
 Restarted = Callable[[Sequence[Case]], list[Result]]
@@ -84,19 +84,15 @@ def restarted_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Re
     Raises:
         BackendUnavailable: if the backend does not start again.
     """
-    with open_executors([backend], replace(setting, jobs=1), plan.interruption) as executors:
-        executors[0].ready()
-        # A plan of its own: nothing of this is in the log but what comes of it.
-        alone = Plan(
-            (),
-            executors,
-            judging=plan.judging,
-            interruption=plan.interruption,
-            evidence=plan.evidence,
-        )
+    # A plan of its own: nothing of this is in the log but what comes of it.
+    opened = open_plan([backend], replace(setting, jobs=1), plan.judging, plan.interruption)
+    with opened as fresh:
+        alone = replace(fresh, evidence=plan.evidence)
+        (executor,) = alone.backends
+        executor.ready()
 
         def restarted(cases: Sequence[Case]) -> list[Result]:
-            executors[0].renew()
+            executor.renew()
             results = [run_case(alone, case)[0] for case in cases]
             if plan.interruption.signal:
                 raise RunInterrupted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,9 +14,9 @@ from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
-from onnxopt_cli.run.executors import Executor, Pending
+from onnxopt_cli.run.executors import Executor, Pending, Setting, open_executors
 from onnxopt_cli.run.judge import (
     AskedCase,
     judge,
@@ -57,6 +58,25 @@ class Plan:
     interruption: Interruption = field(default_factory=Interruption)
     evidence: Evidence = field(default_factory=Evidence)
     asker: Asker | None = None
+
+
+@contextmanager
+def open_plan(
+    backends: Sequence[str], setting: Setting, judging: JudgeOptions, interruption: Interruption
+) -> Iterator[Plan]:
+    """Start backends, yield a plan without cases for them, and leave no process of theirs behind.
+
+    Raises:
+        UsageError: if a backend's specification is not valid, or two ask for the same backend.
+        BackendUnavailable: if a backend in this process does not start.
+    """
+    asker = None
+    if judging.rule is ToleranceRule.CONDITIONED:
+        from onnxopt_cli.run.asking import Asker
+
+        asker = Asker(judging)
+    with open_executors(backends, setting, interruption, asker) as opened:
+        yield Plan((), opened, judging=judging, interruption=interruption, asker=asker)
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:

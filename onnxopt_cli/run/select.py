@@ -6,14 +6,15 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import cycle
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Literal, NoReturn
 
 import numpy as np
 
@@ -51,41 +52,70 @@ class Selection:
             of them.
         operators: names of operators, one of which the model must contain.
         tags: tags, one of which the case must carry.
+        without: capabilities that no case may need.
+        failed: whether to choose only those that failed when they last ran here, or these first.
     """
 
     patterns: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    failed: Literal["", "only", "first"] = ""
 
-    def choose(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the selected cases in their order; letter case never matters.
+    def choose(
+        self,
+        cases: Sequence[Case],
+        tell: Callable[[str], None] = lambda _: None,
+        *,
+        backends: Iterable[str] = (),
+        without: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[list[Case], dict[str, str]]:
+        """Choose among cases; letter case never matters.
+
+        Args:
+            cases: to choose among.
+            tell: called with what the user should know: which word of a pattern matches nothing,
+                why all cases run though only those that failed are asked for.
+            backends: on which cases failed, if that counts.
+            without: more capabilities that are not asked for, and why.
+
+        Returns:
+            The selected cases in their order; and for each capability that is left out how many
+            cases need it, and why they are.
 
         Raises:
-            UsageError: if an operator or a tag occurs in none of the cases, or a pattern cannot be
-                read.
+            UsageError: if an operator or a tag occurs in none of the cases, there is no such
+                capability, or a pattern cannot be read.
         """
         chosen = list(cases)
+        unmatched: dict[str, str] = {}
         if self.patterns:
-            known = [case.id for case in cases]
-            ids = {name for pattern in self.patterns for name in _Pattern(pattern, known).matching}
-            chosen = [case for case in cases if case.id in ids]
+            ids = [case.id for case in cases]
+            patterns = [_Pattern(pattern, ids) for pattern in self.patterns]
+            matching = set[str]().union(*(it.matching for it in patterns))
+            chosen = [case for case in cases if case.id in matching]
+            unmatched = _near({word for it in patterns for word in it.unmatched}, ids)
         if self.tags:
             chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
         if self.operators:
             pairs = [(case, operators_of(case)) for case in chosen]
             chosen = _having("operator", self.operators, pairs)
-        return chosen
+        for word, question in unmatched.items():
+            tell(f"no case's id matches -k {word}{'; ' * bool(question)}{question}")
+        if self.failed:
+            only = self.failed == "only"
+            chosen, why = _failed_last(chosen, dict.fromkeys(backends), only=only)
+            if why:
+                tell(why)
+        names = {**dict.fromkeys(self.without, ""), **without}
+        return _leave_out(chosen, names) if names else (chosen, {})
 
 
-def unmatched(patterns: Sequence[str], ids: Sequence[str]) -> dict[str, str]:
-    """Return the words of patterns that match no id, each with a question that names a near one."""
-    words = {word for pattern in patterns for word in _Pattern(pattern, ids).unmatched}
+def _near(words: Collection[str], ids: Sequence[str]) -> dict[str, str]:
+    """Return words that match no id, each with a question that names a near one."""
     pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
     found = {word: _like(word.lower(), pieces) for word in sorted(words)}
-    return {
-        word: f"did you mean {printable(pieces[near])}?" if near else ""
-        for word, near in found.items()
-    }
+    return {word: f"did you mean {pieces[near]}?" if near else "" for word, near in found.items()}
 
 
 def _like(word: str, pieces: Collection[str]) -> str:
@@ -100,27 +130,18 @@ def _like(word: str, pieces: Collection[str]) -> str:
     return near[0] if near else next(begins, "")
 
 
-def failed_last(
-    cases: Sequence[Case], backends: Iterable[str], *, only: bool
+def _failed_last(
+    cases: list[Case], backends: Iterable[str], *, only: bool
 ) -> tuple[list[Case], str]:
-    """Return the cases that failed last on one of the backends, run from this folder.
-
-    Args:
-        cases: to choose among.
-        backends: the backends' names.
-        only: True to leave out the others; False to have them follow.
-
-    Returns:
-        The cases, and what to tell the user: that all cases run, and why; or nothing.
-    """
+    """Return the cases that failed last, unless only they count the others too, or why all run."""
     known = _read(cache_folder() / _MEMORY).get(_here(), {})
     unknown = [name for name in backends if name not in known]
     if unknown:
-        return [*cases], f"no earlier run on {unknown[0]} is known here: all cases run"
+        return cases, f"no earlier run on {unknown[0]} is known here: all cases run"
     ids = {case for name in backends for case in known[name]}
     failed = [case for case in cases if case.id in ids]
     if not failed:
-        return [*cases], "none of the cases failed last: all run"
+        return cases, "none of the cases failed last: all run"
     return failed + ([] if only else [case for case in cases if case.id not in ids]), ""
 
 
@@ -264,26 +285,15 @@ def _having(
     return [case for case, words in pairs if lowered & {word.lower() for word in words}]
 
 
-def leave_out(
+def _leave_out(
     cases: Sequence[Case], without: Mapping[str, str]
 ) -> tuple[list[Case], dict[str, str]]:
-    """Leave out the cases that need a capability.
-
-    Args:
-        cases: to choose among.
-        without: names of capabilities, and why they are not asked for.
-
-    Returns:
-        The other cases, and for each name how many cases need it, and why they are left out.
-
-    Raises:
-        UsageError: if there is no such capability.
-    """
+    """Leave out the cases that need a capability; say how many need each."""
     for name in without:
         if name not in CAPABILITIES:
             hint = nearest(name, CAPABILITIES, f"there are {', '.join(CAPABILITIES)}")
             raise UsageError(f"there is no capability {printable(name)!r}", hint=hint)
-    needs = [set(_capabilities(case)) if without else set() for case in cases]
+    needs = [set(_capabilities(case)) for case in cases]
     counts = {name: sum(name in it for it in needs) for name in without}
     return (
         [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)],

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from onnxopt_cli.cases.collect import Collection, suite_versions
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+from onnxopt_cli.errors import InvalidCase, NothingSelected, Problem, UsageError
 from onnxopt_cli.expectations.expectations import Expectations, exit_code
+from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.log.header import Shard, versions
-from onnxopt_cli.run.executors import Setting
+from onnxopt_cli.run.answer_key import JudgeOptions
+from onnxopt_cli.run.evidence import Evidence
+from onnxopt_cli.run.executors import Setting, weak_isolation
 from onnxopt_cli.run.judge import not_run
-from onnxopt_cli.run.runner import Plan, run
+from onnxopt_cli.run.runner import Plan, open_plan, run
+from onnxopt_cli.run.select import Selection
 
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
@@ -31,79 +36,155 @@ if TYPE_CHECKING:
     from onnxopt_cli.log.reader import Log
     from onnxopt_cli.log.writer import LogWriter
 
+_MOMENT = "%Y-%m-%dT%H:%M:%S.%fZ"
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Under which terms a plan runs.
+    """What is to run, and under which terms.
 
     Attributes:
-        selected: the selected cases, those of other shards too.
-        ids: ids of all cases that the targets hold, selected or not.
-        expectations: what is expected of them.
-        options: the command's options by name.
+        backends: what is tested, as the user asks for it.
+        selection: which of the cases run.
         setting: how backends are run.
+        judging: how outputs are judged.
+        expect: expectation files, later ones before earlier ones.
+        update_expect: the one of them that the run will change; None for none.
         shard: which part of the selected cases runs; None for all.
+        max_fail: stop after so many cases that do not conform; 0 for never.
         reruns: how often a case that does not conform runs again alone; 0 for never.
-        suites: the versions of the suites that state one.
-        witness: knows what the files of the backends held before these started; there if a log is.
+        log: the log to write; None for none.
+        resume: whether to go on with it.
+        options: what the user asked for, by name, for the log and the record.
     """
 
-    selected: Sequence[Case]
-    ids: Sequence[str]
-    expectations: Expectations
-    options: Mapping[str, Any]
-    setting: Setting
+    backends: Sequence[str]
+    selection: Selection = field(default_factory=Selection)
+    setting: Setting = field(default_factory=Setting)
+    judging: JudgeOptions = field(default_factory=JudgeOptions)
+    expect: tuple[Path, ...] = ()
+    update_expect: Path | None = None
     shard: Shard | None = None
+    max_fail: int = 0
     reruns: int = 0
-    suites: Mapping[str, str] = field(default_factory=dict)
-    witness: Witness | None = None
+    log: Path | None = None
+    resume: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def open_session(
+    terms: Terms,
+    find: Callable[[], Collection],
+    interruption: Interruption,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[Session]:
+    """Start backends, choose among the cases and open the log; end the backends after all.
+
+    Args:
+        terms: what is to run.
+        find: finds the cases to choose among, while the backends start.
+        interruption: set when the user wants the run to end.
+        tell: called with what the user should know before the run.
+
+    Raises:
+        OnnxoptError: if a file is wrong or cannot be written, a backend cannot be started, or
+            nothing is selected.
+    """
+    expectations = Expectations.read(terms.expect)
+    witness = None
+    if terms.log:
+        # A run without a log has no use for it.
+        from onnxopt_cli.log.contents import Witness
+
+        witness = Witness()
+        witness.see_backends(list(dict.fromkeys(terms.backends)))
+    with open_plan(terms.backends, terms.setting, terms.judging, interruption) as plan:
+        with interruption.at_once():
+            collection = find()
+        suites = suite_versions(collection.cases)
+        without = {}
+        if expectations.layers:
+            expectations.require_suites(suites, terms.update_expect)
+            without = expectations.without
+        selected, left_out = terms.selection.choose(
+            collection.cases, tell, backends=terms.backends, without=without
+        )
+        if collection.cases and not selected and not collection.problems:
+            raise NothingSelected(
+                f"none of {len(collection.cases)} cases is selected",
+                hint="onnxopt list shows the ids that -k matches",
+            )
+        if weak := weak_isolation(terms.setting, terms.backends):
+            tell(weak)
+        for backend in plan.backends:
+            backend.ready()
+        filled = replace(
+            plan,
+            cases=terms.shard.choose(selected) if terms.shard else selected,
+            problems=collection.problems,
+            max_fail=terms.max_fail,
+            evidence=Evidence(collection.cases),
+        )
+        ids = [case.id for case in collection.cases]
+        session = Session(filled, terms, expectations, ids, suites, left_out)
+        if witness:
+            session.begin(witness, selected)
+        yield session
 
 
 class Session:
-    """A run in progress.
+    """A run in progress, from :func:`open_session`.
 
     Attributes:
         plan: what runs, with what the log and the expectations need to know of it.
         terms: under which terms.
+        expectations: what is expected of the cases.
+        ids: ids of all cases that there are, selected or not.
+        results: the results so far by case and backend, in the order in which they came.
         began: when, by the clock that counts from anywhere.
         started: when, in UTC; if the session goes on with a log, when that was begun.
         hostname: of the machine that began it.
     """
 
-    def __init__(self, plan: Plan, terms: Terms, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        terms: Terms,
+        expectations: Expectations,
+        ids: Sequence[str],
+        suites: Mapping[str, str],
+        left_out: Mapping[str, str],
+    ) -> None:
         self.terms = terms
+        self.expectations = expectations
+        self.ids = ids
+        self._versions = versions(suites)
         self._backends = {it.name: BackendIdentity(it.name, it.version) for it in plan.backends}
-        self._results: dict[tuple[str, str], Result] = {}
+        self.results: dict[tuple[str, str], Result] = {}
         self._settled: set[tuple[str, str]] = set()
         self._finished = False
         self._found: tuple[Problem, ...] = ()
         self._writer: LogWriter | None = None
-        self._log = log
+        self._witness: Witness | None = None
         self.began = perf_counter()
-        self.started = _now()
+        self.started = datetime.now(UTC).strftime(_MOMENT)
         self.hostname = platform.node()
         # As a log gives them back.
-        self._options = json.loads(json.dumps(dict(terms.options), default=str))
+        options = {**terms.options, "without": left_out}
+        self._options = json.loads(json.dumps(options, default=str))
         self.plan = replace(
             plan,
             started=lambda case, backend: self._write("start", case=case, backend=backend),
             review=self._review,
         )
 
-    def begin(self) -> None:
-        """Open the log.
+    def begin(self, witness: Witness, selected: Sequence[Case]) -> None:
+        """Open the log, or take the results that it has and run the other cases.
 
-        Raises:
-            UsageError: if it cannot be written.
-        """
-        from onnxopt_cli.log.writer import LogWriter
-
-        assert self._log is not None  # noqa: S101 - what to begin is what to write
-        self._writer = LogWriter.create(self._log)
-        self._writer.write(self._header().to_json())
-
-    def resume(self) -> None:
-        """Go on with the log: take the results that it has, and run the others.
+        Args:
+            witness: knows what the files of the backends held before these started.
+            selected: the selected cases, those of other shards too.
 
         Raises:
             UsageError: if it is no log, cannot be written, or is of another run.
@@ -111,30 +192,33 @@ class Session:
         from onnxopt_cli.log.reader import read_log
         from onnxopt_cli.log.writer import LogWriter
 
-        assert self._log is not None  # noqa: S101 - what to resume is what to write
-        log = read_log(self._log)
-        header = self._header()
+        path = self.terms.log
+        assert path is not None  # noqa: S101 - what to begin is what to write
+        self._witness = witness
+        resume = self.terms.resume
+        log = read_log(path) if resume else None
+        header = self._header(witness, selected)
         if log is None:
-            self._writer = LogWriter.append(self._log, 0)
+            self._writer = LogWriter.append(path, 0) if resume else LogWriter.create(path)
             self._writer.write(header.to_json())
             return
         self._require_same(log, header)
         self._take(log)
         if not log.finished:
-            self._writer = LogWriter.append(self._log, log.size, log.digest)
-            self._writer.write({"record": "resume", "at": _now()})
+            self._writer = LogWriter.append(path, log.size, log.digest)
+            self._writer.write({"record": "resume", "at": datetime.now(UTC).strftime(_MOMENT)})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
         """Yield the results of each case, one a backend: those that the log has, then new ones."""
         names = list(self._backends)
-        known = {case for case, _ in self._results}
+        known = {case for case, _ in self.results}
         for case in [case for case in self.plan.cases if case.id in known]:
-            yield tuple(self._results[case.id, name] for name in names)
+            yield tuple(self.results[case.id, name] for name in names)
         cases = [case for case in self.plan.cases if case.id not in known]
         if not cases:
             return
         plan = replace(self.plan, cases=cases)
-        failed = {result.case for result in self._results.values() if not result.conforms}
+        failed = {result.case for result in self.results.values() if not result.conforms}
         if plan.max_fail and len(failed) >= plan.max_fail:
             stopped = "stopped by --max-fail"
             found: Iterator[tuple[Result, ...]] = (
@@ -145,12 +229,12 @@ class Session:
         for row in found:
             for result in row:
                 key = result.case, result.backend
-                before = self._results.get(key)
+                before = self.results.get(key)
                 if before is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
                 # What workers did outside of cases before a run was killed still counts.
                 if before is None or worse(before, result) is result:
-                    self._results[key] = result
+                    self.results[key] = result
                     self._write("end", result=result)
             yield row
 
@@ -167,7 +251,7 @@ class Session:
             return
 
     def _rerun_on(self, backend: str) -> Iterator[Result]:
-        mine = {case: it for (case, name), it in self._results.items() if name == backend}
+        mine = {case: it for (case, name), it in self.results.items() if name == backend}
         cases = [case for case in self.plan.cases if case.id in mine]
         suspects = [
             mine[case.id]
@@ -181,30 +265,26 @@ class Session:
         with restarted_backend(self.plan, backend, self.terms.setting) as restarted:
             for found in run_again(cases, mine, suspects, restarted, self.terms.reruns):
                 result = self._review(found)
-                self._results[result.case, result.backend] = result
+                self.results[result.case, result.backend] = result
                 self._write("rerun", result=result)
                 yield result
-
-    @property
-    def results(self) -> tuple[Result, ...]:
-        """The results so far, in the order in which they came."""
-        return tuple(self._results.values())
 
     def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
         """End the run and its log, and return its record with explanations of the failures."""
         plan, terms = self.plan, self.terms
         backends = tuple(self._backends.values())
-        expected = terms.expectations
-        findings = expected.findings(terms.ids, backends) if expected.layers else ()
-        if terms.witness is not None and not self._finished:
-            self._found = tuple(terms.witness.changed())
+        expected = self.expectations
+        findings = expected.findings(self.ids, backends) if expected.layers else ()
+        if self._witness is not None and not self._finished:
+            self._found = tuple(self._witness.changed())
         problems = tuple(dict.fromkeys((*plan.problems, *self._found)))
-        code = exit_code(self.results, problems, findings, part=terms.shard is not None)
+        results = tuple(self.results.values())
+        code = exit_code(results, problems, findings, part=terms.shard is not None)
         record = RunRecord(
-            versions=versions(terms.suites),
+            versions=self._versions,
             backends=backends,
             options=self._options,
-            results=self.results,
+            results=results,
             problems=problems,
             findings=findings,
             explanations=tuple(explanations),
@@ -238,19 +318,18 @@ class Session:
                 self._require_refusal(case)
             ran = log.finished or all(it.outcome is not Outcome.NOT_RUN for it in rows)
             if len(rows) == len(names) and ran:
-                self._results |= dict(zip(keys, map(self._review, rows), strict=True))
+                self.results |= dict(zip(keys, map(self._review, rows), strict=True))
         self.started, self.hostname = log.header.started, log.header.hostname
         started = date.fromisoformat(log.header.started[:10])
-        expectations = replace(self.terms.expectations, today=started)
-        self.terms = replace(self.terms, expectations=expectations)
+        self.expectations = replace(self.expectations, today=started)
         self._settled = log.rerun
         self._finished = log.finished
         if log.finished:
             # What was found wrong in the end, and what backends did outside of the cases, too.
             self._found = log.record.problems
-            self._results |= {key: self._review(it) for key, it in log.results.items()}
+            self.results |= {key: self._review(it) for key, it in log.results.items()}
         outside = [it for key, it in log.results.items() if key[0].startswith(f"{OUTSIDE_CASES}/")]
-        self._results |= {(it.case, it.backend): self._review(it) for it in outside}
+        self.results |= {(it.case, it.backend): self._review(it) for it in outside}
 
     def _require_refusal(self, case: Case) -> None:
         """See that a case which conforms without outputs is one that must be refused."""
@@ -258,7 +337,7 @@ class Session:
             if case.read().rejects:
                 return
         raise UsageError(
-            f"cannot resume {printable(str(self._log))}: {printable(case.id)} conforms in it "
+            f"cannot resume {printable(str(self.terms.log))}: {printable(case.id)} conforms in it "
             "without an output, and must have one",
             hint="run it again with another log",
         )
@@ -269,39 +348,33 @@ class Session:
             found.append(f"the shard ({log.header.shard or 'all'}, now {header.shard or 'all'})")
         if found:
             raise UsageError(
-                f"cannot resume {printable(str(self._log))}, which is of another run; "
+                f"cannot resume {printable(str(self.terms.log))}, which is of another run; "
                 f"what differs: {'; '.join(found)}",
                 hint="run it with the same cases, backends and options, or write another log",
             )
 
-    def _header(self) -> Header:
+    def _header(self, witness: Witness, selected: Sequence[Case]) -> Header:
         from onnxopt_cli.log.header import CaseList, Header
 
-        witness = self.terms.witness
-        assert witness is not None  # noqa: S101 - there is one where there is a log
-        cases = CaseList.of(self.terms.selected, witness)
+        cases = CaseList.of(selected, witness)
         self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
         return Header(
             started=self.started,
             hostname=self.hostname,
-            versions=versions(self.terms.suites),
+            versions=self._versions,
             backends=tuple(self._backends.values()),
             cases=cases,
             shard=self.terms.shard,
-            expectations=self.terms.expectations.hash,
+            expectations=self.expectations.hash,
             options=self._options,
             contents=witness.contents,
         )
 
     def _review(self, result: Result) -> Result:
-        return self.terms.expectations.review(result, self._backends[result.backend])
+        return self.expectations.review(result, self._backends[result.backend])
 
     def _write(self, record: str, *, result: Result | None = None, **fields: str) -> None:
         """Write a record to the log, if there is one."""
         if self._writer is not None:
             about = fields if result is None else {"result": result_to_json(result)}
             self._writer.write({"record": record, **about})
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
