@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
+from forked import run_command
 from places import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()
@@ -115,10 +114,7 @@ def test_the_commands_of_a_document_do_what_it_shows(name, tmp_path):
         if words[:2] == ["pip", "install"]:
             continue
         assert words[0] == "onnxopt"
-        done = subprocess.run(
-            [sys.executable, "-m", "onnxopt_cli", *words[1:]], cwd=tmp_path, text=True,
-            capture_output=True, check=False, env={**os.environ, "COLUMNS": "80"},
-        )  # fmt: skip
+        done = run_command(*words[1:], cwd=tmp_path, env={**os.environ, "COLUMNS": "80"})
         fails = any(part in command for part in FAILING)
         assert done.returncode == fails, f"{command}\n{done.stdout}{done.stderr}"
         said = " ".join(done.stdout.split())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+from forked import run_command
 from places import PLUGINS, REPOSITORY
 
 FAULTY = PLUGINS / "faulty.py"
@@ -51,14 +50,12 @@ def results(request, tmp_path_factory):
     ways = [name for name, _ in asked]
     cases = [CASE % (*it, number, TENSORS[it[1]]) for number, it in enumerate(asked)]
     (place / "demo.yaml").write_text(HEAD + "".join(cases))
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "--no-explain", "-j", "1",
-         "--isolation", request.param, "--report", "json=run.json",
-         "-b", f"python:{FAULTY}:InTurn"],
+    done = run_command(
+        *("run", "demo.yaml", "--no-explain", "-j", "1", "--isolation", request.param),
+        *("--report", "json=run.json", "-b", f"python:{FAULTY}:InTurn"),
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "WAYS": " ".join(ways)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert done.stderr == ""
     found = json.loads((place / "run.json").read_text())["results"]

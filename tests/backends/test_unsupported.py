@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 from exec_commands import spec
-from isolated import start, write_cases
+from isolated import run_to_end, write_cases
 from onnx import TensorProto, helper
 from places import PLUGINS
 
@@ -124,7 +124,7 @@ def test_a_backend_that_says_not_supported_has_not_refused_a_case(demo):
     text = (demo / "demo.yaml").read_text()
     (demo / "demo.yaml").write_text(text + REJECTED)
     backend = plugin("States")
-    answer = start(demo, backend, "--lower", "never").wait()
+    answer = run_to_end(demo, backend, "--lower", "never")
     assert answer.outcomes == {"plain": "unsupported", "rejected": "unsupported"}
 
 

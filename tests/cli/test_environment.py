@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import run_command
 from places import REPOSITORY
 from rich.cells import cell_len
 
@@ -50,10 +51,7 @@ def environment(**settings):
 
 
 def call(place, *arguments, **settings):
-    done = subprocess.run(
-        [*COMMAND, *arguments], cwd=place, env=environment(**settings), capture_output=True,
-        stdin=subprocess.DEVNULL, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_command(*arguments, cwd=place, env=environment(**settings), text=False)
     check(done.stdout + done.stderr)
     return done
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forked import run_command
 from places import PLUGINS, REPOSITORY
 
 HOSTILE = PLUGINS / "hostile.py"
@@ -38,9 +39,9 @@ class Process:
 
 @dataclass
 class Run:
-    """A started command."""
+    """A command that was started, or has ended."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | subprocess.CompletedProcess[str]
     mark: str
     report: Path
     out: str = ""
@@ -54,6 +55,10 @@ class Run:
 
     def wait(self, seconds: float = 60) -> Run:
         self.out, self.err = self.process.communicate(timeout=seconds)
+        return self.read()
+
+    def read(self) -> Run:
+        """Take up what it has reported."""
         if self.report.exists():
             for result in json.loads(self.report.read_text())["results"]:
                 name = result["case"].removeprefix("demo/demo/")
@@ -97,21 +102,40 @@ def start(
     The prefix is a command that runs it. Where nothing else is asked for there is one worker, as
     starting another would take most of the time.
     """
-    mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
-    report = folder / f"{mark}.json"
-    specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"
+    mark, report, words, env = _asked(folder, backend, options, ways)
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", specification,
-         "--report", f"json={report}", *(() if "-j" in options else ("-j", "1")), *options],
-        cwd=folder,
-        env={**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY), "WAYS": " ".join(ways)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*prefix, sys.executable, "-m", "onnxopt_cli", *words], cwd=folder, env=env, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     return Run(process, mark, report)
 
 
+def run_to_end(folder: Path, backend: str, *options: str, ways: Sequence[str] = ()) -> Run:
+    """Do what :func:`start` begins, to its end."""
+    mark, report, words, env = _asked(folder, backend, options, ways)
+    done = run_command(*words, cwd=folder, env=env, timeout=300)
+    return Run(done, mark, report, done.stdout, done.stderr).read()
+
+
+def _asked(
+    folder: Path, backend: str, options: Sequence[str], ways: Sequence[str]
+) -> tuple[str, Path, list[str], dict[str, str]]:
+    """Return a mark, where the report goes, the arguments and the environment."""
+    mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
+    report = folder / f"{mark}.json"
+    specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"
+    jobs = () if "-j" in options else ("-j", "1")
+    words = ["run", "demo.yaml", "-b", specification, f"--report=json={report}", *jobs, *options]
+    env = {**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY), "WAYS": " ".join(ways)}
+    return mark, report, words, env
+
+
 def run_in_turn(
-    folder: Path, ways: Sequence[str], *options: str, plugin: Path = HOSTILE, **more: Sequence[str]
+    folder: Path,
+    ways: Sequence[str],
+    *options: str,
+    plugin: Path = HOSTILE,
+    prefix: Sequence[str] = (),
 ) -> Run:
     """Run one backend that misbehaves in many ways, which takes less than one run for each.
 
@@ -122,7 +146,11 @@ def run_in_turn(
     for number, way in enumerate(ways, start=1):
         rates |= {way: number, f"after_{way}": 0.25}
     write_cases(folder, rates)
-    run = start(folder, f"python:{plugin}:InTurn", *options, ways=ways, **more).wait(300)
+    backend = f"python:{plugin}:InTurn"
+    if prefix:
+        run = start(folder, backend, *options, ways=ways, prefix=prefix).wait(300)
+    else:
+        run = run_to_end(folder, backend, *options, ways=ways)
     assert list(run.outcomes) == list(rates), run.out + run.err
     return run
 

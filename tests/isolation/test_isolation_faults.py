@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
-from isolated import require, run_in_turn, start, write_cases
+from isolated import require, run_in_turn, run_to_end, write_cases
 
 from onnxopt_cli.isolation.worker_process import Printed
 
@@ -23,7 +23,7 @@ def demo(tmp_path):
 
 def check(demo, backend, outcome, says, *options, code=1):
     """Run the backend; only the bad case may suffer, and nothing may be left."""
-    run = start(demo, backend, *options).wait()
+    run = run_to_end(demo, backend, *options)
     assert run.outcomes == {"first": "pass", "bad": outcome, "last": "pass"}, run.out + run.err
     assert says in run.results["bad"]["message"], run.results["bad"]["message"]
     assert run.code == code
@@ -133,7 +133,7 @@ def test_a_backend_that_wants_all_memory_is_out_of_memory(tmp_path):
 def test_an_answer_that_comes_again_much_later_is_not_taken_for_that_of_a_later_case(tmp_path):
     rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.375}
     write_cases(tmp_path, rates)
-    run = start(tmp_path, "AnswersAgainMuchLater").wait()
+    run = run_to_end(tmp_path, "AnswersAgainMuchLater")
     assert run.outcomes == {**dict.fromkeys(rates, "pass"), "worker/between-cases": "protocol"}
     assert run.code == 1
 
@@ -160,7 +160,7 @@ def test_a_backend_that_returns_the_same_buffer_again_changes_nothing(demo):
 
 
 def test_a_backend_that_dies_at_teardown_keeps_its_passes_and_does_not_conform(demo):
-    run = start(demo, "DiesAtTeardown", "-j", "2").wait()
+    run = run_to_end(demo, "DiesAtTeardown", "-j", "2")
     teardown = run.results.pop("worker/teardown")
     assert teardown["outcome"] == "crash"
     assert "SIGABRT" in teardown["message"]
@@ -170,7 +170,7 @@ def test_a_backend_that_dies_at_teardown_keeps_its_passes_and_does_not_conform(d
 
 
 def test_a_backend_that_hangs_at_teardown_is_killed(demo):
-    run = start(demo, "HangsAtTeardown", "--timeout", "1").wait()
+    run = run_to_end(demo, "HangsAtTeardown", "--timeout", "1")
     assert run.outcomes.pop("worker/teardown") == "timeout"
     assert set(run.outcomes.values()) == {"pass"}
     assert run.survivors() == []
@@ -188,7 +188,7 @@ def test_a_backend_that_hangs_at_teardown_is_killed(demo):
 )
 def test_a_backend_that_does_not_survive_its_import_is_unavailable(demo, source, says):
     (demo / "bad_import.py").write_text(source)
-    run = start(demo, "python:bad_import.py:Backend", "--startup-timeout", "3").wait()
+    run = run_to_end(demo, "python:bad_import.py:Backend", "--startup-timeout", "3")
     assert run.code == 4
     assert says in run.err
     assert not run.outcomes

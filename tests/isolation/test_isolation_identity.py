@@ -7,7 +7,7 @@ import sys
 from xml.etree import ElementTree as ET
 
 import pytest
-from isolated import require, run_in_turn, start, write_cases
+from isolated import require, run_in_turn, run_to_end, write_cases
 from places import PLUGINS
 
 from onnxopt_cli.cli import main
@@ -122,7 +122,7 @@ def test_a_backend_that_is_another_version_when_it_starts_again_does_not_conform
     source = (
         "__version__ = str(os.getpid())\nWell = type(exits)\nWell.misbehave = lambda _: segfault()"
     )
-    run = start(demo, forger(demo, source)).wait()
+    run = run_to_end(demo, forger(demo, source))
     between = run.results["worker/between-cases"]
     assert between["outcome"] == "protocol"
     assert "when it started first it was" in between["message"]
@@ -151,7 +151,7 @@ BETWEEN = "worker/between-cases"
 def test_a_byte_that_nobody_asked_for_costs_no_later_case_and_is_reported(demo, backend):
     slow = f"python:{PLUGINS / 'hostile.py'}:Waits"
     evil = f"python:{FORGERS}:{backend}"
-    run = start(demo, evil, "-b", slow).wait()
+    run = run_to_end(demo, evil, "-b", slow)
     rows = json.loads(run.report.read_text())["results"]
     assert of(rows, evil) == ["pass", "pass", "pass", "protocol"]
     assert of(rows, slow) == ["pass"] * 3
@@ -160,7 +160,7 @@ def test_a_byte_that_nobody_asked_for_costs_no_later_case_and_is_reported(demo, 
 
 
 def test_a_byte_that_comes_when_the_backend_is_to_end_is_reported(demo):
-    run = start(demo, f"python:{FORGERS}:SpeaksAtTheEnd").wait()
+    run = run_to_end(demo, f"python:{FORGERS}:SpeaksAtTheEnd")
     assert run.outcomes == {**dict.fromkeys(RATES, "pass"), "worker/teardown": "protocol"}
     assert run.code == 1
     assert run.survivors() == []
@@ -215,7 +215,7 @@ def test_a_backend_that_starts_once_and_never_again_ends_the_run(tmp_path):
         "if os.path.exists('started'): os._exit(3)\nopen('started', 'w').close()\n"
         "Well = Misbehaves; Well.misbehave = lambda _: segfault()"
     )
-    run = start(tmp_path, forger(tmp_path, source)).wait()
+    run = run_to_end(tmp_path, forger(tmp_path, source))
     assert list(run.outcomes.values()) == ["crash", *["not-run"] * 8]
     assert "could not be started again" in run.results["case8"]["message"]
     assert run.code == 1

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from isolated import HOSTILE, start, write_cases
+from isolated import HOSTILE, run_to_end, start, write_cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -35,14 +35,14 @@ def wait_until(condition, seconds=60):
 
 
 def test_results_come_in_the_order_of_the_cases_whatever_the_number_of_workers(many):
-    run = start(many, "segfaults", "-j", "3").wait()
+    run = run_to_end(many, "segfaults", "-j", "3")
     assert list(run.outcomes) == [f"case{i}" for i in range(12)]
     assert [name for name, it in run.outcomes.items() if it == "crash"] == ["case3", "case7"]
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
 def test_max_fail_stops_after_the_same_case_whatever_the_number_of_workers(many, jobs):
-    run = start(many, "segfaults", "-x", "-j", jobs).wait()
+    run = run_to_end(many, "segfaults", "-x", "-j", jobs)
     expected = ["pass"] * 3 + ["crash"] + ["not-run"] * 8
     assert list(run.outcomes.values()) == expected
     assert run.code == 1
@@ -51,7 +51,7 @@ def test_max_fail_stops_after_the_same_case_whatever_the_number_of_workers(many,
 
 def test_a_backend_that_dies_at_every_20th_case_loses_those_cases_alone(tmp_path):
     write_cases(tmp_path, {f"case{i}": 0.25 for i in range(1, 46)})
-    run = start(tmp_path, "SegfaultsOften", "-j", "1").wait()
+    run = run_to_end(tmp_path, "SegfaultsOften", "-j", "1")
     assert [name for name, it in run.outcomes.items() if it != "pass"] == ["case20", "case40"]
     assert len(run.outcomes) == 45
 
@@ -65,7 +65,7 @@ def test_a_worker_is_replaced_after_so_many_cases(workplace, onnxopt, monkeypatc
 
 
 def test_several_backends_have_workers_of_their_own(demo):
-    run = start(demo, "segfaults", "-b", f"python:{HOSTILE}:Well", "-b", "numpy").wait()
+    run = run_to_end(demo, "segfaults", "-b", f"python:{HOSTILE}:Well", "-b", "numpy")
     rows = json.loads(run.report.read_text())["results"]
     assert [(row["case"].rsplit("/", 1)[1], row["outcome"]) for row in rows] == [
         ("first", "pass"), ("first", "pass"), ("first", "pass"),
@@ -152,19 +152,19 @@ def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):
     text += text.split("cases:\n")[1].replace("name: first", "name: large")
     head, tail = text.rsplit("X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]", 1)
     (tmp_path / "demo.yaml").write_text(f"{head}X: {large}, G: {large}, V: {large}{tail}")
-    run = start(tmp_path, "NeverReads", "-j", "1", "--timeout", "5").wait()
+    run = run_to_end(tmp_path, "NeverReads", "-j", "1", "--timeout", "5")
     assert run.outcomes == {"first": "pass", "large": "timeout"}, run.out + run.err
     assert run.survivors() == []
 
 
 def test_without_isolation_the_backend_runs_in_the_runner(demo):
-    run = start(demo, "exits", "--isolation", "none").wait()
+    run = run_to_end(demo, "exits", "--isolation", "none")
     assert run.code == 0
     assert not run.outcomes
 
 
 def test_our_own_reference_runs_in_a_worker_if_asked(demo):
-    run = start(demo, f"python:{HOSTILE}:Well", "-b", "numpy", "--isolation", "process").wait()
+    run = run_to_end(demo, f"python:{HOSTILE}:Well", "-b", "numpy", "--isolation", "process")
     assert run.code == 0
 
 

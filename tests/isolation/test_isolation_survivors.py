@@ -11,7 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from isolated import HOSTILE, require, run_in_turn, start, write_cases
+from isolated import HOSTILE, require, run_in_turn, run_to_end, start, write_cases
 
 from onnxopt_cli.isolation import processes
 
@@ -68,7 +68,7 @@ def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo):
 
 
 def test_a_daemon_of_a_backend_that_does_not_start_does_not_survive(demo):
-    run = start(demo, backend("KillsKeeperWhileItStarts")).wait()
+    run = run_to_end(demo, backend("KillsKeeperWhileItStarts"))
     left = run.survivors(0.2)
     end(left)
     assert run.code == 4
@@ -76,7 +76,7 @@ def test_a_daemon_of_a_backend_that_does_not_start_does_not_survive(demo):
 
 
 def test_a_daemon_left_at_teardown_does_not_survive(demo):
-    run = start(demo, backend("KillsKeeperAtTeardown"), "-j", "1").wait()
+    run = run_to_end(demo, backend("KillsKeeperAtTeardown"), "-j", "1")
     left = run.survivors(0.2)
     end(left)
     assert run.outcomes["worker/teardown"] == "crash"
@@ -171,7 +171,7 @@ def test_another_system_without_proc_shows_a_family_and_lets_it_be_ended(monkeyp
 
 
 def test_where_proc_shows_processes_nothing_is_said_of_isolation(demo):
-    run = start(demo, f"python:{HOSTILE}:Well").wait()
+    run = run_to_end(demo, f"python:{HOSTILE}:Well")
     assert "isolation" not in run.err
     assert '"isolation": "weaker' not in run.report.read_text()
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from isolated import require, run_in_turn, start, write_cases
+from isolated import require, run_in_turn, run_to_end, start, write_cases
 from places import PLUGINS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -37,7 +37,7 @@ def left_in(folder, patience=5):
 
 def test_no_temporary_file_outlives_its_worker(tmp_path, temporary):
     write_cases(tmp_path, {"falls": 0.5, "hangs": 0.25, "exits": 0.125, "answers": 0.0625})
-    run = start(tmp_path, LITTER, "--timeout", "1").wait()
+    run = run_to_end(tmp_path, LITTER, "--timeout", "1")
     assert list(run.outcomes.values()) == ["crash", "timeout", "crash", "pass"]
     assert list(temporary.iterdir()) == []
 
@@ -57,7 +57,7 @@ def test_no_temporary_file_outlives_a_runner_that_is_killed(tmp_path, temporary)
 def test_a_folder_for_temporary_files_that_cannot_be_made_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", "/proc")
     write_cases(tmp_path, {"good": 0.0625})
-    assert start(tmp_path, LITTER, "-j", "1").wait().outcomes == {"good": "pass"}
+    assert run_to_end(tmp_path, LITTER, "-j", "1").outcomes == {"good": "pass"}
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.01, 0.03, 0.1])
@@ -103,7 +103,7 @@ def test_the_next_run_removes_what_killed_ones_left_and_nothing_of_living_ones(t
     living = start(tmp_path, LITTER, "-j", "1")
     held = wait_for_litter(temporary, [stale])
     write_cases(tmp_path, {"good": 0.0625})
-    assert start(tmp_path, LITTER, "-j", "1").wait().code == 0
+    assert run_to_end(tmp_path, LITTER, "-j", "1").code == 0
     left = list(temporary.iterdir())
     living.process.kill()
     living.process.communicate()
@@ -124,7 +124,7 @@ def test_what_is_not_surely_ours_is_left_alone(tmp_path, temporary):
         os.chown(temporary / "onnxopt-worker-0123456789abcdea", 12345, 12345)
     before = sorted(temporary.iterdir())
     write_cases(tmp_path, {"good": 0.0625})
-    assert start(tmp_path, LITTER, "-j", "1").wait().code == 0
+    assert run_to_end(tmp_path, LITTER, "-j", "1").code == 0
     assert sorted(temporary.iterdir()) == before
     assert (precious / "file").exists()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import onnx
 import pytest
 from demo import records
+from forked import run_command
 from onnx import TensorProto, helper
 from places import REPOSITORY
 
@@ -84,8 +83,7 @@ def tested(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tested")
     write_place(folder)
     for options in (["--log", "run.jsonl"], ["--shard", "1/2", "--log", "1.jsonl"]):
-        command = [sys.executable, "-m", "onnxopt_cli", *ARGUMENTS, "-j", "1", *options]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        run_command(*ARGUMENTS, "-j", "1", *options, cwd=folder).check_returncode()
     return folder
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from demo import records, run_arguments, write_demo
-from isolated import start, write_cases
+from isolated import run_to_end, write_cases
 
 ONE_ERROR = ("-k", "demo/demo/[abd]")
 ARGUMENTS = run_arguments("RaisesAtB", *ONE_ERROR, "--shard", "1/1", "--rerun", "1")
@@ -269,9 +269,9 @@ class Spies(Appends):
 def test_a_backend_that_writes_to_the_log_is_found_out(tmp_path, onnxopt, monkeypatch, name):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5, "c": 0.25})
     (tmp_path / "forger.py").write_text(FORGER)
-    run = start(
+    run = run_to_end(
         tmp_path, f"python:forger.py:{name}", "-j", "1", "--log", "run.jsonl", "--no-explain"
-    ).wait()
+    )
     assert run.code == 2
     assert "something else wrote to it" in run.err
     monkeypatch.chdir(tmp_path)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from forked import run_command
 from places import PLUGINS
 
 from onnxopt_cli.cases.suites.conformance import conformance
@@ -24,14 +23,12 @@ RIGHT = ("in_order", "pairwise", "blocks_of_32", "blocks_of_256", "blocks_of_409
 
 
 def run_large(*backends):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "onnxopt_cli", "run", "optimizers", "--operators", str(LAMB)),
-            *("-k", "large_float32", "-k", "large_sparse", "-q", "--isolation", "none"),
-            *(word for name in backends for word in ("-b", f"python:{ORDERS}:{name}")),
-        ],
-        text=True, capture_output=True, check=False, env={**os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
+    done = run_command(
+        *("run", "optimizers", "--operators", LAMB),
+        *("-k", "large_float32", "-k", "large_sparse", "-q", "--isolation", "none"),
+        *(word for name in backends for word in ("-b", f"python:{ORDERS}:{name}")),
+        env={**os.environ, "COLUMNS": "80"},
+    )
     assert "Traceback" not in done.stderr
     return done
 

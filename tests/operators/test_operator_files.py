@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
+from forked import run_command
 from places import PLUGINS, REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -29,10 +28,8 @@ def place(tmp_path):
 
 
 def call(place, command, **settings):
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxopt_cli", *shlex.split(command)], cwd=place, text=True,
-        capture_output=True, check=False, env={**os.environ, "COLUMNS": "80", **settings},
-    )  # fmt: skip
+    env = {**os.environ, "COLUMNS": "80", **settings}
+    done = run_command(*shlex.split(command), cwd=place, env=env)
     assert "Traceback" not in done.stderr
     return done
 

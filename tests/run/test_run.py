@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from forked import run_command
 from places import REPOSITORY
 from two_cases import BACKEND, CASE
 
@@ -301,9 +300,8 @@ def committed(tmp_path_factory):
     # The defects of onnx's reference show in Adam, and it takes long to show them in trajectories.
     runs.append((1, "cases/conformance/adam.yaml", "-b", "onnx-reference"))
     for code, *asked in runs:
-        command = [sys.executable, "-m", "onnxopt_cli", "run", *asked, "-q", "--no-explain"]
-        command += ["--isolation", "none", "--report", f"json={report}"]
-        done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+        options = ("-q", "--no-explain", "--isolation", "none", "--report", f"json={report}")
+        done = run_command("run", *asked, *options, cwd=REPOSITORY)
         assert done.returncode == code, done.stderr
         for result in json.loads(report.read_text())["results"]:
             found[result["backend"]].append(result)
