@@ -34,8 +34,9 @@ def pytest_configure(config):
     """Compile each module once, also for the processes that the tests start.
 
     Compiling is a third of what a command costs. Whoever wants no bytecode among the sources gets
-    it elsewhere.
+    it elsewhere. The threads of BLAS would only wait for each other, busily.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.dont_write_bytecode and hasattr(config, "cache"):
         folder = config.cache.mkdir("bytecode")
         sys.dont_write_bytecode = False

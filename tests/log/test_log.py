@@ -250,6 +250,7 @@ def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
     assert list(map(result_to_json, log.record.results)) == list(map(result_to_json, results))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_log_cut_off_at_any_byte_resumes_to_the_same_verdict(demo, onnxopt, data):
     whole = demo / "whole.jsonl"

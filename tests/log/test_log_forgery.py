@@ -196,6 +196,7 @@ def damage(lines, pick):
     return lines
 
 
+@pytest.mark.slow
 def test_no_damage_makes_a_failing_run_pass(demo, onnxopt, shard):
     for seed in range(150):
         pick = random.Random(seed)  # noqa: S311 - to be the same each time

@@ -78,6 +78,7 @@ def comparable(record):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     count=st.integers(1, 5),

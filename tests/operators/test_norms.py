@@ -48,6 +48,7 @@ def test_a_norm_of_a_hundred_thousand_elements_that_is_off_by_a_ten_thousandth_i
     assert "norms_large_sparse" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_norm_compared_with_another_number_than_zero_is_rejected():
     (lamb,) = read_operators(LAMB, [])
     calls = [

@@ -65,6 +65,7 @@ def judged(onnxopt, *backend):
     return code, result["outputs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "place", "wrong"), [(0, 0, 1), (3, -1, 1.001), (1, 30_000, 2)])
 def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where, place, wrong):
     text = PLUGIN.replace("WHERE", str(where)).replace("PLACE", str(place))

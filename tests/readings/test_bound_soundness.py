@@ -29,6 +29,7 @@ def largest_shares(call):
     }
 
 
+@pytest.mark.slow
 @each_training_operator
 @given(data=st.data())
 def test_no_variant_exceeds_the_bound(operator, data):

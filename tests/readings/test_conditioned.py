@@ -196,6 +196,7 @@ def _law(name, inputs, opset=22, outputs=1, **attributes):
     return drawn(model, inputs)["y0"].test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "wrong"),
     [

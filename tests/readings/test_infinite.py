@@ -62,6 +62,7 @@ def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator,
             assert np.isnan(value) or np.isnan(judgement.expected[more]).all()
 
 
+@pytest.mark.slow
 @each_training_operator
 @given(data=st.data())
 def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(operator, data):
@@ -109,6 +110,7 @@ cases:
 """
 
 
+@pytest.mark.slow
 def test_the_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt):
     (workplace / "one.yaml").write_text(ONE_STEP)
     assert onnxopt("run", "one.yaml", "-b", f"{HONEST}:TensorFlow").code == 0
@@ -126,6 +128,7 @@ def test_what_is_expected_of_a_wrong_number_is_what_the_formula_yields(workplace
     assert "nan" not in answer.out.partition("again:")[0]
 
 
+@pytest.mark.slow
 def test_a_trajectory_from_infinity_may_be_nan_where_a_right_form_is(workplace, onnxopt):
     (workplace / "walk.yaml").write_text(
         ONE_STEP.replace("G: [0.5, 0.5], ", "")

@@ -56,6 +56,7 @@ def test_no_variant_leaves_the_carried_error(tmp_path, operator, gradient):
             assert largest_share(steps.trajectory, walk) <= 1, variant.name
 
 
+@pytest.mark.slow
 @given(
     operator=st.sampled_from(sorted(START)),
     gradient=st.sampled_from(sorted(GRADIENTS)),

@@ -114,6 +114,7 @@ HUGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", HUGE, ids=["one", "names", "many", "backends"])
 def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts):
     one = result(outcome=Outcome.ERROR)
