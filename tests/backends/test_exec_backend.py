@@ -224,7 +224,7 @@ def test_what_a_command_writes_unasked_is_never_taken_for_the_next_answer(mode):
     def ask_twice():
         for _ in range(2):
             ask(backend)
-            time.sleep(0.2)
+            time.sleep(1)
 
     with pytest.raises(ProtocolBreach, match=r"more than an answer|without being asked"):
         ask_twice()
@@ -378,7 +378,7 @@ def test_no_command_survives_whoever_started_it():
     )
     assert started.returncode == -signal.SIGKILL
     status = Path(f"/proc/{int(started.stdout)}/stat")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     # What has ended may still wait for somebody to ask how.
     while status.exists() and status.read_text().rpartition(") ")[2][0] != "Z":
         assert time.monotonic() < deadline

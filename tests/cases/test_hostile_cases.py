@@ -103,7 +103,7 @@ def model(nodes, initializers, kind):
     ("hostile", "options", "outcome", "words"),
     [
         (shape_of_gigabytes, ["--memory", "1GiB"], "oom", "Unable to allocate 4.00 GiB"),
-        (endless_loop, ["--timeout", "1"], "timeout", "no answer within 1 s"),
+        (endless_loop, ["--timeout", "3"], "timeout", "no answer within 3 s"),
     ],
 )
 @pytest.mark.parametrize("backend", ["numpy", "onnxruntime"])

@@ -68,7 +68,7 @@ class Run:
         assert "internal error" not in self.err
         return self
 
-    def survivors(self, patience: float = 3) -> list[Process]:
+    def survivors(self, patience: float = 30) -> list[Process]:
         """Return the processes of this run that are still there after a moment."""
         end = time.monotonic() + patience
         while (left := self._alive()) and time.monotonic() < end:

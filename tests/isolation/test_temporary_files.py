@@ -27,7 +27,7 @@ def temporary(tmp_path, monkeypatch):
     return folder
 
 
-def left_in(folder, patience=5):
+def left_in(folder, patience=30):
     """Return what is still in a folder after a moment."""
     end = time.monotonic() + patience
     while (left := list(folder.iterdir())) and time.monotonic() < end:
@@ -37,7 +37,7 @@ def left_in(folder, patience=5):
 
 def test_no_temporary_file_outlives_its_worker(tmp_path, temporary):
     write_cases(tmp_path, {"falls": 0.5, "hangs": 0.25, "exits": 0.125, "answers": 0.0625})
-    run = run_to_end(tmp_path, LITTER, "--timeout", "1")
+    run = run_to_end(tmp_path, LITTER, "--timeout", "3")
     assert list(run.outcomes.values()) == ["crash", "timeout", "crash", "pass"]
     assert list(temporary.iterdir()) == []
 
