@@ -37,7 +37,7 @@ from onnxopt_cli.cli.shared_options import (
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write all of it as JSON.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Also list redundant and weak cases.")
+@click.option("-v", "--verbose", is_flag=True, help="Also list redundant and weak cases; slow.")
 def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any) -> int:
     """Grade cases: which wrong implementations do they reject?
 
@@ -77,7 +77,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     doing = "putting every implementation to every case"
     with stderr().status(doing) as status:
         tick = Ticker(doing, status.update)
-        grades = audit(trials, options["jobs"], tick)
+        grades = audit(trials, options["jobs"], tick, thorough=options["verbose"])
     for grade in grades:
         for renderable in audit_page(grade, verbose=options["verbose"]):
             stdout().print(renderable)

@@ -8,10 +8,13 @@ differently, and judged as ``run`` would judge it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import largest_share
+from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.formula.call import Attributes, Call
@@ -28,6 +31,8 @@ from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 
 #: Cases with more elements are put only to implementations that at most one other case rejects.
 _LARGE = 40
+#: A rejection by so many times a limit is clear: no other case is asked unless all are to be.
+_CLEAR = 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,13 @@ class AuditedCase:
     call: Call[Array]
     key: AnswerKey
     elements: int
+
+    @property
+    def turn(self) -> tuple[bool, int]:
+        """Sorts first what rejects most: many elements in double, of those that take no time."""
+        doubles = all(getattr(it, "dtype", None) == np.float64 for it in self.key.outputs.values())
+        first = doubles and self.elements <= _LARGE
+        return not first, -self.elements if first else self.elements
 
     def excess(self, outputs: Sequence[Array]) -> float:
         """Return the largest share of its limit that an output uses; over 1 is a rejection."""
@@ -88,6 +100,8 @@ class Grade:
     Attributes:
         operator: the operator.
         trials: the cases, by rising size.
+        thorough: whether wrong implementations were put to more cases than the first that rejects
+            them clearly.
         named: what became of the named deviations.
         automatic: what became of the automatic mutants.
         right: what became of the variants.
@@ -95,6 +109,7 @@ class Grade:
 
     operator: Operator
     trials: tuple[AuditedCase, ...]
+    thorough: bool
     named: tuple[Verdict, ...]
     automatic: tuple[Verdict, ...]
     right: tuple[Verdict, ...]
@@ -116,8 +131,13 @@ class Grade:
         ]
 
     @property
-    def redundant(self) -> list[str]:
-        """Cases without which as many wrong implementations would be rejected, one at a time."""
+    def redundant(self) -> list[str] | None:
+        """Cases without which as many wrong implementations would be rejected, one at a time.
+
+        None if the grade is not thorough.
+        """
+        if not self.thorough:
+            return None
         needed = set()
         for verdict in self.named + self.automatic:
             rejecting = [i for i, share in enumerate(verdict.excess) if share and share > 1]
@@ -153,7 +173,7 @@ def find_trials(
             # What a wrong implementation does in one step, the other cases ask.
             if content.rejects or content.trajectory:
                 continue
-            key = answer_key(content, case.location, judging)
+            key = _at_once(answer_key(content, case.location, judging))
             call = sole_call(content.model, content.inputs)
         except InvalidCase as error:
             problems += error.problems
@@ -168,10 +188,24 @@ def find_trials(
     return trials, problems
 
 
+def _at_once(key: AnswerKey) -> AnswerKey:
+    """Return a key whose limits are derived once, not each time for what is asked of blocks."""
+    if key.formula is None or key.formula.blocks is None:
+        return key
+    formula = replace(key.formula, blocks=None)
+    tolerances = {
+        name: formula.budget(name) if isinstance(it, Budget) else it
+        for name, it in key.tolerances.items()
+    }
+    return replace(key, formula=formula, tolerances=tolerances)
+
+
 def audit(
     trials: dict[str, list[AuditedCase]],
     jobs: int = 1,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
+    *,
+    thorough: bool = True,
 ) -> list[Grade]:
     """Grade the trials of every operator that has some.
 
@@ -179,6 +213,7 @@ def audit(
         trials: from :func:`find_trials`.
         jobs: number of processes.
         progress: called with how many implementations are done, and how many there are.
+        thorough: whether to look for redundant cases, too, which takes many times as long.
     """
     present = [operator for operator in OPERATORS if trials[operator.name]]
     tasks: list[tuple[Operator, str, int]] = []
@@ -189,7 +224,11 @@ def audit(
     def work(task: tuple[Operator, str, int]) -> Verdict:
         operator, kind, index = task
         implementation = _implementations(operator)[kind][index]
-        return _verdict(operator, implementation, trials[operator.name], wrong=kind != "right")
+        mine = trials[operator.name]
+        if kind == "right":
+            shares = tuple(trial.excess(implementation.run(trial.call)) for trial in mine)
+            return Verdict(implementation.name, implementation.about, shares)
+        return _of_wrong(operator, implementation, mine, thorough=thorough)
 
     verdicts: dict[tuple[str, str], list[Verdict]] = {}
     done = enumerate(parallel(work, tasks, jobs), start=1)
@@ -200,6 +239,7 @@ def audit(
         Grade(
             operator,
             tuple(trials[operator.name]),
+            thorough,
             *(tuple(verdicts.get((operator.name, kind), ())) for kind in _KINDS),
         )
         for operator in present
@@ -215,24 +255,24 @@ def _implementations(operator: Operator) -> dict[str, tuple[Implementation, ...]
     )
 
 
-def _verdict(
+def _of_wrong(
     operator: Operator,
     implementation: Implementation,
     trials: Sequence[AuditedCase],
     *,
-    wrong: bool,
+    thorough: bool,
 ) -> Verdict:
-    excess: list[float | None] = []
-    rejections = 0
-    for trial in trials:
-        if wrong and rejections > 1 and trial.elements > _LARGE:
-            excess.append(None)
+    excess: list[float | None] = [None] * len(trials)
+    largest, rejections = 0.0, 0
+    for index in sorted(range(len(trials)), key=lambda it: trials[it].turn):
+        if rejections > 1 and trials[index].elements > _LARGE:
             continue
-        share = trial.excess(implementation.run(trial.call))
-        rejections += share > 1
-        excess.append(share)
-    same = wrong and not rejections and equivalent(operator, implementation)
+        if largest > _CLEAR and not thorough:
+            break
+        excess[index] = share = trials[index].excess(implementation.run(trials[index].call))
+        largest, rejections = max(largest, share), rejections + (share > 1)
+    same = not rejections and equivalent(operator, implementation)
     apart = None
-    if wrong and not rejections and not same:
+    if not rejections and not same:
         apart = distinguishing_input(operator, implementation)
     return Verdict(implementation.name, implementation.about, tuple(excess), same, apart)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from rich.console import RenderableType
@@ -53,8 +54,9 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
     rejected_ones = [verdict for verdict in grade.named + grade.automatic if verdict.rejected]
     hardest = min(rejected_ones, key=lambda verdict: verdict.largest, default=None)
     if hardest is not None:
-        share = numbers.error(hardest.largest)
-        yield Text(f"  nearest miss: {hardest.name}, {share} times its limit", style="dim")
+        share, partly = numbers.error(hardest.largest), None in hardest.excess
+        least = "at least " * (partly and isfinite(hardest.largest))
+        yield Text(f"  nearest miss: {hardest.name}, {least}{share} times its limit", style="dim")
     for survivor in grade.survivors[: None if verbose else _SHOWN]:
         yield Padding(_survivor(survivor), (0, 2))
     hidden = len(grade.survivors) - _SHOWN

@@ -57,6 +57,31 @@ def test_a_suite_with_gaps_names_survivors_and_the_input_that_would_show_them(wo
     )
 
 
+def test_redundant_cases_are_looked_for_only_with_v_and_no_verdict_depends_on_it(
+    workplace, onnxopt
+):
+    (workplace / "weak.yaml").write_text(UNEVEN)
+    grades = []
+    for options in ((), ("-v",)):
+        onnxopt("audit", "weak.yaml", "-j", "1", "--json", "audit.json", *options)
+        grades += json.loads((workplace / "audit.json").read_text())["operators"]
+    found, redundant = zip(
+        *(
+            (
+                [
+                    (it["name"], it["rejected"], it["equivalent"])
+                    for it in grade["named"] + grade["automatic"] + grade["right"]
+                ],
+                grade["redundant"],
+            )
+            for grade in grades
+        ),
+        strict=True,
+    )
+    assert found[0] == found[1]
+    assert redundant == (None, ["weak/weak/first", "weak/weak/again"])
+
+
 def test_survivors_can_be_allowed_by_name(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(WEAK)
     assert onnxopt("audit", "weak.yaml", "--allow", "*").code == 0
