@@ -25,7 +25,6 @@ from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.grade.ground import common_ground, sample
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.implementation import Implementation, both
 from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct, named
 from onnxopt_cli.run.answer_key import JudgeOptions
@@ -43,10 +42,9 @@ from onnxopt_cli.run.reproduce import (
 _MOST_ELEMENTS = 1 << 20
 #: Names of implementations that are known to do so take at most so many columns, but for the first.
 _SEEN = 40
-#: Of the cases that passed, or failed, so many are tried before the others.
-_FIRST = 12
-#: What is tried first has no more elements than this, if it can be helped.
-_SMALL = 10_000
+#: Of the cases that passed, or failed, so many are tried before the others; of those that failed,
+#: more for likely mistakes.
+_FIRST, _FIRST_LIKELY = 12, 36
 #: So many mistakes are added to one that reproduces something.
 _DEPTH = 2
 #: Of mistakes that do the same so many are compared.
@@ -189,7 +187,7 @@ class _Search:
             yield doing
             if (yield from self._agrees(mistake, doing, _FIRST)):
                 self._possible.append(mistake)
-                first = len(self._wrong) if likely else _FIRST
+                first = _FIRST_LIKELY if likely else _FIRST
                 yield from self._try((mistake.name,), mistake, self._all, doing, first)
         if not likely:
             self._tried_alone = True
@@ -257,11 +255,10 @@ class _Search:
             samples.append(sample(seen.call, seen.right, seen.returned))
         for seen in self._read_passed():
             yield doing
-            right = bound(seen.call)
-            samples.append(sample(seen.call, right, [it.expected for it in right]))
+            samples.append(sample(seen.call, seen.right, [it.expected for it in seen.right]))
         asking = partial(ask, self._backend) if ask else None
-        words, clear = common_ground(self._operator, samples, asking)
-        self._ground = (words, frozenset(self._all - set(covered)) if clear else frozenset())
+        words, _ = common_ground(self._operator, samples, asking)
+        self._ground = (words, frozenset(self._all - set(covered)) if words else frozenset())
 
     def explanation(self, stopped: str) -> Explanation | None:
         """Return what the search has found; None if there was nothing to look for.
@@ -362,8 +359,11 @@ class _Search:
         return True
 
     def _few(self, places: Sequence[int], count: int) -> list[int]:
-        """Return a few cases of all sorts: what reproduces none of them, is not tried on others."""
-        small = [it for it in places if self._wrong[it].size <= _SMALL] or places
+        """Return a few cases: what reproduces none of them, is not tried on others.
+
+        They are of all sorts in the smaller half, where a case costs least.
+        """
+        small = places[: max(count, len(places) // 2)]
         return list(small[:: -(-len(small) // count)])
 
     def _reproduces(self, mistake: Implementation, place: int) -> bool:
@@ -431,6 +431,10 @@ class _Search:
     def _shows(self, name: str) -> bool:
         mistake = named(self._operator, name)
         mine = [it for it in self._found if name in it.names]
+        alone = frozenset(place for it in mine if len(it.names) == 1 for place in it.cases)
+        if 2 * len(alone) >= len(self._wrong):
+            # All of these are affected.
+            return True
         having = frozenset(place for it in mine for place in it.cases)
         affected = [
             place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +21,7 @@ from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import AnswerKey, FormulaOutputs, JudgeOptions, answer_key
 from onnxopt_cli.run.judge import KEPT_BYTES
 
 #: What an implementation that is wrong around the formula may round differently, in spacings.
@@ -36,15 +37,21 @@ class Observation:
         case: the case's id.
         call: the node and its inputs.
         key: what must come back, as the run judged it.
-        right: what the formula says of each output; empty if the backend returned what is right.
+        formula: what the formula says of the outputs, with the usual limits; None if the backend
+            returned nothing.
         returned: the wrong outputs that the backend returned; empty if it returned none.
     """
 
     case: str
     call: Call[Array]
     key: AnswerKey
-    right: Sequence[DerivedOutput] = ()
+    formula: FormulaOutputs | None = None
     returned: Sequence[Array] = ()
+
+    @property
+    def right(self) -> Sequence[DerivedOutput]:
+        """What the formula says of each output, and how far it may be off: costs much, once."""
+        return tuple(self.formula.judgements.values()) if self.formula else ()
 
     @property
     def size(self) -> int:
@@ -81,13 +88,17 @@ def observe(result: Result, case: Case | None, judging: JudgeOptions) -> Observa
             return "without formula"
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, AnswerKey({}, {}))
-        seen = Observation(result.case, call, answer_key(content, case.location, judging))
+        key = answer_key(content, case.location, judging)
+        formula = key.formula
+        if formula is not None and formula.factor != FACTOR:
+            formula = replace(formula, derive=partial(bound, call), factor=FACTOR)
+        seen = Observation(result.case, call, key, formula)
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
-    return _failure(seen, result) if result.outcome is Outcome.FAIL else seen
+    return _failure(seen, result, judging) if result.outcome is Outcome.FAIL else seen
 
 
-def _failure(seen: Observation, result: Result) -> Observation | str:
+def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observation | str:
     """Return an observation with what the backend returned; why not if nothing is wrong."""
     returned = returned_arrays(result)
     if not returned:
@@ -97,10 +108,16 @@ def _failure(seen: Observation, result: Result) -> Observation | str:
     if result.diffs and all(diff.agrees for diff in result.diffs):
         # What is wrong is not the values: the backend has written into its inputs.
         return "with right values"
-    right = bound(seen.call)
-    if _judged([it.expected for it in right], returned, (it.budget for it in right)):
-        return "within rounding"
-    return replace(seen, right=right, returned=returned)
+    seen = replace(seen, returned=returned)
+    # What was judged by the formula's limits is beyond them.
+    derived = seen.formula is seen.key.formula and all(
+        isinstance(it, Budget) for it in seen.key.tolerances.values()
+    )
+    if not derived or judging.signed_zeros:
+        right = seen.right
+        if _judged([it.expected for it in right], returned, (it.budget for it in right)):
+            return "within rounding"
+    return seen
 
 
 def conforms(outputs: Sequence[Array], seen: Observation, judging: JudgeOptions) -> bool:
@@ -128,7 +145,9 @@ def agrees_with(implementation: Implementation, seen: Observation, judging: Judg
 def reproduces(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
     """Tell whether an implementation returns what a backend returned, and fails the case by it."""
     outputs = implementation.run(seen.call)
-    return _returns(implementation, outputs, seen) and not conforms(outputs, seen, judging)
+    if not _returns(implementation, outputs, seen):
+        return False
+    return _equal(outputs, seen.returned) or not conforms(outputs, seen, judging)
 
 
 def refuses(implementation: Implementation, seen: Observation) -> bool:
@@ -143,10 +162,12 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
     )
     if not same:
         return False
-    coarse = _coarse(implementation, outputs, seen.right)
+    coarse = _coarse(implementation, outputs, seen)
     if coarse and not all(_fits(output, coarse) for output in seen.returned):
         return False
     limits = [_rounding(output) for output in outputs]
+    if _agree(outputs, seen.returned, limits):
+        return True
     for position, right in enumerate(seen.right[: len(outputs)]):
         if right.limit.size == limits[position].size:
             limits[position] = limits[position] + right.limit.reshape(limits[position].shape)
@@ -158,6 +179,12 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
         return True
     own = _own_budgets(implementation, seen.call, outputs, coarse)
     return bool(own) and _judged(outputs, seen.returned, own)
+
+
+def _equal(outputs: Sequence[Array], returned: Sequence[Array]) -> bool:
+    """Tell whether outputs of one structure are the same, bit for bit."""
+    pairs = zip(outputs, returned, strict=True)
+    return all(mine.tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
 
 def _near(output: Array, returned: Array, limit: Array) -> bool:
@@ -174,13 +201,14 @@ def _fits(output: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _coarse(
-    implementation: Implementation, outputs: Sequence[Array], right: Sequence[DerivedOutput]
+    implementation: Implementation, outputs: Sequence[Array], seen: Observation
 ) -> np.dtype[Any] | None:
     """Return the type that a mistake computes in where that is coarser than the right one."""
     if implementation.precision is not None:
         return implementation.precision
+    right = seen.formula.expected.values() if seen.formula else ()
     for output, other in zip(outputs, right, strict=False):
-        if output.dtype.kind == "f" and output.itemsize < other.expected.itemsize:
+        if output.dtype.kind == "f" and output.itemsize < other.itemsize:
             return output.dtype
     return None
 

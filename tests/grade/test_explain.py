@@ -487,6 +487,33 @@ def test_what_failing_cases_have_in_common_is_said_where_no_mistake_is_known(
     assert counted(found["text"])[0] == counted(found["text"])[1]
 
 
+COUNTED = STEPS.partition("operator")[0] + "operator: Momentum\ncases:\n" + "".join(
+    "  - {name: n" + str(size)
+    + ", attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0.1}, "
+    + f"inputs: {{R: 0.1, T: {step}, X: {[1.0] * size}, G: {[0.3] * size}, V: {[0.2] * size}}}}}\n"
+    for size, step in ((2, 0), (3, 1), (5, 2), (40, 7))
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [("X.size >= 33", "X has at least 33 elements"), ("int(inputs['T']) == 2", "T is 2")],
+)
+def test_one_failing_case_has_something_in_common_with_what_the_backend_is_asked(
+    workplace, onnxopt, condition, words
+):
+    (workplace / "once.py").write_text(FAULTY.format(condition))
+    (workplace / "counted.yaml").write_text(COUNTED)
+    run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *HERE, *LONG)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    (cause,) = found["causes"]
+    assert "the failing case" in found["text"]
+    # What cannot be told apart is said to be so.
+    assert cause["found"] == f"V_new is wrong wherever {words}" or "cannot tell" in cause["found"]
+
+
 def test_one_failing_case_that_nobody_can_be_asked_about_has_nothing_in_common(workplace, onnxopt):
     (workplace / "once.py").write_text(FAULTY.format("int(inputs['T']) == 2"))
     (workplace / "steps.yaml").write_text(steps(1, 2, 3))

@@ -89,12 +89,14 @@ def _implementation(
 ) -> Implementation:
     """Return the implementation; without a change of its own it is the generated one."""
     if deviation.replace:
-        rewrite(operator.formula, deviation.replace)
+        change = lru_cache(partial(rewrite, replace=deviation.replace))
+        # It must be possible; the cache keeps what comes of it.
+        change(operator.formula)
         return Implementation(
             deviation.name,
             deviation.about,
             deviation.seen_in,
-            change=lru_cache(partial(rewrite, replace=deviation.replace)),
+            change=change,
             defaults=deviation.defaults,
         )
     if deviation.defaults:
