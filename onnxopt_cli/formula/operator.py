@@ -40,8 +40,8 @@ class Deviation:
 class Form:
     """A right way to write a formula that rounds differently: no tolerance may reject it.
 
-    A form is as accurate as the formula, at least where it says so. Some forms subtract infinity
-    from itself: where an input is infinite, that is right, too
+    A form is as accurate as the formula where it says so; elsewhere the tolerance is that of the
+    form. Some forms subtract infinity from itself: where an input is infinite, that is right, too
     (:func:`~onnxopt_cli.readings.bound.bound.also_right`). They keep NaN in an input. These are
     no forms, for what they lose:
 
@@ -62,6 +62,11 @@ class Form:
     replace: Mapping[str, str]
     seen_in: tuple[str, ...] = ()
     accurate: str = ""
+
+    def is_accurate(self, attributes: Mapping[str, AttributeValue]) -> bool:
+        """Tell whether the form is as good as the formula with these attributes."""
+        # As trusted as the formula that stands beside it.
+        return not self.accurate or bool(eval(self.accurate, {}, dict(attributes)))  # noqa: S307
 
     @lru_cache  # noqa: B019 - forms live as long as their operators
     def written(self, formula: Formula) -> Formula:

@@ -154,6 +154,20 @@ def lerp(start, end, weight):
     return end - (end - start) * (1 - weight)
 
 
+class ForgetsSmall(_Adam):
+    """Averages without the gradient, whatever the states are."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return super().averages(G * 0, V, H, alpha, beta)
+
+
+class AlwaysNan(_Adam):
+    """NaN for every new parameter."""
+
+    def decayed(self, X, norm_coefficient_post):
+        return X * np.nan
+
+
 class NanForInfinity(_Adam):
     """NaN in every element of every tensor that has an infinite one."""
 

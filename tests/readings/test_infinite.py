@@ -47,6 +47,9 @@ def accepted(judgement, output):
 @given(data=st.data())
 def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator, data):
     call = data.draw(infinite_calls(operator))
+    if not all(form.is_accurate(call.attributes) for form in operator.forms):
+        usual = {"alpha": 0.9, "beta": 0.9, "epsilon": 1e-3, "norm_coefficient_post": 0.25}
+        call = replace(call, attributes={**call.attributes, **usual})
     strict = bound(replace(call, operator=replace(operator, forms=())))
     groups = len(call.groups)
     for place, (judgement, narrow) in enumerate(zip(bound(call), strict, strict=True)):
@@ -75,10 +78,11 @@ def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(opera
 
 
 @pytest.mark.slow
-def test_adam_as_public_libraries_write_it_conforms(onnxopt):
-    names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Fused")
+@pytest.mark.parametrize("suite", ["conformance", "space"])
+def test_adam_as_public_libraries_write_it_conforms(suite, onnxopt):
+    names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Keras", "Fused")
     backends = [word for name in names for word in ("-b", f"{HONEST}:{name}")]
-    answer = onnxopt("run", "conformance", "-k", "adam", "--isolation", "none", *backends)
+    answer = onnxopt("run", suite, "--operator", "Adam", "--isolation", "none", *backends)
     assert answer.code == 0, answer.out
     assert answer.out.count(" conforms: ") == len(names)
 
@@ -108,6 +112,35 @@ cases:
   attributes: {alpha: 0.9, epsilon: 0.1}
   inputs: {R: 0.1, T: 1, X: [1, 1], G: [0.5, 0.5], V: [.inf, 0.25], H: [1, 1]}
 """
+
+
+HARD = """\
+onnxopt: 1
+suite: s
+operator: Adam
+cases:
+- name: {name}
+  attributes: {{alpha: {alpha}, beta: {alpha}, epsilon: {epsilon}, norm_coefficient_post: 0.75}}
+  inputs: {{R: 0.1, T: 0, X: [1, 1], G: [0.5, 0.5], V: [{V}, 2], H: [{H}, 2]}}
+"""
+
+
+def test_a_right_form_may_lose_a_gradient_that_is_small_beside_its_state(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(
+        HARD.format(name="lost", alpha=0, epsilon=0.1, V=1e30, H=1e30)
+    )
+    for name in ("PyTorch", "TensorFlow", "Fused"):
+        assert onnxopt("run", "one.yaml", "-b", f"{HONEST}:{name}").code == 0
+    wrong = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{HONEST}:ForgetsSmall")
+    assert "H_new  float32[2]  1 of 2 off" in wrong.out
+
+
+def test_decay_that_is_subtracted_may_make_nan_of_a_division_by_zero(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(HARD.format(name="zero", alpha=1, epsilon=0, V=1, H=0))
+    assert onnxopt("run", "one.yaml", "-b", f"{HONEST}:Keras").code == 0
+    answer = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{HONEST}:AlwaysNan")
+    assert answer.code == 1
+    assert "X_new  float32[2]  1 of 2 off" in answer.out
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ them apart has R and the tensors in double.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, Operand
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bounded import Bounded, given, number, output
 from onnxopt_cli.readings.evaluate import WIDE, allowance, evaluate, rounded
 from onnxopt_cli.readings.vocabulary import Level, Precision, precision_of
@@ -149,14 +150,40 @@ def bounded_outputs(
     """
     floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
     coarsest = precision_of(max(floats, key=lambda it: np.finfo(it).eps), Level.SCALAR)
-    results = call.apply(
-        lambda scalar: operand(scalar, coarsest),
-        lambda tensor: operand(tensor, precision_of(tensor.dtype)),
-        attribute,
-    )
-    return [
-        (output(result, precision_of(like.dtype)), like, first) for result, like, first in results
+
+    def outputs(operator: Operator) -> list[tuple[tuple[Bounded, ...], T, T]]:
+        results = replace(call, operator=operator).apply(
+            lambda scalar: operand(scalar, coarsest),
+            lambda tensor: operand(tensor, precision_of(tensor.dtype)),
+            attribute,
+        )
+        return [
+            (output(result, precision_of(like.dtype)), like, first)
+            for result, like, first in results
+        ]
+
+    found = outputs(call.operator)
+    for operator in _written(call.operator, rougher_with=call.attributes):
+        found = [
+            (_as_rough(right, other), like, first)
+            for (right, like, first), (other, *_) in zip(found, outputs(operator), strict=True)
+        ]
+    return found
+
+
+def _as_rough(right: Sequence[Bounded], other: Sequence[Bounded]) -> tuple[Bounded, ...]:
+    """Return results that may also be off as others are, which are computed by another form.
+
+    Where the formula divides by zero, the form may subtract infinity from itself.
+    """
+    rough = [
+        replace(it, error=np.where(np.isfinite(it.value), np.fmax(it.error, by.error), it.error))
+        for it, by in zip_longest(right, other[: len(right)], fillvalue=other[0])
     ]
+    wrong = np.isinf(right[0].value) & np.isnan(other[0].value)
+    if len(rough) == 1 and wrong.any():
+        rough.append(replace(rough[0], value=np.where(wrong, np.nan, rough[0].value)))
+    return tuple(rough)
 
 
 def judged(
@@ -220,7 +247,7 @@ def also_right_from(
     expected = outputs(operator, lambda array: array)
     # An infinite input reaches what changes if it is NaN, or finite.
     as_nan, as_one = instead_of_infinite(np.nan), instead_of_infinite(1.0)
-    forms = [outputs(form, lambda array: array) for form in _forms(operator)]
+    forms = [outputs(it, lambda array: array) for it in _written(operator)]
     found: list[list[AlsoRight]] = []
     for place, value in enumerate(expected):
         reached = ~(_alike(value, as_nan[place]) & _alike(value, as_one[place]))
@@ -237,12 +264,21 @@ def also_right_from(
     return found
 
 
-def _forms(operator: Operator) -> Iterator[Operator]:
-    """Yield the operator with its formula as each of its forms writes it."""
+def _written(
+    operator: Operator, rougher_with: Mapping[str, AttributeValue] | None = None
+) -> Iterator[Operator]:
+    """Yield the operator with its formula as each of its forms writes it.
+
+    If attributes are given, only as those do that are not as accurate with them.
+    """
     for form in operator.forms:
+        if rougher_with is not None and not form.accurate:
+            continue
         # A wrong formula may have lost what the form replaces.
         with suppress(ValueError):
-            yield replace(operator, formula=form.written(operator.formula))
+            formula = form.written(operator.formula)
+            if rougher_with is None or not form.is_accurate(rougher_with):
+                yield replace(operator, formula=formula)
 
 
 def _alike(one: Array, other: Array) -> Array:
