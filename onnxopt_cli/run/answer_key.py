@@ -14,13 +14,8 @@ from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Tolerance
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.bound.bound import (
-    FACTOR,
-    DerivedOutput,
-    bound,
-    enough_for,
-)
-from onnxopt_cli.readings.evaluate import allowance, evaluate, has_blocks
+from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
+from onnxopt_cli.readings.evaluate import allowance, enough_for, evaluate, has_blocks
 from onnxopt_cli.readings.single_node import sole_call
 
 

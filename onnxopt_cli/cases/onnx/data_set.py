@@ -21,6 +21,7 @@ from onnxopt_cli.cases.values.proto_values import (
     message_of,
     name_of,
     parse_message,
+    read_message,
     value_of,
 )
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
@@ -188,12 +189,13 @@ def _read_values(
         try:
             if position >= len(types):
                 raise Malformed(f"is more than the graph's {len(types)} {kind}s")  # noqa: TRY301
-            name, message = _named_message(read_regular_file(path), classes, position, kind)
+            data, raw_data = read_message(path)
+            name, message = _named_message(data, classes, position, kind)
             if name in owners:
                 what = f"holds the {kind} {name!r}, as does {owners[name].name}"
                 raise Malformed(what)  # noqa: TRY301 - joins the others of this file
             owners[name] = path
-            found[name] = value_of(message, types[name])
+            found[name] = value_of(message, types[name], raw_data)
         except Malformed as error:
             problems.append(Problem(str(path), str(error)))
     if len(files) < len(types):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from reprlib import repr as shortened
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -17,12 +17,24 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto
 
-from onnxopt_cli.cases.values.regular_file import Malformed
+from onnxopt_cli.cases.values.regular_file import (
+    PROTOBUF_LIMIT,
+    Malformed,
+    open_regular_file,
+    read_exactly,
+    read_into,
+)
 from onnxopt_cli.cases.values.tensor_data import array_of, tensor_of, type_name
 from onnxopt_cli.core.values import STRING, Array, Value, describe, dtype_name, dtype_named
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
+
+# Of files that are larger, the raw data are read apart if they begin within the head.
+_LARGE, _HEAD = 1 << 20, 1 << 16
 
 # In the order of the numbers that SequenceProto and OptionalProto have for what they hold, from 1
 # on; the fields are called tensor_type, tensor_value and tensor_values.
@@ -51,15 +63,85 @@ def _kind(declared: TypeProto) -> str:
     return (declared.WhichOneof("value") or "").removesuffix("_type")
 
 
-def value_of(message: Message, declared: TypeProto) -> Value:
+def value_of(message: Message, declared: TypeProto, raw_data: Array | None = None) -> Value:
     """Return the value in a message.
+
+    Args:
+        message: the message.
+        declared: its type.
+        raw_data: what :func:`read_message` has read apart.
 
     Raises:
         Malformed: if the message is inconsistent, or its value not of the declared type.
     """
-    value = _value(message)
+    if raw_data is not None and not isinstance(message, TensorProto):
+        raise Malformed(f"is a tensor, but declared as {describe_type(declared)}")
+    value = _value(message) if raw_data is None else array_of(message, raw_data)
     check_type(value, declared)
     return value
+
+
+def read_message(
+    path: Path, limit: int = PROTOBUF_LIMIT, *, links: bool = True
+) -> tuple[bytes, Array | None]:
+    """Read a file that holds a message, the raw data of a large tensor apart: without a copy.
+
+    The file is read and not mapped: who cuts a mapped file short ends whoever looks at it.
+
+    Returns:
+        The message, and its ``raw_data`` as uint8 if the message is a tensor without it.
+
+    Raises:
+        Malformed: as :func:`~onnxopt_cli.cases.values.regular_file.read_regular_file` does.
+    """
+    with open_regular_file(path, links=links) as (descriptor, status):
+        size = status.st_size
+        if size > limit:
+            raise Malformed(f"has {size} bytes, more than the {limit} that are read")
+        if size < _LARGE:
+            return read_exactly(descriptor, size), None
+        head = read_exactly(descriptor, _HEAD)
+        begin, start, length = _large_field(head, TensorProto.RAW_DATA_FIELD_NUMBER)
+        if not length or start + length > size:
+            return head + read_exactly(descriptor, size - _HEAD), None
+        raw = np.empty(length, np.uint8)
+        raw[: _HEAD - start] = np.frombuffer(head, np.uint8)[start : start + length]
+        read_into(descriptor, raw.data[_HEAD - start :])
+        tail = read_exactly(descriptor, size - start - length)
+    with suppress(Malformed):
+        if not parse_strictly(TensorProto, head[:begin] + tail).HasField("raw_data"):
+            return head[:begin] + tail, raw
+    return b"".join([head[:start], raw.data, tail]), None
+
+
+def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
+    """Return where a long field of a message begins, and its data, and their length; 0 if none.
+
+    Args:
+        head: the beginning of the message.
+        number: of the field.
+    """
+
+    def varint(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while at < len(head) and shift <= 63:  # noqa: PLR2004 - bits of the longest
+            value |= (head[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if head[at - 1] < 0x80:  # noqa: PLR2004 - more of it follows else
+                return value, at
+        return 0, len(head)
+
+    at = length = 0
+    while at < len(head):
+        begin = at
+        key, at = varint(at)
+        if key & 7 not in (0, _LENGTH):
+            break
+        length, at = varint(at)
+        if key == number << 3 | _LENGTH and length >= _LARGE // 2 and at < len(head):
+            return begin, at, length
+        at += length if key & 7 else 0
+    return 0, 0, 0
 
 
 def parse_message(data: bytes, expected: type[Message]) -> Any:

@@ -138,6 +138,20 @@ def read_exactly(descriptor: int, size: int) -> bytes:
     return b"".join(parts)
 
 
+def read_into(descriptor: int, room: memoryview) -> None:
+    """Fill a buffer with the next bytes of an open file.
+
+    Raises:
+        Malformed: if the file ends before.
+    """
+    with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+        while room:
+            count = file.readinto(room)
+            if not count:
+                raise Malformed(f"ends {len(room)} bytes early")
+            room = room[count:]
+
+
 def contained_path(folder: Path, text: str) -> Path:
     """Return the file that a relative path names, with every symbolic link followed.
 

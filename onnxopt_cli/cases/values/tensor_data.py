@@ -66,14 +66,18 @@ def _storage(number: int) -> _Storage:
     )
 
 
-def array_of(tensor: onnx.TensorProto) -> Array:
+def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
     """Return a tensor's elements as an array, which may be read-only.
+
+    Args:
+        tensor: the tensor.
+        raw_data: its raw_data, uint8, where it was read apart; the array has its memory.
 
     Raises:
         Malformed: if the tensor is not whole and consistent, see :func:`check_tensor`, or holds
             numbers that its element type lacks, or strings that are not UTF-8.
     """
-    storage, shape, field, raw = _layout(tensor)
+    storage, shape, field, raw = _layout(tensor, raw_data)
     if storage.name == STRING:
         # NumPy's own string types, which onnx makes, drop trailing null characters.
         array = np.empty(len(tensor.string_data), object)
@@ -84,12 +88,14 @@ def array_of(tensor: onnx.TensorProto) -> Array:
                 raise Malformed(f"has a string that is not UTF-8: {text[:40]!r}") from None
         return array.reshape(shape)
     if field == "raw_data":
-        if storage.name == "bool" and (largest := max(raw, default=0)) > 1:
+        if storage.name == "bool" and (largest := np.frombuffer(raw, np.uint8).max(initial=0)) > 1:
             raise Malformed(f"has the byte {largest} for a bool; 0 or 1 was expected")
         if storage.bits >= _BYTE:
             return np.frombuffer(raw, storage.dtype.newbyteorder("<")).reshape(shape)
     elif "float" not in field and "double" not in field:
         _check_entries(tensor, storage)
+    if raw_data is not None:
+        tensor.raw_data = raw_data.tobytes()
     # onnx's own arrays may share the message's memory.
     return np.array(numpy_helper.to_array(tensor))
 
@@ -161,7 +167,9 @@ def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
     return shape
 
 
-def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str, bytes]:
+def _layout(
+    tensor: onnx.TensorProto, apart: Array | None = None
+) -> tuple[_Storage, tuple[int, ...], str, bytes | Array]:
     """Return how the elements are stored, their shape, the field that holds them, and raw data."""
     storage = _storage(tensor.data_type)
     if tensor.data_location != TensorProto.DEFAULT or tensor.external_data:
@@ -170,7 +178,7 @@ def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str, b
         raise Malformed("is one segment of a tensor, which is not supported")
     shape = _shape(tensor)
     fields = [field for field in _TYPED_FIELDS if len(getattr(tensor, field))]
-    if tensor.HasField("raw_data"):
+    if apart is not None or tensor.HasField("raw_data"):
         fields.append("raw_data")
     if len(fields) > 1:
         raise Malformed(f"has elements in {' and in '.join(fields)}; one field was expected")
@@ -182,7 +190,7 @@ def _layout(tensor: onnx.TensorProto) -> tuple[_Storage, tuple[int, ...], str, b
         return storage, shape, storage.field, b""
     (field,) = fields
     # Each look at it copies it.
-    raw = tensor.raw_data
+    raw = tensor.raw_data if apart is None else apart
     if field == "raw_data" and storage.name != STRING:
         found, expected, unit = len(raw), _bytes(storage, count), "bytes"
     elif field == storage.field:

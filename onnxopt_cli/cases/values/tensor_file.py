@@ -16,8 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxopt_cli.cases.values.declared import DeclaredTensor, too_large
-from onnxopt_cli.cases.values.proto_values import parse_message
-from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file, read_regular_file
+from onnxopt_cli.cases.values.proto_values import parse_message, read_message
+from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import DTYPES, STRING, dtype_name
@@ -74,8 +74,8 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
     if path.suffix == ".pb":
 
         def read() -> Array:
-            data = read_regular_file(path, MAX_BYTES, links=False)
-            return array_of(parse_message(data, TensorProto))
+            data, raw_data = read_message(path, MAX_BYTES, links=False)
+            return array_of(parse_message(data, TensorProto), raw_data)
 
         # The message can only be checked whole; its data are let go again.
         array = read()
@@ -182,5 +182,5 @@ def _elements(
     flat = np.frombuffer(data, np.uint8 if stored.kind == "b" else stored)
     if stored.kind == "b" and flat.size and flat.max() > 1:
         raise Malformed(f"has the byte {flat.max()} for a bool; 0 or 1 was expected")
-    array = flat.view(element) if stored.kind == "V" else flat.astype(element)
-    return np.array(array.reshape(shape, order="F" if fortran else "C"), order="C")
+    array = flat.view(element) if stored.kind == "V" else flat.astype(element, copy=False)
+    return np.asarray(array.reshape(shape, order="F" if fortran else "C"), order="C")

@@ -112,13 +112,6 @@ def bound(
         return call.by_group(lambda part: _judgements(part, factor, wide))
 
 
-def enough_for(call: Call[Array]) -> np.dtype[Any]:
-    """Return the narrowest type that bounds of a call's outputs can be computed in."""
-    double = np.dtype(np.float64)
-    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
-    return double if all(it.itemsize < double.itemsize for it in floats) else WIDE
-
-
 def _judgements(call: Call[Array], factor: float, wide: np.dtype[Any]) -> list[DerivedOutput]:
     judgements = []
     operand, attribute = partial(given, wide=wide), partial(number, wide=wide)
