@@ -18,14 +18,15 @@ BLOCK = 1 << 14
 LARGE = 4 * BLOCK
 
 
-def in_blocks(compute: Callable[[slice], T], size: int) -> Iterator[T]:
+def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> Iterator[T]:
     """Yield what is computed of the blocks of a flat array, in order.
 
     Args:
         compute: is given the places of a block; called in threads where the array is large.
         size: number of elements of the array.
+        block: number of elements of a block.
     """
-    places = (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+    places = (slice(start, min(start + block, size)) for start in range(0, size, block))
     if size < LARGE or (jobs := available_jobs()) == 1:
         yield from map(compute, places)
         return

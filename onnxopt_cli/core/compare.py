@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.core.blocks import in_blocks
+from onnxopt_cli.core.blocks import BLOCK, in_blocks
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import (
@@ -41,6 +41,8 @@ from onnxopt_cli.core.values import (
 # Of outputs too many, and of keys that differ, no more are shown.
 _MOST_SURPLUS = _MOST_KEYS = 5
 _LONGEST_KEY = 200
+# Few elements of a block need a limit, where few do: those of so many blocks are asked for at once.
+_ASKED_TOGETHER = 16
 # A distance in ulp has at most 64 bits; one more, because float64 may round it up.
 _ULP_BITS = 66
 
@@ -186,14 +188,18 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
     everything = options.examine and isinstance(tolerance, Budget)
 
+    known = 0.0 if everything or options.signed_zeros else _some_share(tolerance, mine, theirs)
+
     def judged(block: slice) -> _Elements | None:
         """Judge the elements of a block that are not equal to the bit."""
         places = np.arange(block.stop - block.start)
         if not everything:
             places = _differing(mine[block], theirs[block])
-        return _judged(tolerance, mine, theirs, block.start + places) if places.size else None
+        if not places.size:
+            return None
+        return _judged(tolerance, mine, theirs, block.start + places, known)
 
-    found = filter(None, in_blocks(judged, size))
+    found = filter(None, in_blocks(judged, size, BLOCK * _ASKED_TOGETHER if known else BLOCK))
     first = next(found, None)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
     exact = Diff(
@@ -212,6 +218,21 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     for elements in chain([first], found):
         statistics.add(elements)
     return statistics.diff(exact, expected.shape)
+
+
+def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
+    """Return a share that some element of flat tensors uses: those that use less need no limit.
+
+    It is at most 1, and 0 where no element is known to need none.
+    """
+    size = expected.size
+    if not isinstance(tolerance, Budget) or not tolerance.least or size < BLOCK:
+        return 0.0
+    some = np.arange(0, size, size // BLOCK)
+    some = some[_differing(expected[some], actual[some])]
+    if not some.size:
+        return 0.0
+    return min(1.0, float(_judged(tolerance, expected, actual, some).share.max()))
 
 
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
@@ -293,14 +314,23 @@ def _differing(expected: Array, actual: Array) -> Array:
 
 
 def _judged(
-    tolerance: Tolerance | None, expected: Array, actual: Array, places: Array
+    tolerance: Tolerance | None, expected: Array, actual: Array, places: Array, known: float = 0.0
 ) -> _Elements:
-    """Judge the elements at some places of two flat arrays."""
+    """Judge the elements at some places of two flat arrays.
+
+    What surely uses less than the share ``known`` of its limit has the least that this can be.
+    """
     expected, actual = expected[places], actual[places]
     if isinstance(tolerance, Budget):
-        branch = tolerance.at(places)
-        expected, limit = _nearest(branch, actual)
-        weak = int(np.count_nonzero(branch.weak))
+        size = magnitude(expected)
+        limit = tolerance.least * np.where(np.isfinite(size), size, 0.0)
+        unsure = np.flatnonzero(~(absolute_distance(expected, actual) < known * limit))
+        weak = 0
+        for start in range(0, unsure.size, BLOCK):
+            asked = unsure[start : start + BLOCK]
+            branch = tolerance.at(places[asked])
+            expected[asked], limit[asked] = _nearest(branch, actual[asked])
+            weak += int(np.count_nonzero(branch.weak))
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
     steps = ulp_distance(expected, actual) if floats else None

@@ -56,9 +56,11 @@ class Diff:
         needed_rtol: the smallest rtol that passes beside the tolerance's atol; None if none does.
         needed_atol: the smallest atol that passes beside the tolerance's rtol; None if none does.
         budget_used: largest share of its limit that an element uses, 1.0 being the limit.
-        budget_median: the share that the median element uses.
+        budget_median: the share that the median element uses; of a large tensor it may be the most
+            that this can be, if most elements are off: few have their limits derived.
         weak: number of the elements examined that the case cannot judge, as their limit reaches
-            zero from the value; what is equal to the bit is examined only where that is asked for.
+            zero from the value; what is equal to the bit, and most of what is near in a large
+            tensor, is examined only where that is asked for.
         ulp_counts: at place ``b`` the number of elements whose distance in representable values
             has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which one side alone is finite
             are in none; empty for what is no float.

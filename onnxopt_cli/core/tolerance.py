@@ -93,11 +93,14 @@ class Budget:
         at: returns what is right of the elements at some flat places. What is equal to the bit is
             right by any limit, so it is asked of the other elements alone.
         factor: how many times the rounding bound, or the unit of conditioning, the limit is.
+        least: the limit of an element is at least so many times its magnitude; 0 if unknown. What
+            is nearer than that need not be asked of.
     """
 
     at: Callable[[Array], Branch]
     factor: float
     provenance: Provenance = Provenance.DERIVED
+    least: float = 0.0
 
     def __str__(self) -> str:
         if self.provenance is Provenance.CONDITIONED:

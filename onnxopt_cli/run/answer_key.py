@@ -14,7 +14,7 @@ from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Tolerance
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
+from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound, least_errors
 from onnxopt_cli.readings.evaluate import allowance, enough_for, evaluate, has_blocks
 from onnxopt_cli.readings.single_node import sole_call
 
@@ -97,7 +97,11 @@ class FormulaOutputs:
             branch = bound(part, self.factor, enough_for(part))[output].branch
             return replace(branch, expected=self.expected[name].reshape(-1)[places])
 
-        return Budget(at, self.factor * allowance(self.expected[name].dtype))
+        factor, least = self.factor * allowance(self.expected[name].dtype), 0.0
+        if self.blocks is not None:
+            output = list(self.expected).index(name) // len(self.blocks.groups)
+            least = factor * least_errors(self.blocks)[output]
+        return Budget(at, factor, least=least)
 
 
 def answer_key(content: Content, where: Location, judging: JudgeOptions) -> AnswerKey:

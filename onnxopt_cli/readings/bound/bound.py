@@ -19,6 +19,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
@@ -26,7 +27,15 @@ from onnxopt_cli.formula.call import Call, Operand
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bounded import Bounded, given, number, output
 from onnxopt_cli.readings.evaluate import WIDE, allowance, evaluate, rounded
-from onnxopt_cli.readings.vocabulary import Level, Precision, precision_of
+from onnxopt_cli.readings.vocabulary import (
+    Choice,
+    Elementwise,
+    Level,
+    Precision,
+    Shorthand,
+    precision_of,
+    row_of,
+)
 
 T = TypeVar("T", bound=Operand)
 
@@ -110,6 +119,58 @@ def bound(
     """
     with np.errstate(all="ignore"):
         return call.by_group(lambda part: _judgements(part, factor, wide))
+
+
+def least_errors(call: Call[Any]) -> list[float]:
+    """Return what share of its magnitude the error of each element has at least, for each output.
+
+    It counts roundings that no value of the inputs spares: an element's error need not be known
+    where the element is nearer than that. A sum inherits the errors of both operands, and a
+    product or a quotient the relative ones.
+
+    Args:
+        call: a call of an elementwise operator.
+    """
+    formula, count = call.operator.formula, len(call.operator.scalars)
+    operands = [_Roundings(0)] * (count + len(call.operator.tensors))
+    attributes = {
+        name: value if isinstance(value, str) else _Roundings(0)
+        for name, value in call.attributes.items()
+    }
+    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
+    unit = min(precision_of(it).unit_roundoff for it in floats)
+    # An output is rounded once more, unless it may be exact; and what was expected was rounded.
+    counts = [_roundings(it) for it in formula(*operands, **attributes)]
+    return [(count and count + 1) * unit * (1 - unit) for count in counts]
+
+
+class _Roundings(NDArrayOperatorsMixin):
+    """An operand, as far as the number of roundings goes that its error holds at least."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        row = row_of(ufunc, method, options)
+        if isinstance(row, Shorthand):
+            return row.written(*inputs)
+        if not isinstance(row, Elementwise) or row.exact is not None:
+            return _Roundings(0)
+        counts = list(map(_roundings, inputs))
+        inherited = min(counts) if row.is_sum else sum(counts) if row.exponents else 0
+        return _Roundings(inherited + row.roundings)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        row = row_of(function, "__call__", options)
+        if isinstance(row, Shorthand):
+            return row.written(*inputs)
+        return _Roundings(min(map(_roundings, inputs[1:])) if isinstance(row, Choice) else 0)
+
+
+def _roundings(operand: Any) -> int:
+    return operand.count if isinstance(operand, _Roundings) else 0
 
 
 def _judgements(call: Call[Array], factor: float, wide: np.dtype[Any]) -> list[DerivedOutput]:
