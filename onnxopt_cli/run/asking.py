@@ -7,7 +7,7 @@ ask is judged by ONNX's tolerance, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
 
 if TYPE_CHECKING:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
+    from onnxopt_cli.run.answers import Answers
 
 # Integers and booleans are equal where nothing else is right.
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
@@ -55,6 +56,7 @@ class Asker:
         self.open_workers: Callable[[], Submit] | None = None
         self._judging = judging
         self._submit: Submit | None = None
+        self._answers: Answers | None = None
 
     def ask(self, content: Content, key: AnswerKey) -> Callable[[], AnswerKey] | None:
         """Ask what is right of a case's outputs.
@@ -67,8 +69,8 @@ class Asker:
             What waits for the answer and completes the key; None if there is nothing to ask.
         """
         wanted = [] if self._judging.override is not None else list(key.outputs)
-        known = key.formula is not None or content.trajectory is not None
-        if not wanted or known or self.open_workers is None:
+        has_formula = key.formula is not None or content.trajectory is not None
+        if not wanted or has_formula or self.open_workers is None:
             return None
         # Not worth importing where every case has a formula.
         from onnxopt_cli.readings.conditioned.draws import drawn
@@ -77,30 +79,51 @@ class Asker:
         if laws:
             chosen = {name: laws[name] for name in wanted}
             return lambda: replace(key, tolerances={**key.tolerances, **chosen})
+        from onnxopt_cli.run.answers import Answers, question_key
+
+        answers = self._answers = self._answers or Answers()
+        question, count = question_key(content.model, content.inputs), len(key.outputs)
+        known = answers.get(question)
+        if known is not None:
+            return lambda: _completed(key, wanted, _judgements(known, count))
         self._submit = self._submit or self.open_workers()
         pending = self._submit(Order(content.model, content.inputs))
-        return lambda: _completed(key, wanted, _answer(pending, len(key.outputs)))
+
+        def completed() -> AnswerKey:
+            response = pending()
+            if isinstance(response, str):
+                return _completed(key, wanted, _unknown(response, count))
+            if response.outputs is None:
+                reason = f"asking ends in {response.failure}: {response.message}"
+                if response.failure is Outcome.TIMEOUT:
+                    reason = f"asking takes more than {LONGEST_SECONDS:g} s"
+                return _completed(key, wanted, _unknown(reason, count))
+            answers.put(question, response.outputs)
+            return _completed(key, wanted, _judgements(response.outputs, count))
+
+        return completed
+
+    def close(self) -> None:
+        """Let later runs find what has been asked."""
+        if self._answers is not None:
+            self._answers.close()
 
 
-def _answer(pending: Callable[[], Response | str], outputs: int) -> list[Judgement]:
+def _judgements(returned: Sequence[Value], outputs: int) -> list[Judgement]:
     from onnxopt_cli.readings.conditioned.asked import judgements
+
+    try:
+        found = judgements(returned)
+    except ValueError as error:
+        return _unknown(str(error), outputs)
+    if len(found) == outputs:
+        return found
+    return _unknown(f"onnx's reference yields {len(found)} outputs", outputs)
+
+
+def _unknown(reason: str, outputs: int) -> list[Judgement]:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
 
-    response = pending()
-    if isinstance(response, str):
-        reason = response
-    elif response.outputs is None:
-        reason = f"asking ends in {response.failure}: {response.message}"
-        if response.failure is Outcome.TIMEOUT:
-            reason = f"asking takes more than {LONGEST_SECONDS:g} s"
-    else:
-        try:
-            found = judgements(response.outputs)
-            if len(found) == outputs:
-                return found
-            reason = f"onnx's reference yields {len(found)} outputs"
-        except ValueError as error:
-            reason = str(error)
     return [Judgement(None, reason=reason)] * outputs
 
 

@@ -161,6 +161,7 @@ def open_executors(
 
         if asker is not None:
             asker.open_workers = open_asked
+            stack.callback(asker.close)
         yield executors
 
 

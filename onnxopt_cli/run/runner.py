@@ -161,6 +161,9 @@ def _completed(question: AskedCase, answer: Callable[[], AnswerKey]) -> AskedCas
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
     question = asked.complete() if asked.complete else asked.question
     if question.invalid:
+        for pending in asked.pending:
+            # Nobody needs the answer, but a worker that is still at it cannot be shut down.
+            pending()
         results = [unasked_result(question, executor.name) for executor in plan.backends]
         return tuple(map(plan.review, results))
     results = [

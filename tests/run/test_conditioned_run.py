@@ -1,6 +1,9 @@
 """``onnxopt run`` on models that have no formula of ours."""
 
 import json
+import os
+import shutil
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -8,9 +11,11 @@ from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.codec import ValueReader, ValueWriter, read_json
 
 CONDITIONED = ("--tolerance", "conditioned")
 BACKEND = """
+import time
 import numpy as np
 from onnx.reference import ReferenceEvaluator
 
@@ -21,6 +26,11 @@ class Right:
 class Off(Right):
     def run(self, model, inputs):
         return [it * np.float32(1 + 1e-5) for it in super().run(model, inputs)]
+
+class Slow(Right):
+    def run(self, model, inputs):
+        time.sleep(3)
+        return super().run(model, inputs)
 
 class Coin:
     def run(self, model, inputs):
@@ -88,6 +98,11 @@ def test_a_published_output_that_is_wrong_makes_the_case_invalid(onnxopt, tmp_pa
     assert "contradict what onnx's reference computes" in result.out
 
 
+def test_a_case_that_turns_out_to_be_invalid_waits_for_a_slow_backend(onnxopt, tmp_path, backend):
+    folder = softmax(tmp_path, 0.01)
+    assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Slow"), "--no-explain").code == 2
+
+
 def test_a_published_output_of_few_digits_is_replaced_by_the_exact_one(onnxopt, tmp_path, backend):
     folder = softmax(tmp_path, 1e-5)
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Right")).code == 0
@@ -109,6 +124,161 @@ def test_what_cannot_be_asked_says_why(onnxopt, tmp_path, backend):
     result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Right"), "-v", "--log", str(log))
     assert "Scatter" in result.out
     assert json.loads(log.read_text().splitlines()[0])["versions"].keys() >= {"onnx", "numpy"}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own, and what finds the only answer in it."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(folder))
+
+    def only():
+        (path,) = [it for it in folder.glob("asked-*/*") if it.name != "index.json"]
+        return path
+
+    return only
+
+
+def widen(path):
+    """Let an answer allow any error, leaving its size and the time of its last change."""
+    times, data = path.stat(), path.read_bytes()
+    line, _, rest = data.partition(b"\n")
+    reader = ValueReader(rest)
+    nothing, says, expected, limit = map(reader.value, read_json(line)["outputs"])
+    values = ValueWriter()
+    outputs = [values.put(it) for it in (nothing, says, expected, limit + 1)]
+    path.write_bytes(b"".join(values.message({"outputs": outputs})))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_size == len(data)
+
+
+def sign(path):
+    """Let the index say that an answer is as it was written."""
+    index = path.parent / "index.json"
+    status = path.stat()
+    signature = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    digest = sha256(path.read_bytes()).hexdigest()
+    index.write_text(json.dumps({path.name: [*signature, digest]}))
+
+
+def test_what_was_asked_is_kept_and_no_longer_asked(onnxopt, tmp_path, backend, cache):
+    folder = softmax(tmp_path)
+    run = ("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain")
+    assert onnxopt(*run).code == 1
+    written = cache().stat().st_ctime_ns
+    assert onnxopt(*run).code == 1
+    assert cache().stat().st_ctime_ns == written
+    # Who can do this can run programs as the same user. It shows that nobody was asked.
+    widen(cache())
+    sign(cache())
+    assert onnxopt(*run).code == 0
+
+
+def damaged(path):
+    widen(path)
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:-1])
+    sign(path)
+
+
+def no_answer(path):
+    path.write_bytes(b'{"outputs": 3}\n')
+    sign(path)
+
+
+def unpacked(path):
+    widen(path)
+    sign(path)
+    folder = path.parent
+    shutil.copytree(folder, folder.with_name("other"))
+    shutil.rmtree(folder)
+    folder.with_name("other").rename(folder)
+
+
+def open_to_others(path):
+    widen(path)
+    sign(path)
+    path.parent.chmod(0o770)
+
+
+def a_link(path):
+    widen(path)
+    sign(path)
+    path.parent.rename(path.parent.with_name("other"))
+    path.parent.symlink_to("other")
+
+
+def of_two_names(path):
+    widen(path)
+    os.link(path, path.parent.parent / "second")
+    sign(path)
+
+
+@pytest.mark.parametrize(
+    "forge", [damaged, cut_off, no_answer, unpacked, open_to_others, a_link, of_two_names]
+)
+def test_a_cache_that_is_not_as_it_was_written_lets_nothing_pass(
+    onnxopt, tmp_path, backend, cache, forge
+):
+    folder = softmax(tmp_path)
+    run = ("run", folder, *CONDITIONED, "--no-explain", "-b")
+    assert onnxopt(*run, backend("Right")).code == 0
+    forge(cache())
+    assert onnxopt(*run, backend("Off")).code == 1
+
+
+def test_other_inputs_are_asked_again(onnxopt, tmp_path, backend, cache):
+    run = ("run", softmax(tmp_path), *CONDITIONED, "-b", backend("Right"))
+    assert onnxopt(*run).code == 0
+    first = cache()
+    x = np.array([[0.5, 1.5, -2.5]], np.float32)
+    right = (np.exp(x) / np.exp(x).sum()).astype(np.float32)
+    shutil.rmtree(tmp_path / "node")
+    single(tmp_path, "Softmax", {"x": x}, right)
+    assert onnxopt(*run).code == 0
+    assert len([it for it in first.parent.iterdir() if it.name != "index.json"]) == 2
+
+
+RIGHT = (
+    "test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",
+    "test_attention_4d_with_past_and_present_qk_matmul_bias_4d_mask_causal",
+    "test_attention_4d_causal_fp16",
+    "test_attention_4d_fp16",
+    "test_dft_irfft",
+    "test_dft_irfft_opset19",
+    "test_stft",
+    "test_training_dropout",
+    "test_gelu_default_1",
+    "test_gru_seq_length",
+    "test_gru_bidirectional",
+    "test_dynamicquantizelinear",
+    "test_affine_grid_3d",
+    "test_resize_upsample_sizes_cubic",
+)
+
+
+def chosen(*names):
+    return [part for name in names for part in ("-k", f"onnx-node/{name}/0")]
+
+
+def test_right_answers_of_onnx_runtime_pass_that_the_tolerance_of_onnx_rejects(onnxopt):
+    run = ("run", "onnx-node", *chosen(*RIGHT), "-b", "onnxruntime", "--no-explain", "-q")
+    result = onnxopt(*run, *CONDITIONED)
+    assert (result.code, result.out.count("fail ")) == (0, 0), result.out
+    result = onnxopt(*run, "--tolerance", "onnx")
+    assert result.code == 1
+    assert all(
+        name in result.out for name in (RIGHT[0], RIGHT[1], "test_dft_irfft", "test_training")
+    )
+
+
+def test_attention_in_bfloat16_and_coins_pass_as_onnxs_reference_computes_them(onnxopt):
+    cases = chosen("test_attention_4d_causal_bf16", "test_attention_3d_causal_bf16_expanded")
+    more = chosen("test_bernoulli", "test_bernoulli_double_expanded")
+    result = onnxopt("run", "onnx-node", *cases, *more, "-b", "onnx-reference", *CONDITIONED)
+    assert result.code == 0, result.out
 
 
 def endless():

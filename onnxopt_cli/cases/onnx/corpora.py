@@ -142,7 +142,7 @@ def _cached(folder: Path) -> list[Case] | None:
     """Return the cases of a cache, or None if there is none that can be trusted."""
     try:
         status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or not _is_private(status):
+        if not stat.S_ISDIR(status.st_mode) or not is_private(status):
             return None
         manifest = json.loads(read_regular_file(folder / _MANIFEST, _MANIFEST_LIMIT))
         if manifest["origin"] != _origin()[0] or not _is_as_written(folder, manifest["entries"]):
@@ -183,11 +183,13 @@ def _write(folder: Path) -> None:
                 raise
 
 
-def _is_private(status: os.stat_result) -> bool:
-    return _is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
+def is_private(status: os.stat_result) -> bool:
+    """Tell whether something belongs to this user, and nobody else may do anything with it."""
+    return is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
 
 
-def _is_ours(status: os.stat_result) -> bool:
+def is_ours(status: os.stat_result) -> bool:
+    """Tell whether something belongs to this user."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
@@ -206,7 +208,7 @@ def _is_as_written(folder: Path, entries: dict[str, Any]) -> bool:
         name = f"{folder}/{path}"
         status = os.lstat(name)
         regular = stat.S_ISREG(status.st_mode)
-        if not _is_ours(status) or (regular and status.st_nlink > 1):
+        if not is_ours(status) or (regular and status.st_nlink > 1):
             return False
         if signature != _signature(status):
             # A folder's digest is empty.

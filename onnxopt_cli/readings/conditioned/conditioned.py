@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import published_body
@@ -38,6 +39,7 @@ _FINER = 64.0
 _DOUBLE = 2.0**-53
 _STEP = 2.0**27
 _MOST_VISITS = 20_000
+_LONGEST = 200
 # Rows of the Hadamard matrix of order 64 by which any two of 64 columns differ once and agree once.
 _ROWS = (0, 1, 2, 4, 8, 16, 32, 63)
 _COLUMNS = 64
@@ -105,10 +107,13 @@ def condition(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Judge
         if {node.op_type for node in all_nodes(model)} <= DEFINED:
             return [_defined(it) for it in Evaluated(model).run(inputs)]
         measured = _measure(model, inputs)
-    except CannotAskError:
+    except (CannotAskError, MemoryError):
         raise
     except Exception as error:
-        raise CannotAskError(f"onnx's reference does not run it in double: {error}") from error
+        # It may list all the operators that it knows.
+        said = exception_text(error).split("\n", 1)[0]
+        why = f"onnx's reference does not run it in double: {clipped(said, _LONGEST)}"
+        raise CannotAskError(why) from error
     body = _measured_body(model, inputs)
     found = [_judgement(measured, body, place) for place in range(len(measured.own))]
     if operator_names(model) == ("Attention",):
@@ -140,6 +145,9 @@ def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Meas
     try:
         body = published_body(model, inputs)
         return None if body is None else _measure(body, inputs)
+    except MemoryError:
+        # Limits would be too narrow without it.
+        raise
     except Exception:  # noqa: BLE001 - onnx's reference may lack what the body needs
         return None
 
