@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,10 @@ from onnxopt_cli.cli.shared_options import (
     targets_argument,
     tolerance_option,
 )
+
+if TYPE_CHECKING:
+    from onnxopt_cli.cases.collect import Collection
+    from onnxopt_cli.core.case import Case
 
 
 @click.command("audit")
@@ -37,6 +42,12 @@ from onnxopt_cli.cli.shared_options import (
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write all of it as JSON.",
 )
+@click.option(
+    "--planted",
+    is_flag=True,
+    help="Put errors into right outputs instead, of any operators, and show what each tolerance "
+    "catches.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Also list redundant and weak cases; slow.")
 def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any) -> int:
     """Grade cases: which wrong implementations do they reject?
@@ -47,8 +58,10 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     \b
     onnxopt audit cases/
     onnxopt audit spec --tolerance onnx
+    onnxopt audit onnx-node --planted   what do ONNX's tolerance and ours catch?
 
-    Exits with 1 if a wrong implementation survives or a right one is rejected.
+    Exits with 1 if a wrong implementation survives or a right one is rejected; with --planted, if
+    neighbours may be exchanged in an output that has to be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.cli.console import Ticker, stderr, stdout
@@ -66,6 +79,8 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
         go_on_without_reader()
     collection = collect(targets)
     chosen, _ = Selection(operators=operators).choose(collection.cases)
+    if options["planted"]:
+        return _planted(collection, chosen, options)
     trials, problems = find_trials(chosen, JudgeOptions(rule=ToleranceRule(rule) if rule else None))
     problems = [*collection.problems, *problems]
     for problem in problems:
@@ -86,3 +101,28 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     survivors = {survivor.name for grade in grades for survivor in grade.survivors}
     wrong = {name for name in survivors if not any(fnmatchcase(name, it) for it in allowed)}
     return 2 if problems else int(bool(wrong) or any(grade.false_alarms for grade in grades))
+
+
+def _planted(collection: Collection, chosen: Sequence[Case], options: Mapping[str, Any]) -> int:
+    from onnxopt_cli.cli.console import Ticker, stderr, stdout
+    from onnxopt_cli.core.files import write_atomically
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.grade.planted import EXCHANGED, plant
+    from onnxopt_cli.report.audit_report import planted_json, planted_page
+
+    for problem in collection.problems:
+        stderr().print(f"invalid {printable(str(problem))}")
+    doing = "putting errors into the outputs of every case"
+    with stderr().status(doing) as status:
+        found = plant(chosen, options["jobs"], Ticker(doing, status.update))
+    if not found:
+        raise NothingSelected(f"none of {len(chosen)} cases has outputs to put errors into")
+    for renderable in planted_page(found):
+        stdout().print(renderable)
+    missed = [it for it in found if it.moves and it.error == EXCHANGED and not it.conditioned]
+    for it in missed:
+        stdout().print(f"not caught: {it.error} in {printable(it.case)}", soft_wrap=True)
+    if options["json_path"] is not None:
+        write_atomically(options["json_path"], planted_json(found).encode())
+    return 2 if collection.problems else int(bool(missed))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from rich.console import RenderableType
@@ -18,6 +20,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Attributes
 from onnxopt_cli.grade.audit import Grade, Verdict
+from onnxopt_cli.grade.planted import Planted
 
 SCHEMA = "onnxopt.audit/1"
 _SHOWN = 12
@@ -55,7 +58,7 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
     hardest = min(rejected_ones, key=lambda verdict: verdict.largest, default=None)
     if hardest is not None:
         share, partly = numbers.error(hardest.largest), None in hardest.excess
-        least = "at least " * (partly and isfinite(hardest.largest))
+        least = "at least " * (partly and math.isfinite(hardest.largest))
         yield Text(f"  nearest miss: {hardest.name}, {least}{share} times its limit", style="dim")
     for survivor in grade.survivors[: None if verbose else _SHOWN]:
         yield Padding(_survivor(survivor), (0, 2))
@@ -68,6 +71,39 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
     if verbose:
         yield from _details(grade)
     yield Text()
+
+
+def planted_page(found: Sequence[Planted]) -> Iterable[RenderableType]:
+    """Yield how many planted errors each tolerance catches: by error, then by operator."""
+    for head, key in (("error", attrgetter("error")), ("operator", attrgetter("operator"))):
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
+        table.add_column(head)
+        for column in ("exact", "onnx", "conditioned", "else", "onnx", "conditioned"):
+            table.add_column(column, justify="right")
+        for name in dict.fromkeys(map(key, found) if head == "error" else sorted(map(key, found))):
+            mine = [it for it in found if key(it) == name]
+            cells = [_caught([it for it in mine if it.moves is moves]) for moves in (True, False)]
+            table.add_row(printable(name), *cells[0], *cells[1])
+        yield table
+        yield Text()
+
+
+def _caught(found: Sequence[Planted]) -> tuple[str, str, str]:
+    """Return how many errors there are, and the shares that the tolerances catch."""
+
+    def share(caught: int) -> str:
+        return f"{math.floor(1000 * caught / len(found)) / 10:g} %"
+
+    if not found:
+        return "", "", ""
+    ours = sum(it.conditioned for it in found)
+    return str(len(found)), share(sum(it.onnx for it in found)), share(ours)
+
+
+def planted_json(found: Sequence[Planted]) -> str:
+    """Return all planted errors as JSON text."""
+    document = {"schema": "onnxopt.planted/1", "planted": [asdict(it) for it in found]}
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def audit_json(grades: Sequence[Grade]) -> str:

@@ -1,0 +1,52 @@
+"""``onnxopt audit --planted``: what each tolerance catches of errors in right outputs."""
+
+import json
+
+import pytest
+
+COMPUTED = ("test_softmax_axis_0", "test_matmul_2d", "test_exp", "test_reduce_sum_keepdims_random")
+MOVED = ("test_gather_0", "test_transpose_default", "test_maxpool_1d_default", "test_relu")
+
+
+@pytest.fixture
+def planted(onnxopt, tmp_path):
+    def run(*targets):
+        path = tmp_path / "planted.json"
+        result = onnxopt("audit", *targets, "--planted", "--json", str(path))
+        assert result.code == 0, result.out
+        return result.out, json.loads(path.read_text())["planted"]
+
+    return run
+
+
+def test_an_error_of_1e_5_escapes_the_tolerance_of_onnx_and_not_ours(planted):
+    out, found = planted(*(f"onnx-node/{name}/0" for name in COMPUTED))
+    assert "Softmax" in out
+    small = [it for it in found if it["error"] == "times 1 + 1e-5"]
+    assert len(small) == len(COMPUTED)
+    for it in small:
+        assert (it["moves"], it["conditioned"]) == (False, True)
+    assert not all(it["onnx"] for it in small)
+
+
+def test_exchanged_neighbours_are_caught_wherever_data_are_moved(planted):
+    _, found = planted(*(f"onnx-node/{name}/0" for name in MOVED))
+    assert {it["case"].split("/")[1] for it in found if it["moves"]} == set(MOVED)
+    assert all(it["conditioned"] for it in found)
+    assert sum(it["error"] == "neighbours exchanged" for it in found) == len(MOVED)
+
+
+def test_cases_without_outputs_of_floats_have_nothing_to_put_errors_into(onnxopt):
+    result = onnxopt("audit", "onnx-node/test_and2d/0", "--planted")
+    assert result.code == 5
+    assert "has outputs to put errors into" in result.err
+
+
+@pytest.mark.slow
+def test_of_all_node_cases_the_stated_shares_are_caught(planted):
+    _, found = planted("onnx-node")
+    exchanged = [it for it in found if it["error"] == "neighbours exchanged" and it["moves"]]
+    assert len(exchanged) > 300
+    assert all(it["conditioned"] for it in exchanged)
+    small = [it for it in found if it["error"] == "times 1 + 1e-5" and not it["moves"]]
+    assert sum(it["conditioned"] for it in small) > 0.98 * len(small)
