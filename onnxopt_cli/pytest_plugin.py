@@ -6,13 +6,14 @@ ours is imported before.
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from onnxopt_cli.core.case import Case
     from onnxopt_cli.core.result import Result
@@ -25,32 +26,23 @@ _EXPLAIN_SECONDS, _EXPLAIN_SECONDS_IN_ALL = 5.0, 60.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options; see pytest."""
     group = parser.getgroup("onnxopt", "conformance of ONNX operators")
-    group.addoption(
-        "--onnxopt",
-        action="append",
-        default=[],
-        metavar="PATH|SUITE|ID",
-        help="Also run these cases, each as a test. May be given several times.",
-    )
-    group.addoption(
-        "--onnxopt-backend",
-        action="append",
-        default=[],
-        metavar="BACKEND",
-        help="What to test, as after onnxopt run -b. May be given several times. [numpy]",
-    )
-    group.addoption(
-        "--onnxopt-expect",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="What is expected to fail: an expectation file. May be given several times.",
-    )
+    for name, metavar, about in (
+        ("--onnxopt", "PATH|SUITE|ID", "Also run these cases, each as a test."),
+        ("--onnxopt-backend", "BACKEND", "What to test, as after onnxopt run -b. [numpy]"),
+        ("--onnxopt-expect", "FILE", "What is expected to fail: an expectation file."),
+    ):
+        words = f"{about} May be given several times."
+        group.addoption(name, action="append", default=[], metavar=metavar, help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known; see pytest."""
+    """Make the markers known; see pytest."""
     config.addinivalue_line("markers", f"{_MARKER}: a conformance case of onnxopt")
+    if config.getoption("--onnxopt"):
+        from onnxopt_cli.run.select import CAPABILITIES
+
+        for name, about in CAPABILITIES.items():
+            config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,33 +55,49 @@ def pytest_collection_modifyitems(
         return
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.errors import OnnxoptError
+    from onnxopt_cli.expectations.expectations import Expectations
 
+    expect = config.getoption("--onnxopt-expect")
     try:
         collection = collect(targets)
+        without = Expectations.read(tuple(map(Path, expect))).without
     except OnnxoptError as error:
         raise pytest.UsageError(f"--onnxopt: {error.message}") from None
     if collection.problems:
         raise pytest.UsageError("\n".join(map(str, collection.problems)))
-    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, cases=collection.cases)
+    root = _Cases.from_parent(
+        session, name=_MARKER, nodeid=_MARKER, cases=collection.cases, without=without
+    )
     items += session.genitems(root)
 
 
 class _Cases(pytest.Collector):
     """All cases, and what is known of them so far."""
 
-    def __init__(self, *, cases: tuple[Case, ...], **others: Any) -> None:
+    def __init__(
+        self, *, cases: tuple[Case, ...], without: Mapping[str, str], **others: Any
+    ) -> None:
         super().__init__(**others)
         self.cases = cases
+        self._without = without
         self.results: list[Result] = []
         self.explain_seconds = _EXPLAIN_SECONDS_IN_ALL
 
     def collect(self) -> Iterator[CaseItem]:
         """Yield an item for each case on each backend; see pytest."""
+        from onnxopt_cli.run.select import capabilities_of
+
         backends = self.config.getoption("--onnxopt-backend") or ["numpy"]
         for case in self.cases:
+            needs = capabilities_of(case)
             for backend in backends:
                 name = case.id if len(backends) == 1 else f"{case.id}[{backend}]"
-                yield CaseItem.from_parent(self, name=name, case=case, backend=backend)
+                item = CaseItem.from_parent(self, name=name, case=case, backend=backend)
+                for marker in (_MARKER, *needs):
+                    item.add_marker(marker)
+                for need in filter(self._without.__contains__, needs):
+                    item.add_marker(pytest.mark.skip(f"without {need}: {self._without[need]}"))
+                yield item
 
 
 class CaseItem(pytest.Item):
@@ -101,7 +109,6 @@ class CaseItem(pytest.Item):
         super().__init__(**others)
         self._case = case
         self._backend = backend
-        self.add_marker(_MARKER)
         for word in (*(case.operators or ()), *case.tags):
             self.keywords[word] = True
 

@@ -293,7 +293,7 @@ def _leave_out(
         if name not in CAPABILITIES:
             hint = nearest(name, CAPABILITIES, f"there are {', '.join(CAPABILITIES)}")
             raise UsageError(f"there is no capability {printable(name)!r}", hint=hint)
-    needs = [set(_capabilities(case)) for case in cases]
+    needs = [set(capabilities_of(case)) for case in cases]
     counts = {name: sum(name in it for it in needs) for name in without}
     return (
         [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)],
@@ -370,7 +370,8 @@ def capabilities(content: Content) -> tuple[str, ...]:
     return tuple(name for name in CAPABILITIES if needed[name])
 
 
-def _capabilities(case: Case) -> tuple[str, ...]:
+def capabilities_of(case: Case) -> tuple[str, ...]:
+    """Return the capabilities that a case needs; none if it cannot be read."""
     try:
         return capabilities(case.read())
     except (InvalidCase, MemoryError):

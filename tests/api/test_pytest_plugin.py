@@ -76,10 +76,27 @@ def test_what_is_expected_to_fail_is_xfailed_and_may_not_pass(pytester):
     pytester.runpytest(*ADAM, *expect).assert_outcomes(failed=1, deselected=1)
 
 
-def test_processes_of_xdist_share_the_cases(pytester):
-    pytest.importorskip("xdist")
-    result = pytester.runpytest_subprocess("--onnxopt", "spec", "-m", "onnxopt", "-n", "2")
-    result.assert_outcomes(passed=7)
+def test_what_backends_are_not_asked_for_is_skipped(pytester):
+    text = "onnxopt-expect: 1\nwithout:\n  double: none here\n"
+    pytester.maketxtfile(expected=text)
+    words = ("--onnxopt", "conformance/adam/double", "--onnxopt", CASE, "-m", "onnxopt", "-rs")
+    result = pytester.runpytest(*words, "--onnxopt-expect", "expected.txt")
+    result.assert_outcomes(passed=1, skipped=1, deselected=1)
+    result.stdout.fnmatch_lines(["*without double: none here*"])
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_markers_say_what_cases_need_and_processes_share_them(pytester, processes):
+    if processes:
+        pytest.importorskip("xdist")
+    ids = [f"conformance/adam/{name}" for name in ("two_tensors", "double", "T_0")]
+    targets = [word for name in ids for word in ("--onnxopt", name)]
+    asked = (*targets, "--strict-markers", "-v", *processes)
+    result = pytester.runpytest_subprocess(*asked, "-m", "many-tensors or double")
+    result.assert_outcomes(passed=2)
+    text = result.stdout.str()
+    assert [name in text for name in ids] == [True, True, False]
+    pytester.runpytest_subprocess(*asked, "-m", "onnxopt").assert_outcomes(passed=3)
 
 
 @pytest.mark.parametrize(
