@@ -100,7 +100,7 @@ def test_an_error_that_is_not_recognised_stays_an_error(run, name):
         (plugin("Dies"), "crash"),
         (plugin("Sleeps"), "timeout"),
         (spec("dies", "marker") + ",unsupported=.", "crash"),
-        (spec("hangs", "marker", timeout=0.5) + ",unsupported=.", "timeout"),
+        (spec("hangs", "marker", timeout=2) + ",unsupported=.", "timeout"),
     ],
 )
 def test_what_is_no_answer_cannot_be_turned_into_unsupported(run, backend, outcome):
