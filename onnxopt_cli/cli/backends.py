@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from onnxopt_cli.cli.completion import complete_backend
+from onnxopt_cli.cli.shared_options import expand_backend
 
 
 @click.group("backends", invoke_without_command=True)
@@ -29,7 +30,7 @@ def command(context: click.Context) -> None:
 
 
 @command.command("check")
-@click.argument("backend", shell_complete=complete_backend)
+@click.argument("backend", shell_complete=complete_backend, callback=expand_backend)
 def check(backend: str) -> int:
     """Test a backend against every rule that onnxopt relies on.
 

@@ -78,6 +78,21 @@ class Configuration:
             found[name] = value, self.place("profiles", profile, name)
         return found
 
+    def specification(self, backend: str) -> str:
+        """Return what a backend's name stands for; other text as it is.
+
+        Raises:
+            UsageError: if there is no such backend, but one of nearly this name in the file.
+        """
+        name, comma, rest = backend.partition(",")
+        if ":" not in name and name not in self.backends:
+            from onnxopt_cli.backends.resolve import known_backends
+
+            hint = nearest(name, [*self.backends])
+            if hint and name not in {known.name for known in known_backends()}:
+                raise UsageError(f"there is no backend {printable(repr(name))}", hint=hint)
+        return self.backends.get(name, name) + comma + rest
+
     def place(self, *keys: str) -> str:
         """Return ``file:line`` of a key, as far as its line can be found."""
         return _place(self.path, self.text, *keys)
@@ -161,7 +176,9 @@ def _specification(written: Mapping[str, Any], folder: Path) -> str:
     first, space, others = rest.partition(" ")
     looks_like_path = kind == "python" and ("/" in rest or ".py" in rest)
     if colon and (looks_like_path or (kind == "exec" and "/" in first)):
-        backend = f"{kind}:{_relative(folder, first)}{space}{others}"
+        near = _relative(folder, first)
+        # A command without a slash would be looked for on the path.
+        backend = f"{kind}:{near if '/' in near else f'./{near}'}{space}{others}"
     options = {f"env.{name}": value for name, value in _table(written, "environment").items()}
     options |= _table(written, "options")
     if "python" in written:
@@ -213,7 +230,7 @@ def _relative(folder: Path, path: str) -> str:
     return path if Path(path).is_absolute() else os.path.relpath(folder / path)
 
 
-def apply_configuration(context: click.Context, path: Path | None, profile: str) -> Configuration:
+def apply_configuration(context: click.Context, path: Path | None, profile: str) -> None:
     """Let a configuration file say what the options of a command are if nobody gives them.
 
     Raises:
@@ -234,7 +251,6 @@ def apply_configuration(context: click.Context, path: Path | None, profile: str)
             if value is not None and (_takes_many(parameter) or not _several(value)):
                 defaults[str(parameter.name)] = _checked(context, parameter, value, place, found)
     context.default_map = {**(context.default_map or {}), **defaults}
-    return found
 
 
 def _takes_many(parameter: click.Parameter) -> bool:

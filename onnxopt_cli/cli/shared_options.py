@@ -284,8 +284,7 @@ def with_operators_option(command: click.Command) -> click.Command:
     return command
 
 
-# Names the configuration file to use, whatever folder this is; empty for none. Also the key of what
-# was read among what a command's context holds.
+# Names the configuration file to use, whatever folder this is; empty for none.
 _CONFIGURATION = "ONNXOPT_CONFIG"
 
 
@@ -316,18 +315,18 @@ def _apply(context: click.Context, _parameter: click.Parameter, profile: str) ->
     if path is not None or profile:
         from onnxopt_cli.cli.configuration import apply_configuration
 
-        context.meta[_CONFIGURATION] = apply_configuration(context, path, profile)
+        apply_configuration(context, path, profile)
 
 
-def _expand(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
     """Put the specification of a backend in place of its name in the configuration file."""
-    found = context.meta.get(_CONFIGURATION)
-    if found is None:
+    path = None if context.resilient_parsing else configuration_file()
+    if path is None or not value:
         return value
-    texts = [value] if isinstance(value, str) else value
-    parts = [text.partition(",") for text in texts]
-    whole = [found.backends.get(name, name) + comma + rest for name, comma, rest in parts]
-    return whole[0] if isinstance(value, str) else tuple(whole)
+    from onnxopt_cli.cli.configuration import read_configuration
+
+    named = read_configuration(path).specification
+    return named(value) if isinstance(value, str) else tuple(map(named, value))
 
 
 profile_option = click.option(
@@ -349,7 +348,7 @@ def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A
         *names,
         metavar="BACKEND",
         shell_complete=complete_backend,
-        callback=_expand,
+        callback=expand_backend,
         help=help,
         **others,
     )

@@ -59,6 +59,22 @@ def test_an_environment_is_set_before_the_backend_is_imported(place, onnxopt):
     assert "7 unsupported" in onnxopt("run", "-q", "-b", "near").out
 
 
+def test_a_command_beside_the_file_is_found(place, onnxopt):
+    (place / "onnxopt.toml").write_text('[backends.acme]\nbackend = "exec:./adapter --fast"\n')
+    assert "exec:./adapter --fast" in onnxopt("config").out
+    assert "the command ./adapter is not there" in onnxopt("run", "spec", "-b", "acme").err
+
+
+def test_a_name_of_the_file_is_known_wherever_a_backend_is_meant(place, onnxopt):
+    answer = onnxopt("backends", "check", "mine")
+    assert answer.code == 0, answer.text
+    for words in (("run", "spec", "-b", "mime"), ("backends", "check", "mime")):
+        answer = onnxopt(*words)
+        assert answer.code == 2
+        assert "did you mean mine?" in answer.err
+    assert onnxopt("run", "spec", "-q", "-b", "numpy").code == 0
+
+
 def test_a_folder_below_sees_the_file_and_its_paths(place, onnxopt, monkeypatch):
     below = place / "a" / "b"
     below.mkdir(parents=True)
