@@ -39,6 +39,11 @@ _EXPLAIN_TIME = 60.0
     help="Not this operator.",
 )
 @click.option(
+    "--single-nodes",
+    is_flag=True,
+    help="Draw no models of several nodes: for a backend that runs nodes one by one.",
+)
+@click.option(
     "--examples",
     type=click.IntRange(min=1),
     metavar="N",
@@ -99,6 +104,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     display = FuzzDisplay(examples, options["seconds"])
     only = [f"--operator {name}" for name in operators]
     only += [f"--exclude-operator {name}" for name in excluded]
+    only += ["--single-nodes"] * options["single_nodes"]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     seconds = _EXPLAIN_TIME if options["explain_time"] is None else options["explain_time"]
     task = Task(
@@ -109,6 +115,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
         examples=examples,
         seconds=options["seconds"],
         memory=options["output"] / ".examples",
+        single_nodes=options["single_nodes"],
         explain_time=seconds if options["explain"] else 0.0,
         tried=display.tried,
         shrinking=display.shrinking,

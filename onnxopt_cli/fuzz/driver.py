@@ -27,14 +27,14 @@ _GRAPHS = 10
 
 
 @cache
-def examples(operators: tuple[Operator, ...]) -> Any:
-    """Return a hypothesis strategy of examples of some operators."""
+def examples(operators: tuple[Operator, ...], single_nodes: bool) -> Any:
+    """Return a hypothesis strategy of examples of some operators, all of one node or not."""
     from hypothesis import strategies
 
     @strategies.composite
     def drawn(draw: Callable[[Any], Any]) -> Example:
         source = Source(draw)
-        if source.rarely(_GRAPHS):
+        if not single_nodes and source.rarely(_GRAPHS):
             return draw_graph(source, operators)
         return draw_node(source, source.choice(operators))
 
@@ -86,12 +86,20 @@ class Driver:
         operators: whose examples are drawn.
         seed: of all choices.
         memory: the folder in which failures are remembered from run to run.
+        single_nodes: whether all models have one node.
     """
 
     def __init__(
-        self, backend: str, operators: tuple[Operator, ...], seed: int, memory: Path
+        self,
+        backend: str,
+        operators: tuple[Operator, ...],
+        seed: int,
+        memory: Path,
+        *,
+        single_nodes: bool,
     ) -> None:
         self._backend = backend
+        self._single_nodes = single_nodes
         self._operators = operators
         self._seed = seed
         self._memory = memory
@@ -131,7 +139,9 @@ class Driver:
 
         seed = hypothesis.seed(_mixed(self._seed, number))
         # A seed turns the database off; settings that come after it turn it on again.
-        given: Callable[[Any], Any] = hypothesis.given(examples(self._operators))
+        given: Callable[[Any], Any] = hypothesis.given(
+            examples(self._operators, self._single_nodes)
+        )
         driven = settings(seed(given(test)))
         try:
             with _at_home_in(self._memory), warnings.catch_warnings():

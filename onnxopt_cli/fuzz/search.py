@@ -60,6 +60,7 @@ class Task:
         examples: how many to try; None for no limit.
         seconds: how long to search; None for no limit.
         memory: the folder in which failures are remembered from run to run.
+        single_nodes: whether all models have one node.
         explain_time: for how many seconds to look for what explains a finding; 0 for not at all.
         tried: called after each example with the number of examples so far.
         shrinking: called with a new kind of failure, before it is made smaller.
@@ -72,6 +73,7 @@ class Task:
     examples: int | None
     seconds: float | None
     memory: Path
+    single_nodes: bool = False
     explain_time: float = 0.0
     tried: Callable[[int], None] = lambda _: None
     shrinking: Callable[[FailureKind], None] = lambda _: None
@@ -137,7 +139,13 @@ class Search:
         self._rounds = 0
         self._executor = executor
         self._interruption = interruption
-        self._driver = Driver(executor.name, tuple(task.operators), task.seed, task.memory)
+        self._driver = Driver(
+            executor.name,
+            tuple(task.operators),
+            task.seed,
+            task.memory,
+            single_nodes=task.single_nodes,
+        )
         self._end = float("inf")
 
     @property

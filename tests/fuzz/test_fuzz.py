@@ -178,6 +178,8 @@ def test_a_model_of_several_nodes_is_kept_with_the_model_beside_it(onnxopt, work
     assert "fail several nodes" in answer.out
     ((stem, found),) = kept("fuzz").items()
     assert found["model"] == f"{stem}.onnx"
+    alone = onnxopt("fuzz", "-b", backend, *here, "--examples", "200", "--single-nodes", "-o", "a")
+    assert alone.code == 0, alone.out
     again = onnxopt("run", "fuzz", "-b", backend, *here)
     assert again.code == 1
     assert onnxopt("run", "fuzz", *here).code == 0
