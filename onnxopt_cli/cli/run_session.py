@@ -367,4 +367,5 @@ def _explanations(session: Session, ran: float) -> list[Explanation]:
                 ask=ask,
             )
     except KeyboardInterrupt:
+        note("interrupted while looking for known mistakes: failures are not explained")
         return []

@@ -72,6 +72,18 @@ cases:
 """
 
 
+def test_who_interrupts_the_search_is_told_that_it_was(workplace, onnxopt, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "pytorch.py").write_text(PYTORCH)
+    monkeypatch.setattr("onnxopt_cli.grade.explain.explain", interrupted)
+    answer = onnxopt("run", "steps.yaml", "-b", "python:pytorch.py:Adam", "--isolation", "none")
+    assert answer.code == 1
+    assert "failures are not explained" in answer.err
+
+
 def results_of(implementation, operator):
     """The results of a wrong implementation on the conformance suite."""
     for trial in small_trials(operator.name):
