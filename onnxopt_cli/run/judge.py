@@ -20,7 +20,7 @@ from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.select import capabilities
 
 #: Outputs of failing cases that are larger, or more, are not kept.
-KEPT_BYTES = 1 << 20
+KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
 # Of inputs that a backend changed no more are named.
 _MOST_LISTED = 10
