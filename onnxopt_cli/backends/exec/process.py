@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.backends.conversation import Conversation
@@ -115,9 +116,11 @@ def _program(name: str) -> str:
     found = shutil.which(name)
     if found:
         return found
-    exists = os.path.lexists(name) and os.sep in name
-    what = "cannot be executed" if exists else "is not there"
-    hint = f"chmod +x {shlex.quote(name)}" if exists else "a file here is written exec:./NAME"
+    what, hint = "is not there", "" if os.sep in name else "a file here is written exec:./NAME"
+    if os.sep in name and Path(name).is_dir():
+        what = "is a folder"
+    elif os.sep in name and os.path.lexists(name):
+        what, hint = "cannot be executed", f"chmod +x {shlex.quote(name)}"
     raise BackendUnavailable(f"the command {printable(name)} {what}", hint=printable(hint))
 
 
