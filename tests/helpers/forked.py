@@ -52,7 +52,7 @@ def run_command(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     text: bool = True,
-    timeout: float = 120,
+    timeout: float = 600,
 ) -> subprocess.CompletedProcess:
     """Run ``onnxopt`` with nothing to read; return its exit code and what it printed.
 

@@ -113,7 +113,7 @@ def start(
 def run_to_end(folder: Path, backend: str, *options: str, ways: Sequence[str] = ()) -> Run:
     """Do what :func:`start` begins, to its end."""
     mark, report, words, env = _asked(folder, backend, options, ways)
-    done = run_command(*words, cwd=folder, env=env, timeout=300)
+    done = run_command(*words, cwd=folder, env=env)
     return Run(done, mark, report, done.stdout, done.stderr).read()
 
 

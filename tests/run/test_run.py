@@ -294,9 +294,8 @@ def committed(tmp_path_factory):
     """Results of the committed cases by backend."""
     report = tmp_path_factory.mktemp("committed") / "report.json"
     found = defaultdict(list)
-    runs = [(0, "cases/", "-b", "numpy")]
-    if find_spec("onnxruntime"):
-        runs.append((0, "cases/", "-b", "onnxruntime"))
+    names = ["numpy", *(["onnxruntime"] if find_spec("onnxruntime") else [])]
+    runs = [(0, "cases/", *(word for name in names for word in ("-b", name)))]
     # The defects of onnx's reference show in Adam, and it takes long to show them in trajectories.
     runs.append((1, "cases/conformance/adam.yaml", "-b", "onnx-reference"))
     for code, *asked in runs:
