@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from forked import run_command
-from places import REPOSITORY
+from places import PLUGINS, REPOSITORY
 from rich.cells import cell_len
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and /proc")
@@ -90,6 +90,27 @@ def check(printed):
     assert b"Traceback" not in printed, printed.decode()
     assert b"internal error" not in printed, printed.decode()
     assert b"Exception ignored" not in printed, printed.decode()
+
+
+@pytest.mark.parametrize(("arguments", "code"), [("list demo.yaml", 0), ("run nowhere", 2)])
+def test_a_command_that_is_forked_does_what_one_that_is_started_does(place, arguments, code):
+    started = subprocess.run(
+        [*COMMAND, *arguments.split()], cwd=place, env=environment(), capture_output=True,
+        stdin=subprocess.DEVNULL, timeout=60, check=False,
+    )  # fmt: skip
+    forked = call(place, *arguments.split())
+    assert (forked.returncode, forked.stdout, forked.stderr) == (
+        started.returncode, started.stdout, started.stderr,
+    )  # fmt: skip
+    assert forked.returncode == code
+
+
+def test_the_variables_of_a_forked_command_are_its_own(place):
+    files = {"Lamb": "lamb.py", "RMSpropCentred": "rmsprop.py"}
+    for name, file in files.items():
+        path = str(PLUGINS / "operators" / file)
+        codes = [call(place, "show", it, ONNXOPT_OPERATORS=path).returncode for it in files]
+        assert codes == [0 if it == name else 2 for it in files]
 
 
 @pytest.mark.parametrize("arguments", ["run demo.yaml -v", "schema", "run --help"])
