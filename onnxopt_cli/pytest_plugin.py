@@ -147,4 +147,5 @@ class CaseItem(pytest.Item):
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """Return where the case stands; see pytest."""
         location = self._case.location
-        return location.path, location.line, self.name
+        # pytest counts lines from 0, and needs one of what is skipped.
+        return location.path, (location.line or 1) - 1, self.name

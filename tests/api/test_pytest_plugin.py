@@ -78,9 +78,9 @@ def test_what_is_expected_to_fail_is_xfailed_and_may_not_pass(pytester):
 
 def test_what_backends_are_not_asked_for_is_skipped(pytester):
     text = "onnxopt-expect: 1\nwithout:\n  double: none here\n"
-    pytester.maketxtfile(expected=text)
+    pytester.maketxtfile(without=text)
     words = ("--onnxopt", "conformance/adam/double", "--onnxopt", CASE, "-m", "onnxopt", "-rs")
-    result = pytester.runpytest(*words, "--onnxopt-expect", "expected.txt")
+    result = pytester.runpytest(*words, "--onnxopt-expect", "without.txt")
     result.assert_outcomes(passed=1, skipped=1, deselected=1)
     result.stdout.fnmatch_lines(["*without double: none here*"])
 
