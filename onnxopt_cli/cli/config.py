@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -21,7 +20,7 @@ def command(profile: str) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from onnxopt_cli.cli.configuration import COMMANDS, apply_configuration, read_configuration
+    from onnxopt_cli.cli.configuration import apply_configuration, commands, read_configuration
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.core.text import printable
 
@@ -30,8 +29,8 @@ def command(profile: str) -> int:
         stdout().print("there is no configuration file: everything is as --help says")
         return 0
     found = read_configuration(path)
-    for name in COMMANDS:
-        with click.Context(import_module(f"onnxopt_cli.cli.{name}").command) as context:
+    for each in commands():
+        with click.Context(each) as context:
             # Says which values are not what the options take.
             apply_configuration(context, path, profile)
     rows = [(name, value, place) for name, (value, place) in found.chosen(profile).items()]

@@ -32,11 +32,11 @@ from typing import Any
 import click
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.cli.shared_options import with_operators_option
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
-#: The commands whose options a file may set.
-COMMANDS = ("run", "audit", "fuzz", "list")
+_COMMANDS = ("run", "audit", "fuzz", "list")
 _PARTS = {"backends", "profiles"}
 # Options of a backend that have fields of their own; others stand in its table `options`.
 _FIELDS = {"backend", "options", "python", "unsupported", "environment"}
@@ -98,6 +98,12 @@ class Configuration:
         return _place(self.path, self.text, *keys)
 
 
+def commands() -> list[click.Command]:
+    """Return the commands whose options a file may set."""
+    modules = (import_module(f"onnxopt_cli.cli.{name}") for name in _COMMANDS)
+    return [with_operators_option(module.command) for module in modules]
+
+
 @cache
 def read_configuration(path: Path) -> Configuration:
     """Return what a file says.
@@ -121,10 +127,7 @@ def read_configuration(path: Path) -> Configuration:
         return value
 
     known = {
-        name
-        for command in COMMANDS
-        for parameter in import_module(f"onnxopt_cli.cli.{command}").command.params
-        for name in _names(parameter)
+        name for command in commands() for parameter in command.params for name in _names(parameter)
     }
     whole = table(document, known | _PARTS)
     backends = {}
@@ -221,7 +224,7 @@ def _names(parameter: click.Parameter) -> Iterator[str]:
     """Yield the names by which a file may set a parameter."""
     if isinstance(parameter, click.Argument):
         yield str(parameter.name)
-    elif not parameter.is_eager:
+    elif parameter.name != "profile":
         yield from (name[2:] for name in parameter.opts if name.startswith("--"))
 
 
@@ -230,8 +233,13 @@ def _relative(folder: Path, path: str) -> str:
     return path if Path(path).is_absolute() else os.path.relpath(folder / path)
 
 
-def apply_configuration(context: click.Context, path: Path | None, profile: str) -> None:
+def apply_configuration(
+    context: click.Context, path: Path | None, profile: str
+) -> Mapping[str, str]:
     """Let a configuration file say what the options of a command are if nobody gives them.
+
+    Returns:
+        Where the value of each parameter stands that the file sets.
 
     Raises:
         UsageError: if something is wrong with the file, or there is no such profile.
@@ -244,13 +252,16 @@ def apply_configuration(context: click.Context, path: Path | None, profile: str)
     found = read_configuration(path)
     chosen = found.chosen(profile)
     defaults: dict[str, Any] = {}
+    places: dict[str, str] = {}
     for parameter in context.command.params:
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
             # Where a command takes one value it is for the user to choose among several.
             if value is not None and (_takes_many(parameter) or not _several(value)):
                 defaults[str(parameter.name)] = _checked(context, parameter, value, place, found)
+                places[str(parameter.name)] = place
     context.default_map = {**(context.default_map or {}), **defaults}
+    return places
 
 
 def _takes_many(parameter: click.Parameter) -> bool:

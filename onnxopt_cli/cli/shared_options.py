@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
+from click.core import ParameterSource
 
 from onnxopt_cli.cli.completion import (
     complete_backend,
@@ -18,6 +19,7 @@ from onnxopt_cli.cli.completion import (
     complete_pattern,
     complete_target,
 )
+from onnxopt_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.answer_key import JudgeOptions
@@ -284,7 +286,8 @@ def with_operators_option(command: click.Command) -> click.Command:
     return command
 
 
-# Names the configuration file to use, whatever folder this is; empty for none.
+# Names the configuration file to use, whatever folder this is; empty for none. Also the key, among
+# what a command's context holds, of where the file's values stand.
 _CONFIGURATION = "ONNXOPT_CONFIG"
 
 
@@ -315,7 +318,7 @@ def _apply(context: click.Context, _parameter: click.Parameter, profile: str) ->
     if path is not None or profile:
         from onnxopt_cli.cli.configuration import apply_configuration
 
-        apply_configuration(context, path, profile)
+        context.meta[_CONFIGURATION] = apply_configuration(context, path, profile)
 
 
 def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -354,19 +357,24 @@ def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A
     )
 
 
-def _use(_context: click.Context, _parameter: click.Parameter, files: Sequence[Path]) -> None:
-    if not files:
-        return
-    from onnxopt_cli.errors import UsageError
+def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
+    try:
+        if files:
+            _add_operators(files)
+    except UsageError as error:
+        if context.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP:
+            places = context.meta[_CONFIGURATION]
+            error.message = f"{places[parameter.name]}: {error.message}"
+        raise
+
+
+def _add_operators(files: Sequence[Path]) -> None:
+    from onnxopt_cli.cases.suites.author import unreadable
     from onnxopt_cli.operators import VARIABLE, add_operators
 
     added = [operator for path in files for operator in add_operators(path)]
     # For the processes that this one starts.
     given = [os.environ.get(VARIABLE, ""), *(str(path.resolve()) for path in files)]
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, given)))
-    from onnxopt_cli.cases.suites.author import unreadable
-
-    for operator in added:
-        wrong = unreadable(operator)
-        if wrong:
-            raise UsageError(wrong, hint="docs/operators.md lists what a formula may use")
+    for wrong in filter(None, map(unreadable, added)):
+        raise UsageError(wrong, hint="docs/operators.md lists what a formula may use")

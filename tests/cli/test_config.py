@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 from places import PLUGINS
 
@@ -128,6 +132,31 @@ def test_what_is_wrong_is_named_with_its_line(workplace, onnxopt, text, says):
     answer = onnxopt("run", "spec", "-q")
     assert says in " ".join(answer.text.split())
     assert answer.code == (0 if "pass" in says else 2)
+
+
+def test_operators_of_a_file_are_known_and_its_line_is_named(workplace):
+    """In processes of their own: what is known stays known."""
+    shutil.copy(PLUGINS / "operators" / "lamb.py", workplace)
+    below = workplace / "below"
+    below.mkdir()
+    (workplace / "onnxopt.toml").write_text('[profiles.mine]\noperators = ["lamb.py"]\n')
+
+    def said(*words):
+        command = [sys.executable, "-m", "onnxopt_cli", *words]
+        done = subprocess.run(command, cwd=below, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    command = ("list", "optimizers", "--profile", "mine")
+    code, text = said(*command)
+    assert code == 0, text
+    assert all(line.startswith("optimizers/lamb/") for line in text.splitlines())
+    assert said("list", "optimizers")[0] == 2
+    (workplace / "lamb.py").write_text("x = 1 +\n")
+    code, text = said(*command)
+    assert code == 2
+    assert "onnxopt.toml:2: " in text
+    assert "lamb.py:1" in text
+    assert said("config", "--profile", "mine")[0] == 0
 
 
 def test_a_profile_that_is_not_there_is_named(place, onnxopt):
