@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -208,12 +210,36 @@ def _details(diff: Diff, result: Result, most: int | None) -> Iterable[Renderabl
     if diff.tolerance is not None:
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
-        first, *others = diff_text.worst_header(diff)
-        rows = [(f"  {at}", *cells) for at, *cells in diff_text.worst_rows(diff, result)[:most]]
-        table = plain_table(rows, [f"  {first}"], others, "dim")
-        # Numbers of full length fit 80 columns only so.
-        table.padding = (0, 1, 0, 0)
-        yield table
+        header, *rows = [diff_text.worst_header(diff), *diff_text.worst_rows(diff, result)[:most]]
+        yield _Elements(header, rows)
+
+
+class _Elements:
+    """A table of elements that never breaks a number over two lines.
+
+    Where it is too wide it has fewer columns, as the largest errors stand above it; where that does
+    not help each element is a paragraph.
+    """
+
+    def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._header, self._rows = header, rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield what fits; see rich."""
+        for left_out in ((), ("rel error", "ulp")):
+            shown = [name not in left_out for name in self._header]
+            (first, *others), *rows = (compress(it, shown) for it in (self._header, *self._rows))
+            cells = [(f"  {at}", *numbers) for at, *numbers in rows]
+            table = plain_table(cells, [f"  {first}"], others, "dim")
+            # Numbers of full length fit 80 columns only so.
+            table.padding = (0, 1, 0, 0)
+            width = console.measure(table, options=options.update(max_width=_WIDE)).maximum
+            if width <= options.max_width:
+                yield table
+                return
+        for at, *numbers in self._rows:
+            parts = map(" ".join, zip(self._header[1:], numbers, strict=True))
+            yield Padding(Text(f"{at}: {', '.join(parts)}"), (0, 0, 0, 2))
 
 
 def plain_table(
@@ -344,6 +370,8 @@ _FEW = 18
 _ELEMENTS = 3
 _NAMES = 6
 _ABOUT = 200
+#: More columns than any terminal has.
+_WIDE = 10_000
 #: Explaining that took more seconds is worth a word.
 _LONG = 1.0
 

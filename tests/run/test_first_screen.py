@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 
 import pytest
 from places import REPOSITORY
+from rich.console import Console
 from two_cases import BACKEND, CASE
+
+from onnxopt_cli import api
+from onnxopt_cli.report.terminal import failure_panel
 
 HEAD, PLAIN = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
 
@@ -109,6 +114,30 @@ def test_the_screen_is_the_same_in_a_pipe_without_colour(screen, monkeypatch, co
     assert "\x1b" not in answer.out
     assert "by cause:" in answer.out
     assert "╰─ cause 1, the plainest of 2 ─" in answer.out
+
+
+@pytest.fixture(scope="module")
+def double():
+    """A wrong result of float64, of which some elements are as long as they may be."""
+    cases = api.load("conformance/adam/double")
+    backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
+    (result,) = api.run(cases, backend, setting=api.Setting(isolation=api.Isolation.NONE))
+    return result
+
+
+@pytest.mark.parametrize("columns", [40, 60, 72, 80, 120])
+def test_no_number_is_broken_over_two_lines(double, columns):
+    console = Console(width=columns, file=StringIO())
+    console.print(failure_panel(double, {}))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    words = {word.strip(",") for line in lines for word in line.split()}
+    shown = double.diffs[0].worst[:3]
+    assert {repr(number) for it in shown for number in (it.expected, it.actual)} <= words
+    side_by_side = any(
+        repr(shown[0].expected) in it and repr(shown[0].actual) in it for it in lines
+    )
+    assert side_by_side == (columns > 60)
 
 
 def test_a_run_without_a_target_says_which_cases_it_took(workplace, onnxopt, monkeypatch):
