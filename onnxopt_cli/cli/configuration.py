@@ -134,7 +134,7 @@ def read_configuration(path: Path) -> Configuration:
     for name, value in table(whole.get("backends", {}), (), "backends").items():
         try:
             written = table(value, _FIELDS, "backends", name)
-            backends[name] = _specification(written, path.parent)
+            backends[name] = _specification(name, written, path.parent)
         except ValueError as error:
             where = _place(path, text, "backends", name)
             problems.append(f"{where}: backends.{printable(name)} {error}")
@@ -166,12 +166,14 @@ def _document(path: Path) -> tuple[str, dict[str, Any]]:
     return text, document
 
 
-def _specification(written: Mapping[str, Any], folder: Path) -> str:
+def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
     """Return the specification that a backend's table stands for.
 
     Raises:
         ValueError: saying what is wrong with it.
     """
+    if "," in name:
+        raise ValueError("has a comma in its name: options follow one after -b")
     backend = written.get("backend")
     if not isinstance(backend, str) or not backend:
         raise ValueError('names no backend: write backend = "python:..."')
@@ -186,12 +188,10 @@ def _specification(written: Mapping[str, Any], folder: Path) -> str:
     options |= _table(written, "options")
     if "python" in written:
         options["python"] = _relative(folder, str(written["python"]))
-    for name, value in options.items():
+    for key, value in options.items():
         if not isinstance(value, (str, int, float)) or "," in str(value):
-            raise ValueError(
-                f"has {printable(name)} = {printable(repr(value))}, which is no option"
-            )
-        backend += f",{name}={str(value).lower() if isinstance(value, bool) else value}"
+            raise ValueError(f"has {printable(key)} = {printable(repr(value))}, which is no option")
+        backend += f",{key}={str(value).lower() if isinstance(value, bool) else value}"
     if "unsupported" in written:
         backend += f",unsupported={written['unsupported']}"
     return backend
@@ -277,6 +277,11 @@ def _checked(
 ) -> Any:
     """Return a value as the command line would have it."""
     values = value if isinstance(value, list) else [value]
+    flag = isinstance(parameter, click.Option) and parameter.is_flag
+    for it in values:
+        if not isinstance(it, (str, int, float)) or (isinstance(it, bool) and not flag):
+            what = "true or false" if isinstance(it, bool) else printable(str(it))
+            raise UsageError(f"{place}: found {what}, expected text or a number")
     metavar = getattr(parameter, "metavar", None) or ""
     if metavar in _PATHS or isinstance(parameter.type, click.Path):
         values = [_own_path(found.path.parent, it) for it in values]

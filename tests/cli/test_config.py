@@ -124,6 +124,12 @@ def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
         ("[backends.mine]\nbackend = 'a'\ndevice = 'b'", ":3: there is no backends.mine.device"),
         ("[backends.mine]\nbackend = 'a'\noptions = {a = 'b,c'}", "which is no option"),
         ("[profiles.ci]\nrerum = 1", "onnxopt.toml:2: there is no profiles.ci.rerum; did you mean"),
+        ("\ntimeout = true", "onnxopt.toml:2: found true or false, expected text or a number"),
+        ("tag = [['a']]", "onnxopt.toml:1: found ['a'], expected text or a number"),
+        ("tag = [{a = 1}]", "onnxopt.toml:1: found {'a': 1}, expected text or a number"),
+        ("rtol = 1979-05-27", "onnxopt.toml:1: found 1979-05-27, expected text or a number"),
+        ("[backends.'a,b']\nbackend = 'numpy'", "onnxopt.toml:1: backends.a,b has a comma"),
+        ("quiet = true", "7 pass"),
         ("rerun = [1, 2]", "7 pass"),
     ],
 )
