@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.shared_options import configuration_file
+from onnxopt_cli.cli.shared_options import configuration_file, configured_commands
 
 
 @click.command("config")
@@ -20,7 +20,7 @@ def command(profile: str) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from onnxopt_cli.cli.configuration import apply_configuration, commands, read_configuration
+    from onnxopt_cli.cli.configuration import apply_configuration, read_configuration
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.core.text import printable
 
@@ -28,11 +28,12 @@ def command(profile: str) -> int:
     if path is None:
         stdout().print("there is no configuration file: everything is as --help says")
         return 0
-    found = read_configuration(path)
-    for each in commands():
+    commands = configured_commands()
+    found = read_configuration(path, commands)
+    for each in commands:
         with click.Context(each) as context:
             # Says which values are not what the options take.
-            apply_configuration(context, path, profile)
+            apply_configuration(context, path, profile, commands)
     rows = [(name, value, place) for name, (value, place) in found.chosen(profile).items()]
     rows += [
         (f"-b {name}", text, found.place("backends", name)) for name, text in found.backends.items()

@@ -25,18 +25,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
-from onnxopt_cli.cli.shared_options import with_operators_option
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
-_COMMANDS = ("run", "audit", "fuzz", "list")
 _PARTS = {"backends", "profiles"}
 # Options of a backend that have fields of their own; others stand in its table `options`.
 _FIELDS = {"backend", "options", "python", "unsupported", "environment"}
@@ -98,15 +95,13 @@ class Configuration:
         return _place(self.path, self.text, *keys)
 
 
-def commands() -> list[click.Command]:
-    """Return the commands whose options a file may set."""
-    modules = (import_module(f"onnxopt_cli.cli.{name}") for name in _COMMANDS)
-    return [with_operators_option(module.command) for module in modules]
-
-
 @cache
-def read_configuration(path: Path) -> Configuration:
+def read_configuration(path: Path, commands: tuple[click.Command, ...]) -> Configuration:
     """Return what a file says.
+
+    Args:
+        path: the file.
+        commands: those whose options it may set.
 
     Raises:
         UsageError: with everything that is wrong with it.
@@ -127,7 +122,7 @@ def read_configuration(path: Path) -> Configuration:
         return value
 
     known = {
-        name for command in commands() for parameter in command.params for name in _names(parameter)
+        name for command in commands for parameter in command.params for name in _names(parameter)
     }
     whole = table(document, known | _PARTS)
     backends = {}
@@ -234,9 +229,15 @@ def _relative(folder: Path, path: str) -> str:
 
 
 def apply_configuration(
-    context: click.Context, path: Path | None, profile: str
+    context: click.Context, path: Path | None, profile: str, commands: tuple[click.Command, ...]
 ) -> Mapping[str, str]:
     """Let a configuration file say what the options of a command are if nobody gives them.
+
+    Args:
+        context: the command's.
+        path: the file; None if there is none.
+        profile: of which it says what else holds; may be empty.
+        commands: those whose options the file may set.
 
     Returns:
         Where the value of each parameter stands that the file sets.
@@ -249,7 +250,7 @@ def apply_configuration(
             f"there is no profile {profile!r}: no configuration file is here",
             hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
         )
-    found = read_configuration(path)
+    found = read_configuration(path, commands)
     chosen = found.chosen(profile)
     defaults: dict[str, Any] = {}
     places: dict[str, str] = {}

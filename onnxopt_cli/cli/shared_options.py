@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -312,13 +313,20 @@ def configuration_file() -> Path | None:
     return None
 
 
+def configured_commands() -> tuple[click.Command, ...]:
+    """Return the commands whose options the configuration file may set."""
+    modules = [import_module(f"onnxopt_cli.cli.{it}") for it in ("run", "audit", "fuzz", "list")]
+    return tuple(with_operators_option(module.command) for module in modules)
+
+
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str) -> None:
     # Not where a word is being completed.
     path = None if context.resilient_parsing else configuration_file()
     if path is not None or profile:
         from onnxopt_cli.cli.configuration import apply_configuration
 
-        context.meta[_CONFIGURATION] = apply_configuration(context, path, profile)
+        places = apply_configuration(context, path, profile, configured_commands())
+        context.meta[_CONFIGURATION] = places
 
 
 def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -328,7 +336,7 @@ def expand_backend(context: click.Context, _parameter: click.Parameter, value: A
         return value
     from onnxopt_cli.cli.configuration import read_configuration
 
-    named = read_configuration(path).specification
+    named = read_configuration(path, configured_commands()).specification
     return named(value) if isinstance(value, str) else tuple(map(named, value))
 
 
