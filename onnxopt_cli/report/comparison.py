@@ -14,6 +14,7 @@ from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.terminal import plain_table
 
 # Outcomes that are not named here are the worst.
@@ -66,16 +67,25 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
 
 
 def comparison_table(changes: Sequence[Change]) -> Table:
-    """Return changes as a table."""
+    """Return changes as a table; one backend stands above it, and takes no room of its columns."""
     styles = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.OTHER: "dim"}
-    rows = [
-        (
+    backends = {it.backend for it in changes}
+    several = len(backends) > 1
+    rows: list[list[Text | str]] = [
+        [
             Text(it.direction.value, styles[it.direction]),
-            *(it.case, it.backend, it.what, it.before or "-", it.now or "-"),
-        )
+            it.case,
+            *([it.backend] if several else []),
+            *(it.what, it.before or "-", it.now or "-"),
+        ]
         for it in changes
     ]
-    return plain_table(rows, ("", "case", "backend", "what", "before", "now"))
+    table = plain_table(
+        rows, ("", "case", *(["backend"] if several else []), "what", "before", "now")
+    )
+    if not several:
+        table.title, table.title_justify = Text(printable(*backends)), "left"
+    return table
 
 
 def comparison_verdict(changes: Sequence[Change]) -> Text:

@@ -192,6 +192,7 @@ def test_what_got_worse_is_shown_first_and_exits_with_1(diff):
     assert "0 worse, 1 better, 0 other" in answer.out
     answer = diff("OffAtC", "RaisesAtB")
     assert answer.code == 1
+    assert answer.out.splitlines()[0].rstrip().endswith(":RaisesAtB")
     row = next(line.split() for line in answer.out.splitlines() if line.startswith("worse"))
     assert row[1] == "demo/demo/b"
     assert row[-2:] == ["pass", "error"]
