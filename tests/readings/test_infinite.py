@@ -120,7 +120,7 @@ suite: s
 operator: Adam
 cases:
 - name: {name}
-  attributes: {{alpha: {alpha}, beta: {alpha}, epsilon: {epsilon}, norm_coefficient_post: 0.75}}
+  attributes: {{alpha: {alpha}, beta: {alpha}, epsilon: {epsilon}, norm_coefficient_post: 0.5}}
   inputs: {{R: 0.1, T: 0, X: [1, 1], G: [0.5, 0.5], V: [{V}, 2], H: [{H}, 2]}}
 """
 
