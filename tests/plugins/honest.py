@@ -45,12 +45,12 @@ class _Adam:
         R, T = (scalar.reshape(()).item() for scalar in call.scalars)
         with np.errstate(all="ignore"):
             results = [self.step(R, T, *group, **call.attributes) for group in call.groups]
-        return [
-            np.broadcast_to(output, group[0].shape).astype(like.dtype)
-            for place, column in enumerate(zip(*results, strict=True))
-            for output, group in zip(column, call.groups, strict=True)
-            for like in [group[0] if place == 0 else group[place + 1]]
-        ]
+            return [
+                np.broadcast_to(output, group[0].shape).astype(like.dtype)
+                for place, column in enumerate(zip(*results, strict=True))
+                for output, group in zip(column, call.groups, strict=True)
+                for like in [group[0] if place == 0 else group[place + 1]]
+            ]
 
     def step(self, R, T, X, G, V, H, *, alpha, beta, epsilon, norm_coefficient, **post):
         G = norm_coefficient * X + G
