@@ -265,11 +265,13 @@ class ValueReader:
 
     Args:
         payload: the raw bytes.
+        alignment: what each value begins at a multiple of; the bytes before it mean nothing.
     """
 
-    def __init__(self, payload: memoryview | bytes = b"") -> None:
+    def __init__(self, payload: memoryview | bytes = b"", alignment: int = 1) -> None:
         self._payload = memoryview(payload)
-        self._values = 0
+        self._alignment = alignment
+        self._place = self._values = 0
 
     def take(self, count: int) -> memoryview:
         """Return the next bytes.
@@ -277,10 +279,12 @@ class ValueReader:
         Raises:
             ProtocolBreach: if there are fewer.
         """
-        if count > len(self._payload):
-            raise ProtocolBreach(f"sent {len(self._payload)} bytes where {count} were announced")
-        taken, self._payload = self._payload[:count], self._payload[count:]
-        return taken
+        start = self._place + -self._place % self._alignment
+        left = max(len(self._payload) - start, 0)
+        if count > left:
+            raise ProtocolBreach(f"sent {left} bytes where {count} were announced")
+        self._place = start + count
+        return self._payload[start : self._place]
 
     def value(self, described: Any, depth: int = 0) -> Value:
         """Return the value that JSON describes.
@@ -308,8 +312,9 @@ class ValueReader:
         Raises:
             ProtocolBreach: if something is left.
         """
-        if len(self._payload):
-            raise ProtocolBreach(f"sent {len(self._payload)} bytes that belong to no value")
+        left = len(self._payload) - self._place
+        if left >= self._alignment:
+            raise ProtocolBreach(f"sent {left} bytes that belong to no value")
 
     def _pair(self, pair: Any, depth: int) -> tuple[int | str, Value]:
         if isinstance(pair, list) and list(map(type, pair[:1])) in ([int], [str]):
@@ -373,9 +378,9 @@ def run_request(
 
 
 def read_run(
-    message: Mapping[str, Any], payload: memoryview
+    message: Mapping[str, Any], payload: memoryview, alignment: int = 1
 ) -> tuple[memoryview, dict[str, Value]]:
     """Return the model and the inputs of a request that :func:`run_request` has made."""
-    reader = ValueReader(payload)
+    reader = ValueReader(payload, alignment)
     model = reader.take(message.get("model", 0))
     return model, {it["name"]: reader.value(it["value"]) for it in message["inputs"]}

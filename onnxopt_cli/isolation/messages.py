@@ -22,7 +22,14 @@ from typing import Any
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.core.codec import ValueReader, ValueWriter, pack, read_run, run_request
+from onnxopt_cli.core.codec import (
+    LARGEST_PAYLOAD,
+    ValueReader,
+    ValueWriter,
+    pack,
+    read_run,
+    run_request,
+)
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
@@ -33,6 +40,7 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 from onnxopt_cli.isolation.response import Order, Response
+from onnxopt_cli.isolation.shared import ALIGNMENT, fill, mapped, taken
 
 # What a worker may report of itself; all else is seen from outside.
 _REPORTED = frozenset(
@@ -87,18 +95,44 @@ def pack_order(order: Order, model: bytes) -> tuple[dict[str, Any], ValueWriter]
     Raises:
         UnusableOutput: if the inputs cannot be sent.
     """
-    return run_request(model, order.inputs, collect=order.collect, keep=order.keep)
+    settings = {"collect": order.collect, "keep": order.keep}
+    most = most_bytes(order)
+    more = {"most": most} if most > LARGEST_PAYLOAD else {}
+    return run_request(model, order.inputs, **settings, **more)
 
 
-def read_order(message: Any, payload: memoryview) -> Order:
-    """Return what :func:`pack_order` was given."""
-    model, inputs = read_run(message, payload)
+def most_bytes(order: Order) -> int:
+    """Return how many bytes an answer may share: more than any, and than twice a right one."""
+    return max(LARGEST_PAYLOAD, 2 * order.returned)
+
+
+def read_order(message: Any, payload: memoryview, given: int | None = None) -> Order:
+    """Return what :func:`pack_order` was given.
+
+    Args:
+        message: the request.
+        payload: its raw bytes.
+        given: the file in memory with the values where there are no raw bytes.
+    """
+    alignment = 1
+    if given is not None and "shared" in message:
+        payload, alignment = mapped(given, message["shared"]), ALIGNMENT
+    model, inputs = read_run(message, payload, alignment)
     settings = {name: message[name] for name in ("collect", "keep")}
     return Order(onnx.ModelProto.FromString(bytes(model)), inputs, **settings)
 
 
-def pack_answer(number: int, response: Response) -> list[memoryview]:
-    """Return a worker's answer to a request to run a case."""
+def pack_answer(
+    number: int, response: Response, returned: int | None = None, most: int = LARGEST_PAYLOAD
+) -> list[memoryview]:
+    """Return a worker's answer to a request to run a case.
+
+    Args:
+        number: of the request.
+        response: what the backend did.
+        returned: the file in memory for large values.
+        most: bytes that may be in it.
+    """
     values = ValueWriter()
     answer: dict[str, Any] = {"id": number, "seconds": response.seconds}
     if response.outputs is not None:
@@ -106,24 +140,39 @@ def pack_answer(number: int, response: Response) -> list[memoryview]:
             outputs = [values.put(value) for value in response.outputs]
             changed = list(response.changed)
             said = {"outputs": outputs, "lowered": response.lowered, "changed": changed}
+            if size := fill(returned, values.buffers, most):
+                said["shared"] = size
+                values.buffers.clear()
             return values.message({**answer, **said})
         except UnusableOutput as error:
             response = Response(failure=Outcome.ERROR, message=f"of its outputs, {error.message}")
     return pack({**answer, "failure": response.failure, "message": response.message})
 
 
-def read_answer(message: Any, payload: memoryview, inputs: Container[str]) -> Response:
+def read_answer(
+    message: Any,
+    payload: memoryview,
+    inputs: Container[str],
+    returned: int | None = None,
+    most: int = LARGEST_PAYLOAD,
+) -> Response:
     """Return a worker's answer to a request to run a case.
 
     Args:
         message: the answer.
         payload: its raw bytes.
         inputs: names of the inputs that it was given.
+        returned: the file in memory with the values where there are no raw bytes.
+        most: bytes that may be in it.
 
     Raises:
         ProtocolBreach: if it is not an answer.
     """
     reader = ValueReader(payload)
+    if "shared" in message:
+        reader.end()
+        payload = taken(returned, message.pop("shared"), most)
+        reader = ValueReader(payload, ALIGNMENT)
     match message:
         case {
             "outputs": list(outputs),

@@ -48,6 +48,7 @@ class Order:
         keep: whether the prepared model is to be kept for orders with the same model.
         collect: whether garbage is to be collected before the answer, so that what is left is
             left for good.
+        returned: bytes that the outputs of a right backend have, where that is known.
     """
 
     model: onnx.ModelProto
@@ -55,6 +56,7 @@ class Order:
     started: Callable[[], None] = lambda: None
     keep: bool = False
     collect: bool = False
+    returned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.isolation.leaks import SETTLING_SECONDS, Step, Watch
 from onnxopt_cli.isolation.messages import (
     hello,
+    most_bytes,
     pack_order,
     read_answer,
     read_failure,
@@ -38,6 +39,7 @@ from onnxopt_cli.isolation.messages import (
 )
 from onnxopt_cli.isolation.processes import Limits, descendants, out_of_memory_kills, resident
 from onnxopt_cli.isolation.response import Aside, Order, Response
+from onnxopt_cli.isolation.shared import fill
 from onnxopt_cli.isolation.worker_process import WorkerProcess
 
 _AGAIN = " (when the case ran again)"
@@ -198,6 +200,9 @@ class Worker:
         self._begin(State.BUSY)
         try:
             request, values = pack_order(order, self._model)
+            if size := fill(self._process.given, values.buffers):
+                request["shared"] = size
+                values.buffers.clear()
             self._conversation.ask(request, self._limits.timeout, values)
         except UnusableOutput as error:
             message = f"the case cannot be sent to a worker: {error.message}"
@@ -214,7 +219,13 @@ class Worker:
             self._watch: Watch = Watch(self._process.popen.pid)
             self._begin(State.IDLE)
         elif self.state is State.BUSY:
-            response = read_answer(message, payload, self._order.inputs)
+            response = read_answer(
+                message,
+                payload,
+                self._order.inputs,
+                self._process.returned,
+                most_bytes(self._order),
+            )
             if response.lowered and self._lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ from onnxopt_cli.isolation.keeper import fork_keeper
 from onnxopt_cli.isolation.processes import limit_memory
 
 
-def main(channel: int, runner: int, memory: int, folder: str) -> None:
+def main(
+    channel: int, runner: int, memory: int, folder: str, given: int = -1, returned: int = -1
+) -> None:
     """Serve until the channel closes.
 
     Args:
@@ -25,6 +28,8 @@ def main(channel: int, runner: int, memory: int, folder: str) -> None:
         runner: the runner's process id.
         memory: bytes that this process may hold, or 0.
         folder: where temporary files go; made here.
+        given: the descriptor of the file in memory with large values that are given; -1 for none.
+        returned: likewise of the file for those that are returned.
     """
     fork_keeper(runner, channel, folder)
     limit_memory(memory)
@@ -36,10 +41,18 @@ def main(channel: int, runner: int, memory: int, folder: str) -> None:
         connection.set_inheritable(False)
         # The runner is gone, or wants no more of it.
         with suppress(EOFError):
-            _serve(connection)
+            _serve(connection, *(_private(it) for it in (given, returned)))
 
 
-def _serve(connection: socket.socket) -> None:
+def _private(descriptor: int) -> int | None:
+    """Keep a descriptor from what the backend starts; return None for none."""
+    if descriptor < 0:
+        return None
+    os.set_inheritable(descriptor, False)
+    return descriptor
+
+
+def _serve(connection: socket.socket, given: int | None, returned: int | None) -> None:
     # The keeper is forked before anything heavy is imported.
     from onnxopt_cli.backends.lowering import LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack
@@ -70,7 +83,7 @@ def _serve(connection: socket.socket) -> None:
         request, payload = reader.receive(connection.recv_into)
         if request["request"] == "shutdown":
             break
-        order = messages.read_order(request, payload)
+        order = messages.read_order(request, payload, given)
         try:
             response = host.respond(order)
         except KeyboardInterrupt:
@@ -78,7 +91,8 @@ def _serve(connection: socket.socket) -> None:
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
         if order.collect:
             gc.collect()
-        send(messages.pack_answer(request["id"], response))
+        most = [request["most"]] if "most" in request else []
+        send(messages.pack_answer(request["id"], response, returned, *most))
     trouble = host.close()
     if trouble is not None:
         failure, message = trouble

@@ -20,12 +20,13 @@ from onnxopt_cli.isolation.processes import (
     end_descendants,
     visible,
 )
+from onnxopt_cli.isolation.shared import memory_file
 
 # The worker imports what this process would, from the same places, whatever its folder.
 _START = (
-    "import sys; channel, runner, memory, folder, *sys.path = sys.argv[1:]; "
+    "import sys; channel, given, returned, runner, memory, folder, *sys.path = sys.argv[1:]; "
     "from onnxopt_cli.isolation.worker_main import main; "
-    "main(int(channel), int(runner), int(memory), folder)"
+    "main(int(channel), int(runner), int(memory), folder, int(given), int(returned))"
 )
 _PR_SET_DUMPABLE = 4
 # How long a keeper may take to leave nothing behind.
@@ -54,11 +55,15 @@ class WorkerProcess:
         popen: the process that was started: the keeper, where there is one.
         conversation: what it is asked, and answers.
         printed: what the worker has printed.
+        given: the file in memory with the values that it is given; None where there is none.
+        returned: the file in memory with those that it returns; None where there is none.
     """
 
     def __init__(self, memory: int, selector: selectors.BaseSelector) -> None:
         self._folder = name_folder()
-        self.popen, self._channel, printed = _start(memory, self._folder)
+        self.given, self.returned = memory_file(), memory_file()
+        shared = [-1 if it is None else it for it in (self.given, self.returned)]
+        self.popen, self._channel, printed = _start(memory, self._folder, shared)
         self._writing = os.dup(self._channel.fileno())
         self.conversation = Conversation(
             self.popen,
@@ -100,6 +105,8 @@ class WorkerProcess:
         self.conversation.close()
         self._channel.close()
         os.close(self._writing)
+        for shared in filter(None, (self.given, self.returned)):
+            os.close(shared)
         self._unregister(self.printed.descriptor)
         os.close(self.printed.descriptor)
         if self._ended is not None:
@@ -112,25 +119,30 @@ class WorkerProcess:
             self._selector.unregister(descriptor)
 
 
-def _start(memory: int, folder: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+def _start(
+    memory: int, folder: str, shared: list[int]
+) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
     _close_to_others()
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
     _gets_orphans()
-    arguments = [str(theirs.fileno()), str(os.getpid()), str(memory), folder, *sys.path]
+    numbers = [theirs.fileno(), *shared, os.getpid(), memory]
+    arguments = [*map(str, numbers), folder, *sys.path]
     try:
         popen = subprocess.Popen(  # noqa: S603 - our own interpreter
             [sys.executable, "-u", "-P", "-c", _START, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=write_end,
             stderr=write_end,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[it for it in (theirs.fileno(), *shared) if it >= 0],
             start_new_session=True,
         )
     except BaseException:
         ours.close()
-        os.close(printed)
+        for descriptor in (printed, *shared):
+            if descriptor >= 0:
+                os.close(descriptor)
         raise
     finally:
         theirs.close()

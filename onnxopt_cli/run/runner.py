@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
@@ -134,11 +136,16 @@ def _ask(plan: Plan, case: Case) -> _Asked:
     if question.invalid or content is None:
         return _Asked(question, ())
     pending = []
+    returned = 0
+    if question.key is not None:
+        arrays = [it for it in question.key.outputs.values() if isinstance(it, np.ndarray)]
+        returned = sum(it.nbytes for it in arrays)
     try:
         for executor in plan.backends:
             started = partial(plan.started, case.id, executor.name)
             if content.trajectory is None or not content.stepwise:
-                pending.append(executor.submit(Order(content.model, content.inputs, started)))
+                order = Order(content.model, content.inputs, started, returned=returned)
+                pending.append(executor.submit(order))
             else:
                 # Not worth importing for cases of one step.
                 from onnxopt_cli.run.trajectory import stepwise

@@ -86,7 +86,7 @@ def forge(**fields):
 def claim(**claims):
     """Return a backend whose answer to the bad case says this of itself, too."""
 
-    def pack_answer(number, response):
+    def pack_answer(number, response, *_):
         messages.pack_answer = honest
         return honest(number, replace(response, **claims))
 

@@ -1,0 +1,97 @@
+"""Files in memory through which large values pass between the runner and a worker.
+
+Each worker has two, which the runner makes: one for what it is given, one for what it returns. They
+have no name, so nothing of them is left when the last process that holds them ends, however that
+is. Where the system has none, or no room for one, values pass through the channel.
+
+The runner never maps a file: it reads, so a worker that cuts its file short or writes into it again
+has sent less or something else, and cannot end the runner. The worker maps what it is given
+privately, and compares it, in our own code, with the copies that the backend gets.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxopt_cli.errors import ProtocolBreach
+
+#: Fewer bytes pass through the channel.
+LARGE = 1 << 20
+#: Each buffer begins at a multiple of so many bytes, so that tensors of every type may lie there.
+ALIGNMENT = 64
+
+
+def memory_file() -> int | None:
+    """Return the descriptor of a new file in memory; None where there are none."""
+    try:
+        return os.memfd_create("onnxopt")
+    except (AttributeError, OSError):
+        return None
+
+
+def fill(
+    descriptor: int | None, buffers: Sequence[bytes | memoryview], most: int | None = None
+) -> int:
+    """Put buffers into a file in memory in place of what it holds.
+
+    Args:
+        descriptor: of the file; None if there is none.
+        buffers: what to put into it, in this order.
+        most: how large the file may become; None for any size.
+
+    Returns:
+        The size of the file; 0 if they are not worth it, or too large, or there is no room.
+    """
+    sizes = [memoryview(it).nbytes for it in buffers]
+    whole = sum(size + -size % ALIGNMENT for size in sizes)
+    if descriptor is None or sum(sizes) < LARGE or (most is not None and whole > most):
+        return 0
+    place = 0
+    try:
+        os.ftruncate(descriptor, 0)
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            while view:
+                count = os.pwrite(descriptor, view, place)
+                place, view = place + count, view[count:]
+            place += -place % ALIGNMENT
+        os.ftruncate(descriptor, place)
+    except OSError:
+        os.ftruncate(descriptor, 0)
+        return 0
+    return place
+
+
+def taken(descriptor: int | None, size: object, most: int) -> memoryview:
+    """Return what a worker has put into its file, and empty that.
+
+    Args:
+        descriptor: of the file.
+        size: what the worker says of its size.
+        most: bytes that it may have.
+
+    Raises:
+        ProtocolBreach: if there is less in it, or it is larger.
+    """
+    if descriptor is None or type(size) is not int or not 0 < size <= most:
+        raise ProtocolBreach(f"shared something else than 1 to {most} bytes")
+    if os.fstat(descriptor).st_size < size:
+        raise ProtocolBreach(f"shared less than the {size} bytes that it announced")
+    whole = np.empty(size, np.uint8).data
+    place = 0
+    while place < size:
+        count = os.preadv(descriptor, [whole[place:]], place)
+        if not count:
+            raise ProtocolBreach(f"shared less than the {size} bytes that it announced")
+        place += count
+    os.ftruncate(descriptor, 0)
+    return whole
+
+
+def mapped(descriptor: int, size: int) -> memoryview:
+    """Return what the runner has put into a worker's file, in memory of the worker's own."""
+    return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))
