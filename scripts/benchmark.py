@@ -37,6 +37,53 @@ from plain_backends import OnnxRuntimeBackend
 globals().update(Runner(OnnxRuntimeBackend, __name__).test_cases)
 """
 
+# What anybody would do with a test directory of large tensors.
+LARGE_ELEMENTS = 20_000_000
+MAKE_LARGE = """
+import sys, numpy as np, onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+folder, count, domain = sys.argv[1], int(sys.argv[2]), "ai.onnx.preview.training"
+random = np.random.default_rng(1)
+values = {"R": np.float32([0.1]), "T": np.int64([3])}
+values |= {name: random.standard_normal(count, dtype=np.float32) for name in "XGVH"}
+np.abs(values["H"], out=values["H"])
+node = helper.make_node("Adam", list(values), ["X_new", "V_new", "H_new"], domain=domain,
+                        alpha=0.9, beta=0.99, epsilon=1e-2)
+def info(name, array):
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+graph = helper.make_graph([node], "adam", [info(*it) for it in values.items()],
+                          [info(name, values["X"]) for name in node.output])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, 1)], ir_version=8)
+onnx.save(model, f"{folder}/model.onnx")
+outputs = dict(zip(node.output, ReferenceEvaluator(model).run(None, values)))
+for kind, arrays in (("input", values), ("output", outputs)):
+    for place, (name, array) in enumerate(arrays.items()):
+        onnx.save_tensor(numpy_helper.from_array(array, name),
+                         f"{folder}/test_data_set_0/{kind}_{place}.pb")
+"""
+PLAIN = """
+import sys, numpy as np, onnx
+from onnx import numpy_helper
+folder, runner, path = sys.argv[1:]
+model = onnx.load(path)
+def load(kind, place):
+    return numpy_helper.to_array(
+        onnx.load_tensor(f"{folder}/test_data_set_0/{kind}_{place}.pb"))
+inputs = {value.name: load("input", place) for place, value in enumerate(model.graph.input)}
+expected = [load("output", place) for place in range(len(model.graph.output))]
+if runner == "reference":
+    from onnx.reference import ReferenceEvaluator
+    outputs = ReferenceEvaluator(model).run(None, inputs)
+else:
+    import onnxruntime
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    outputs = session.run(None, inputs)
+for mine, theirs in zip(outputs, expected):
+    np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-7)
+"""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -100,6 +147,16 @@ def main() -> int:
             check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
+        large = folder / "large" / "test_adam"
+        (large / "test_data_set_0").mkdir(parents=True)
+        model, lowered = str(large / "model.onnx"), str(folder / "lowered.onnx")
+        make = [PYTHON, "-c", MAKE_LARGE, str(large), str(LARGE_ELEMENTS)]
+        for command in (make, [*ONNXOPT, "lower", model, "-o", lowered]):
+            subprocess.run(
+                command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
+            )
+        plain = [PYTHON, "-c", PLAIN, str(large)]
+
         def forget() -> None:
             subprocess.run(["rm", "-rf", str(folder / "cache")], check=True)  # noqa: S607
 
@@ -121,6 +178,11 @@ def main() -> int:
                        [*ONNXOPT, "run", "cases/conformance", "-q"], ADDITIONS, 2.5, 5),
             Comparison("audit of all operators | 10^6 additions",
                        [*ONNXOPT, "audit", "cases/", "-j", "2"], ADDITIONS, 120.0, 1),
+            Comparison("Adam of 2e7 floats, numpy | reference, assert_allclose",
+                       [*ONNXOPT, "run", str(large), "-q"], [*plain, "reference", model], 2.0, 3),
+            Comparison("Adam of 2e7 floats, ONNX Runtime | session, assert_allclose",
+                       [*ONNXOPT, "run", str(large), *on_runtime],
+                       [*plain, "session", lowered], 4.0, 3),
             # The start of the processes included.
             Comparison("fuzz numpy with 2000 examples | 10^6 additions",
                        [*ONNXOPT, "fuzz", "-b", "numpy", "--examples", "2000",
