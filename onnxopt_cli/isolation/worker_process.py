@@ -105,8 +105,9 @@ class WorkerProcess:
         self.conversation.close()
         self._channel.close()
         os.close(self._writing)
-        for shared in filter(None, (self.given, self.returned)):
-            os.close(shared)
+        for shared in (self.given, self.returned):
+            if shared is not None:
+                os.close(shared)
         self._unregister(self.printed.descriptor)
         os.close(self.printed.descriptor)
         if self._ended is not None:
