@@ -79,6 +79,6 @@ def _judging(options: Mapping[str, Any]) -> JudgeOptions:
     for name in said:
         value = options.get(name)
         number = isinstance(value, (int, float)) and 0 <= value < float("inf")
-        if value in ("derived", "onnx") if name == "rule" else number:
+        if value in ("conditioned", "derived", "onnx") if name == "rule" else number:
             said[name] = value
     return judging({**said, "signed_zeros": options.get("signed_zeros") is True})

@@ -8,7 +8,7 @@ ask is judged by ONNX's tolerance, and says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
     Branch,
     Budget,
     Provenance,
@@ -26,7 +27,7 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.core.values import NumberKind, Value, describe, kind_of
 from onnxopt_cli.isolation.response import Order, Response
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
 
 if TYPE_CHECKING:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
@@ -42,21 +43,19 @@ ASKED = "python:onnxopt_cli.readings.conditioned.asked:Asked"
 LONGEST_SECONDS = 20.0
 
 
+@dataclass
 class Asker:
     """Asks models; the first question starts a worker.
 
-    Args:
-        judging: how the user wants outputs to be judged.
-
     Attributes:
+        judging: how the user wants outputs to be judged.
         open_workers: starts it, and returns what has a model asked; None as long as nobody can be.
     """
 
-    def __init__(self, judging: JudgeOptions) -> None:
-        self.open_workers: Callable[[], Submit] | None = None
-        self._judging = judging
-        self._submit: Submit | None = None
-        self._answers: Answers | None = None
+    judging: JudgeOptions
+    open_workers: Callable[[], Submit] | None = None
+    _submit: Submit | None = None
+    _answers: Answers | None = None
 
     def ask(self, content: Content, key: AnswerKey) -> Callable[[], AnswerKey] | None:
         """Ask what is right of a case's outputs.
@@ -68,7 +67,11 @@ class Asker:
         Returns:
             What waits for the answer and completes the key; None if there is nothing to ask.
         """
-        wanted = [] if self._judging.override is not None else list(key.outputs)
+        rule = self.judging.rule
+        if self.judging.override is not None or rule in {ToleranceRule.DERIVED, ToleranceRule.ONNX}:
+            return None
+        everything = rule is ToleranceRule.CONDITIONED
+        wanted = [it for it in key.outputs if everything or key.tolerances[it] is ONNX_DEFAULT]
         has_formula = key.formula is not None or content.trajectory is not None
         if not wanted or has_formula or self.open_workers is None:
             return None

@@ -147,9 +147,10 @@ def open_executors(
             else:
                 executors.append(pool(one.text))
 
-        def open_asked() -> Submit:
+        def open_asked(asker: Asker) -> Submit:
             from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS
 
+            stack.callback(asker.close)
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
                 return InProcess(ASKED, never, interruption, None).submit
@@ -160,8 +161,7 @@ def open_executors(
             return Pool(ASKED, never, limits, setting.jobs, loop(), interruption).submit
 
         if asker is not None:
-            asker.open_workers = open_asked
-            stack.callback(asker.close)
+            asker.open_workers = partial(open_asked, asker)
         yield executors
 
 

@@ -72,11 +72,10 @@ def open_plan(
         UsageError: if a backend's specification is not valid, or two ask for the same backend.
         BackendUnavailable: if a backend in this process does not start.
     """
-    asker = None
-    if judging.rule is ToleranceRule.CONDITIONED:
-        from onnxopt_cli.run.asking import Asker
+    # Not worth importing for who only opens another plan.
+    from onnxopt_cli.run.asking import Asker
 
-        asker = Asker(judging)
+    asker = Asker(judging)
     with open_executors(backends, setting, interruption, asker) as opened:
         yield Plan((), opened, judging=judging, interruption=interruption, asker=asker)
 
@@ -153,7 +152,9 @@ def _ask(plan: Plan, case: Case) -> _Asked:
                 pending.append(partial(stepwise, executor, content.trajectory, started))
     except MemoryError:
         return _Asked(starved(case), ())
-    answer = plan.asker.ask(content, question.key) if plan.asker and question.key else None
+    answer = None
+    if plan.asker and question.key and question.key.formula is None:
+        answer = plan.asker.ask(content, question.key)
     complete = None if answer is None else partial(_completed, question, answer)
     return _Asked(question, tuple(pending), complete)
 

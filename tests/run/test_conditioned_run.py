@@ -86,8 +86,17 @@ def test_an_error_of_1e_5_fails_unless_the_tolerance_of_onnx_is_asked_for(
     result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain")
     assert result.code == 1
     assert "16 times what a rounding moves (conditioned)" in result.out
-    for rule in ("onnx", "derived"):
-        assert onnxopt("run", folder, "-b", backend("Off"), "--tolerance", rule).code == 0
+    assert onnxopt("run", folder, "-b", backend("Off"), "--no-explain").code == 1
+    for rule in (("--tolerance", "onnx"), ("--tolerance", "derived"), ("--rtol", "1e-3")):
+        assert onnxopt("run", folder, "-b", backend("Off"), *rule).code == 0
+
+
+def test_a_tolerance_of_its_own_precedes_what_asking_says(onnxopt, tmp_path, backend):
+    folder = softmax(tmp_path)
+    stated = json.dumps({"rtol": 1e-3, "atol": 1e-6})
+    (tmp_path / "node" / "test_it" / "data.json").write_text(stated)
+    assert onnxopt("run", folder, "-b", backend("Off")).code == 0
+    assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain").code == 1
 
 
 def test_a_published_output_that_is_wrong_makes_the_case_invalid(onnxopt, tmp_path, backend):
