@@ -74,7 +74,8 @@ def resolve_backend(text: str) -> Backend:
     for name, value in specification.options.items():
         if name.startswith(_VARIABLE):
             os.environ[name.removeprefix(_VARIABLE)] = value
-        else:
+        # What is declared says how to judge it.
+        elif name != "math":
             rest[name] = value
     specification = replace(specification, options=rest)
     with starting(text):

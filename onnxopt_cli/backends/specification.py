@@ -34,6 +34,8 @@ _COMMAND = "exec:"
 _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
 _LAST = "unsupported="
+#: Mathematics that a backend may declare, with the option ``math``.
+MATH = ("tf32", "bf16", "float16-sums")
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PYTHON = re.compile(
     rf"python:(?P<source>.+?):(?P<attribute>{_ATTRIBUTE})"
@@ -111,6 +113,13 @@ def parse_specification(text: str) -> Specification:
     return Specification(text, name=name.strip(), options=found)
 
 
+def declared_math(text: str) -> str:
+    """Return the mathematics that a backend's specification declares; empty if it declares none."""
+    with suppress(UsageError):
+        return parse_specification(text.strip()).options.get("math", "")
+    return ""
+
+
 def _command(text: str) -> Specification:
     written, last = _cut(text)
     match = _EXEC.fullmatch(written)
@@ -149,6 +158,11 @@ def _options(text: str, written: str) -> dict[str, str]:
         if name in options:
             raise UsageError(f"backend {printable(text)}: option {name} is given twice")
         options[name] = value
+        if name == "math" and value not in MATH:
+            raise UsageError(
+                f"backend {printable(text)}: math is {printable(value)!r}",
+                hint=f"it is one of {', '.join(MATH)}",
+            )
     if last:
         options["unsupported"] = _pattern(text, pattern)
     return options

@@ -36,7 +36,7 @@ from onnxopt_cli.errors import UsageError
 
 _PARTS = {"backends", "profiles"}
 # Options of a backend that have fields of their own; others stand in its table `options`.
-_FIELDS = {"backend", "options", "python", "unsupported", "environment"}
+_FIELDS = {"backend", "options", "python", "unsupported", "environment", "math"}
 _LARGEST = 1 << 20
 # Of options whose values are paths, or end in one after "=".
 _PATHS = {"FILE", "LOG", "DIR", "PATH", "DIRECTORY", "FORMAT=PATH", "[PATH|SUITE|ID]..."}
@@ -183,6 +183,8 @@ def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
     options |= _table(written, "options")
     if "python" in written:
         options["python"] = _relative(folder, str(written["python"]))
+    if "math" in written:
+        options["math"] = written["math"]
     for key, value in options.items():
         if not isinstance(value, (str, int, float)) or "," in str(value):
             raise ValueError(f"has {printable(key)} = {printable(repr(value))}, which is no option")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.record import SUITE, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
@@ -59,6 +60,8 @@ def scope(record: RunRecord) -> str:
     ]
     left_out = record.options.get("without") or {}
     parts = [", ".join(suites), *(f"without {name} ({why})" for name, why in left_out.items())]
+    declaring = [it.name for it in record.backends if ",math=" in it.name]
+    parts += [f"{name} judged as math={declared_math(name)}" for name in declaring]
     return printable("; ".join(filter(None, parts)))
 
 

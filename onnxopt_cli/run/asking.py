@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs
@@ -39,6 +40,8 @@ _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
 Submit = Callable[[Order], Callable[[], Response | str]]
 #: What a worker of ours runs.
 ASKED = "python:onnxopt_cli.readings.conditioned.asked:Asked"
+#: Under this key a model's metadata tell workers of ours what mathematics is declared.
+DECLARED = "onnxopt.math"
 #: No model is asked for longer.
 LONGEST_SECONDS = 20.0
 
@@ -57,12 +60,15 @@ class Asker:
     _submit: Submit | None = None
     _answers: Answers | None = None
 
-    def ask(self, content: Content, key: AnswerKey) -> Callable[[], AnswerKey] | None:
+    def ask(
+        self, content: Content, key: AnswerKey, math: str = ""
+    ) -> Callable[[], AnswerKey] | None:
         """Ask what is right of a case's outputs.
 
         Args:
             content: the case's content.
             key: what is known without asking.
+            math: the mathematics that the backend declares.
 
         Returns:
             What waits for the answer and completes the key; None if there is nothing to ask.
@@ -85,12 +91,13 @@ class Asker:
         from onnxopt_cli.run.answers import Answers, question_key
 
         answers = self._answers = self._answers or Answers()
-        question, count = question_key(content.model, content.inputs), len(key.outputs)
+        model, count = _declaring(content.model, math), len(key.outputs)
+        question = question_key(model, content.inputs)
         known = answers.get(question)
         if known is not None:
             return lambda: _completed(key, wanted, _judgements(known, count))
         self._submit = self._submit or self.open_workers()
-        pending = self._submit(Order(content.model, content.inputs))
+        pending = self._submit(Order(model, content.inputs))
 
         def completed() -> AnswerKey:
             response = pending()
@@ -110,6 +117,19 @@ class Asker:
         """Let later runs find what has been asked."""
         if self._answers is not None:
             self._answers.close()
+
+
+def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
+    """Return a model whose metadata declare a backend's mathematics, whatever they say."""
+    if not math and not any(it.key == DECLARED for it in model.metadata_props):
+        return model
+    declaring = onnx.ModelProto()
+    declaring.CopyFrom(model)
+    kept = [it for it in model.metadata_props if it.key != DECLARED]
+    del declaring.metadata_props[:]
+    declaring.metadata_props.extend(kept)
+    declaring.metadata_props.add(key=DECLARED, value=math)
+    return declaring
 
 
 def _judgements(returned: Sequence[Value], outputs: int) -> list[Judgement]:

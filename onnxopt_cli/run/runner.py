@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cache, partial
 
 import numpy as np
 
+from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
+from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import Executor, Pending, Setting, open_executors
 from onnxopt_cli.run.judge import (
@@ -28,9 +29,6 @@ from onnxopt_cli.run.judge import (
     unasked_result,
     with_key,
 )
-
-if TYPE_CHECKING:
-    from onnxopt_cli.run.asking import Asker
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +70,6 @@ def open_plan(
         UsageError: if a backend's specification is not valid, or two ask for the same backend.
         BackendUnavailable: if a backend in this process does not start.
     """
-    # Not worth importing for who only opens another plan.
-    from onnxopt_cli.run.asking import Asker
-
     asker = Asker(judging)
     with open_executors(backends, setting, interruption, asker) as opened:
         yield Plan((), opened, judging=judging, interruption=interruption, asker=asker)
@@ -121,12 +116,13 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 class _Asked:
     """A case that has been read and, unless it is invalid, submitted to every backend.
 
-    ``complete`` waits for what is right of its outputs, where that had to be asked.
+    ``complete`` waits for what is right of its outputs, where that had to be asked, by the
+    mathematics that a backend declares.
     """
 
     question: AskedCase
     pending: tuple[Pending, ...]
-    complete: Callable[[], AskedCase] | None = None
+    complete: Mapping[str, Callable[[], AskedCase]] = field(default_factory=dict)
 
 
 def _ask(plan: Plan, case: Case) -> _Asked:
@@ -152,10 +148,12 @@ def _ask(plan: Plan, case: Case) -> _Asked:
                 pending.append(partial(stepwise, executor, content.trajectory, started))
     except MemoryError:
         return _Asked(starved(case), ())
-    answer = None
+    complete: dict[str, Callable[[], AskedCase]] = {}
     if plan.asker and question.key and question.key.formula is None:
-        answer = plan.asker.ask(content, question.key)
-    complete = None if answer is None else partial(_completed, question, answer)
+        for math in dict.fromkeys(declared_math(it.name) for it in plan.backends):
+            answer = plan.asker.ask(content, question.key, math)
+            if answer is not None:
+                complete[math] = cache(partial(_completed, question, answer))
     return _Asked(question, tuple(pending), complete)
 
 
@@ -167,17 +165,18 @@ def _completed(question: AskedCase, answer: Callable[[], AnswerKey]) -> AskedCas
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
-    question = asked.complete() if asked.complete else asked.question
-    if question.invalid:
-        for pending in asked.pending:
-            # Nobody needs the answer, but a worker that is still at it cannot be shut down.
-            pending()
-        results = [unasked_result(question, executor.name) for executor in plan.backends]
-        return tuple(map(plan.review, results))
-    results = [
-        _result(plan, question, executor, pending)
-        for executor, pending in zip(plan.backends, asked.pending, strict=True)
-    ]
+    results = []
+    for at, executor in enumerate(plan.backends):
+        question, pending = asked.question, asked.pending[at] if asked.pending else None
+        if asked.complete:
+            question = asked.complete[declared_math(executor.name)]()
+        if pending is None or question.invalid:
+            if pending is not None:
+                # Nobody needs the answer, but a worker that is still at it cannot be shut down.
+                pending()
+            results.append(unasked_result(question, executor.name))
+        else:
+            results.append(_result(plan, question, executor, pending))
     return tuple(map(plan.review, results))
 
 

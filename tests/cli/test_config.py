@@ -42,6 +42,12 @@ def place(workplace):
     return workplace
 
 
+def test_a_backend_of_a_file_declares_its_mathematics(place, onnxopt):
+    text = FILE.replace('mistaken.py:Right"\n', 'mistaken.py:Right"\nmath = "tf32"\n')
+    (place / "onnxopt.toml").write_text(text)
+    assert "judged as math=tf32" in onnxopt("run", "-b", "mine").out.replace("\n", " ")
+
+
 def test_a_file_says_what_the_command_line_does_not(place, onnxopt):
     assert "numpy conforms: 7 pass" in onnxopt("run", "-q").out
     assert "numpy conforms: 1 pass" in onnxopt("run", "-q", "spec/adam/adam").out

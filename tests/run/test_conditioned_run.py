@@ -6,6 +6,7 @@ import shutil
 from hashlib import sha256
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -31,6 +32,23 @@ class Slow(Right):
     def run(self, model, inputs):
         time.sleep(3)
         return super().run(model, inputs)
+
+class Tensor(Right):
+    def run(self, model, inputs):
+        bits = {"tf32": 13, "bf16": 16}[self.math]
+        cut = {n: (v.view("u4") >> bits << bits).view("f4") for n, v in inputs.items()}
+        return super().run(model, cut)
+
+class Tf32(Tensor):
+    math = "tf32"
+
+class Bf16(Tensor):
+    math = "bf16"
+
+class HalfSums:
+    def run(self, model, inputs):
+        (x,) = inputs.values()
+        return [x.astype("f2").cumsum(axis=1, dtype="f2")[:, -1:].astype("f4")]
 
 class Coin:
     def run(self, model, inputs):
@@ -60,15 +78,15 @@ def value_info(name, array):
     )
 
 
-def single(folder, operator, inputs, expected, **attributes):
+def single(folder, operator, inputs, expected, opset=22, **attributes):
     graph = helper.make_graph(
         [helper.make_node(operator, list(inputs), ["y"], **attributes)],
         "g",
         [value_info(name, it) for name, it in inputs.items()],
         [value_info("y", expected)],
     )
-    opset = [helper.make_opsetid("", 22)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     return write(folder, model, inputs, y=expected)
 
 
@@ -97,6 +115,62 @@ def test_a_tolerance_of_its_own_precedes_what_asking_says(onnxopt, tmp_path, bac
     (tmp_path / "node" / "test_it" / "data.json").write_text(stated)
     assert onnxopt("run", folder, "-b", backend("Off")).code == 0
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain").code == 1
+
+
+def products(folder):
+    random = np.random.default_rng(4)
+    a, b = (random.standard_normal(shape).astype("f4") for shape in ((5, 40), (40, 6)))
+    return single(folder, "MatMul", {"a": a, "b": b}, a @ b)
+
+
+@pytest.mark.parametrize(("name", "math"), [("Tf32", "tf32"), ("Bf16", "bf16")])
+def test_declared_mathematics_widens_products_and_every_report_says_so(
+    onnxopt, tmp_path, backend, name, math
+):
+    folder, badge = products(tmp_path), tmp_path / "badge.json"
+    run = ("run", folder, "--no-explain", "--report", f"badge={badge}", "-b")
+    assert onnxopt(*run, backend(name)).code == 1
+    result = onnxopt(*run, f"{backend(name)},math={math}")
+    assert result.code == 0, result.out
+    for said in (result.out, badge.read_text()):
+        assert f"judged as math={math}" in said.replace("\n", " ")
+    # Beside one that declares nothing each is judged by its own.
+    result = onnxopt(*run, f"{backend(name)},math={math}", "-b", backend(name))
+    assert result.code == 1
+    assert "1 pass" in result.out
+
+
+def test_declared_mathematics_widens_nothing_but_products_or_sums(onnxopt, tmp_path, backend):
+    folder = softmax(tmp_path)
+    for math in ("tf32", "bf16"):
+        off = f"{backend('Off')},math={math}"
+        assert onnxopt("run", folder, "--no-explain", "-b", off).code == 1
+
+
+def test_sums_in_float16_are_right_only_where_they_are_declared(onnxopt, tmp_path, backend):
+    x = np.random.default_rng(1).uniform(0, 0.1, (3, 300)).astype("f4")
+    inputs = {"x": x}
+    total = x.astype("f8").sum(axis=1, keepdims=True).astype("f4")
+    folder = single(tmp_path, "ReduceL1", inputs, total, axes=[1], opset=13)
+    run = ("run", folder, "--no-explain", "-b")
+    assert onnxopt(*run, backend("HalfSums")).code == 1
+    assert onnxopt(*run, f"{backend('HalfSums')},math=tf32").code == 1
+    assert onnxopt(*run, f"{backend('HalfSums')},math=float16-sums").code == 0
+
+
+def test_a_model_cannot_declare_mathematics_for_a_backend(onnxopt, tmp_path, backend):
+    folder = products(tmp_path)
+    path = tmp_path / "node" / "test_it" / "model.onnx"
+    model = onnx.load(path)
+    model.metadata_props.add(key="onnxopt.math", value="bf16")
+    onnx.save(model, path)
+    assert onnxopt("run", folder, "--no-explain", "-b", backend("Bf16")).code == 1
+
+
+def test_mathematics_that_nobody_knows_is_refused(onnxopt, tmp_path, backend):
+    result = onnxopt("run", products(tmp_path), "-b", f"{backend('Right')},math=fp8")
+    assert result.code == 2
+    assert "it is one of tf32, bf16, float16-sums" in result.err
 
 
 def test_a_published_output_that_is_wrong_makes_the_case_invalid(onnxopt, tmp_path, backend):

@@ -24,7 +24,8 @@ class Asked:
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
         """Return the judgements of all outputs; see :func:`judgements`."""
         try:
-            found = condition(model, inputs)
+            declared = {it.key: it.value for it in model.metadata_props}
+            found = condition(model, inputs, declared.get("onnxopt.math", ""))
         except CannotAskError as error:
             why = exception_text(error).removeprefix("CannotAskError: ")
             found = [Judgement(None, reason=why)] * len(model.graph.output)

@@ -19,7 +19,7 @@ from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import published_body
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated
-from onnxopt_cli.readings.conditioned.rows import DEFINED, Rounds, Site, floats, site
+from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
     is_wide,
@@ -27,6 +27,8 @@ from onnxopt_cli.readings.conditioned.widen import (
     widened_value,
 )
 
+#: By how much declared mathematics rounds: operands of products, or sums.
+MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: How many units an output may be off.
 UNITS = 16.0
 # A right form that is further off measures nothing; it is one more right answer where it overflows.
@@ -94,12 +96,16 @@ class _Measured:
     rounds: bool = False
 
 
-def condition(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Judgement]:
+def condition(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
+) -> list[Judgement]:
     """Ask a model how far its outputs move.
 
     Args:
         model: a model whose operators onnx's reference implements.
         inputs: a value for every input of the graph that must be fed.
+        math: one of :data:`MATH` where a backend declares that it rounds products or sums; or
+            empty.
 
     Raises:
         CannotAskError: if it cannot be asked.
@@ -107,7 +113,7 @@ def condition(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Judge
     try:
         if {node.op_type for node in all_nodes(model)} <= DEFINED:
             return [_defined(it) for it in Evaluated(model).run(inputs)]
-        measured = _measure(model, inputs)
+        measured = _measure(model, inputs, math)
     except (CannotAskError, MemoryError):
         raise
     except Exception as error:
@@ -115,7 +121,7 @@ def condition(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Judge
         said = exception_text(error).split("\n", 1)[0]
         why = f"onnx's reference does not run it in double: {clipped(said, _LONGEST)}"
         raise CannotAskError(why) from error
-    body = _measured_body(model, inputs)
+    body = _measured_body(model, inputs, math)
     found = [_judgement(measured, body, place) for place in range(len(measured.own))]
     if operator_names(model) == ("Attention",):
         return list(map(_with_lowest, found))
@@ -141,11 +147,13 @@ def _with_lowest(judgement: Judgement) -> Judgement:
     return replace(judgement, others=(*judgement.others, (other, near)))
 
 
-def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured | None:
+def _measured_body(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str
+) -> _Measured | None:
     """Run the function body that ONNX publishes for a model's only node; None if there is none."""
     try:
         body = published_body(model, inputs)
-        return None if body is None else _measure(body, inputs)
+        return None if body is None else _measure(body, inputs, math)
     except MemoryError:
         # Limits would be too narrow without it.
         raise
@@ -153,7 +161,7 @@ def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Meas
         return None
 
 
-def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured:
+def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> _Measured:
     roundoffs: list[tuple[str, float, bool]] = []
 
     def note(node: Any, compute: Compute, given: Sequence[Any]) -> tuple[Any, ...]:
@@ -184,7 +192,8 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured:
         found = known[key]
         if narrows and found.row is Rounds.EXACT and len(roundoffs) > 1:
             found = Site(Rounds.ELEMENT)
-        visits.append(_Visit(node.op_type, found, roundoff, given, outputs))
+        inner = _inner(node.op_type, found, roundoff, math)
+        visits.append(_Visit(node.op_type, found, roundoff, inner, given, outputs))
         return outputs
 
     measured = _Measured(own, wide.run(inputs, ask))
@@ -205,6 +214,15 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> _Measured:
     return measured
 
 
+def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
+    """Return by how much a node rounds its operands: a root of their number, or as declared."""
+    root = max(1.0, found.length**0.5 / _SUM)
+    if math == "float16-sums" and found.length > 1 and roundoff > _DOUBLE:
+        return max(roundoff, MATH[math]) * root
+    products = math and op_type in PRODUCTS and roundoff == ROUNDOFF[np.dtype(np.float32)]
+    return max(roundoff * root, MATH[math] if products and math != "float16-sums" else 0.0)
+
+
 def _coarsest(values: Sequence[Any]) -> float:
     arrays = [it for it in values if isinstance(it, np.ndarray)]
     return max((ROUNDOFF.get(it.dtype, 0.0) for it in arrays), default=0.0)
@@ -217,6 +235,7 @@ class _Visit:
     op_type: str
     site: Site
     roundoff: float
+    inner: float
     inputs: Sequence[Any]
     outputs: tuple[Any, ...]
 
@@ -243,7 +262,7 @@ class _Noise:
             return visit.outputs if same else compute(*given)
         moved = list(given)
         if found.moved:
-            own = roundoff * max(1.0, found.length**0.5 / _SUM)
+            own = visit.inner * self._step
             for place in floats(node.op_type, given):
                 moved[place] = np.asarray(given[place] * (1 + own * self._signs(given[place])))
         outputs = compute(*moved)

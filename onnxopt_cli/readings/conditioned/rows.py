@@ -76,6 +76,12 @@ _LISTED = {
 #: Float inputs that decide shapes; they are never moved.
 FIXED = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 
+#: Operators whose products tensor units compute from rounded operands.
+PRODUCTS = frozenset(
+    {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "Attention", "GRU", "LSTM"}
+    | {"RNN", "LinearAttention", "CausalConvWithState"}
+)
+
 _EXACT_VALUES = np.array([0.0, np.inf])
 _MOST_OPERANDS = 2
 _GOLDEN = 0.6180339887498949
