@@ -9,7 +9,7 @@ first. Nothing here knows an operator by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, cycle, product
 from math import prod
 from typing import Any
@@ -27,8 +27,11 @@ _BLOCKS = (16, 32, 64, 128, 256, 1024)
 _LENGTHS = (*range(10), *(size + by for size in _BLOCKS for by in (-1, 0, 1)), 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
 _SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
-#: Reach beyond every tile and block, with a rest.
-_WHOLE: Shapes = ((300, 2), (2, 300), (1100,))
+#: Reach beyond every tile and block, with a rest, in every rank.
+_WHOLE: Shapes = (
+    (300, 2), (2, 300), (1100,),
+    (2, 3, 191), (3, 7, 1, 53), (2, 3, 2, 2, 47), (2, 2, 3, 2, 3, 17), (2, 1, 3, 2, 2, 3, 17),
+)  # fmt: skip
 _SHAPES: Shapes = (
     *((length,) for length in _LENGTHS if length != 1),
     *((size, 3) for size in _TILES),
@@ -40,9 +43,11 @@ _SHAPES: Shapes = (
 )  # fmt: skip
 #: How many tensors, and how many questions of so many.
 _NUMBERS = {
-    1: 24, 2: 30, 3: 40, 4: 50, 5: 3, 6: 2, 7: 3, 8: 5, 9: 8, 10: 1, 16: 2, 17: 4, 33: 2, 65: 3,
+    1: 23, 2: 36, 3: 49, 4: 59, 5: 3, 6: 2, 7: 3, 8: 19, 9: 23, 10: 1, 16: 3, 17: 8, 33: 6, 65: 14,
     129: 1,
 }  # fmt: skip
+#: The last and first tensors of those that are computed at once, of whole numbers of them.
+_TURNS = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
 #: Lengths of the suite ``large``.
 _LARGE = (*(size + by for size in (2**16, 2**17) for by in (-1, 0, 1)), 3 * 2**15)
 
@@ -51,7 +56,7 @@ _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1,
 _RATES = (0.41234568, 1.0, 0.0, -0.41234568, 1.2345679e-6, 24.691358)
 _RANKS = (0, 1, 2, 3)
 #: Of attributes without limits, beside the ordinary value: seen, and inexact in float32 where not.
-_NUMERIC = (0.0, 1.0, -1.0, 1.2345679e-6, 24.691358, 0.9987654, 0.12345679)
+_NUMERIC = (0.0, 1.0, -1.0, 1.2345679e-6, 24.691358, 0.9987654, 3.4567891e-4)
 _PLAIN = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
 #: Of attributes with limits, as shares of their range; the last ones miss their product with 100.
 _SHARES = (0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
@@ -96,7 +101,8 @@ _CALM = 0.8
 _NONNEGATIVE = 0.9
 _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
 _POOL = 4096
-_TRIES = 8
+_TRIES, _PARTLY = 8, 3
+_MATRIX = 2
 
 
 class _Cover:
@@ -128,16 +134,23 @@ def space(author: Author) -> Iterator[WrittenCase]:
     design = _Design(author)
     random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= _LITERAL]
+    # Exactly a tile high or wide.
+    tiles = [
+        shape for shape in _SHAPES if len(shape) == _MATRIX and not max(shape) & (max(shape) - 1)
+    ]
     others = cycle(random.permutation(len(_SHAPES)))
     carried = any(map(author.operator.carries, author.operator.outputs))
-    for number, times in _NUMBERS.items():
-        for _ in range(times):
-            pools = (_WHOLE, _SINGLE, *(_SHAPES, small) * (_FEW // 2), *(small,) * number)
-            # A sum shows little of a small tensor beside a large one.
-            pools = pools[carried and random.randint(2) :][: number - 1]
-            shapes = [_SHAPES[next(others)], *(pool[random.randint(len(pool))] for pool in pools)]
-            random.shuffle(shapes)
-            yield design.question(shapes)
+    for number in chain.from_iterable([number] * times for number, times in _NUMBERS.items()):
+        pools = (_WHOLE, _SINGLE, tiles, *(_SHAPES, small) * (_FEW // 2), *(small,) * number)
+        # A sum shows little of a small tensor beside a large one.
+        pools = pools[carried and random.randint(2) :][: number - 1]
+        shapes = [_SHAPES[next(others)], *(pool[random.randint(len(pool))] for pool in pools)]
+        random.shuffle(shapes)
+        for place in _TURNS if number > _FEW else ():
+            if place < number:
+                pool = (_SHAPES, _WHOLE)[random.randint(2)]
+                shapes[place] = pool[random.randint(len(pool))]
+        yield design.question(shapes)
 
 
 def large(author: Author) -> Iterator[WrittenCase]:
@@ -196,7 +209,7 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
 class _Design:
     """The dimensions of an operator's questions, and which of their pairs have been asked for."""
 
-    def __init__(self, author: Author, prefix: str = "space") -> None:
+    def __init__(self, author: Author, prefix: str = "pairs") -> None:
         self.random = np.random.RandomState(_SEED)
         self._author, self._prefix, self._asked = author, prefix, 0
         self._pools: dict[tuple[str, int, bool], Array] = {}
@@ -246,6 +259,8 @@ class _Design:
         if len(shapes) > _FEW:
             # There are few of them.
             extremes = _MANY_EXTREME
+        # With some levels one output is never finite, and the others tell all the same.
+        enough = all if plain or self.random.randint(_PARTLY) else any
         for _ in range(_TRIES):
             candidates = self._candidates(places, extremes, _NODES)
             candidates[:, 0] = list(_NUMBERS).index(len(shapes))
@@ -256,7 +271,7 @@ class _Design:
                 name: levels[level]
                 for (name, levels), level in zip(self._node.items(), node, strict=True)
             }
-            if self._tells(chosen):
+            if self._tells(chosen, enough):
                 break
         # Of many, some come right by chance.
         number = _GROUPS if len(shapes) <= _FEW else 1
@@ -273,8 +288,8 @@ class _Design:
                     row[double + 1 :] = 0
         return self._written(chosen, rows, shapes)
 
-    def _tells(self, chosen: Mapping[str, Any]) -> bool:
-        """Tell whether ordinary tensors have finite results, and other tensors others."""
+    def _tells(self, chosen: Mapping[str, Any], enough: Callable[[Iterable[bool]], bool]) -> bool:
+        """Tell whether of ordinary tensors enough outputs are finite, and others of other ones."""
         operator = self._author.operator
         scalars = [
             np.array(chosen["T" if "int64" in scalar.dtypes else self._author.rate], np.float64)
@@ -291,8 +306,9 @@ class _Design:
                 operator.formula(*scalars, *(tensor * by for tensor in plain), **attributes)
                 for by in (1.0, 1.5)
             )
-        finite = all(np.isfinite(it).all() for it in one)
-        return finite and not all(map(np.array_equal, one, other))
+        finite = [bool(np.isfinite(it).all()) for it in one]
+        pairs = zip(finite, one, other, strict=True)
+        return enough(finite) and not all(np.array_equal(*it) for known, *it in pairs if known)
 
     def _candidates(self, places: Array, extremes: float, number: int) -> Array:
         shape = (number, len(places))
@@ -422,9 +438,11 @@ class _Design:
         random, shape = self.random, (_POOL,)
         values = np.round(random.normal(size=shape) * 2, 2)
         special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE else ()))
-        if not self._author.elementwise:
-            # What is summed with a large number is lost, and squares of larger ones overflow.
-            special = special[np.abs(special) <= (1e12 if style else 1)]
+        if not (self._author.elementwise or self._author.limits):
+            # What is summed with a large number is lost, and squares of larger ones overflow, of
+            # doubles the largest.
+            most = (1, 1e12, 1e12, 1e60 if dtype == WIDE else 1e12)[style]
+            special = special[np.abs(special) <= most]
         picked = random.choice(special, shape)
         values = np.where(random.random_sample(shape) < _SPECIAL_SHARES[style], picked, values)
         # Rarely negative all the same: the result is no number there.

@@ -40,9 +40,7 @@ _SHOWN = 5
 _NODE = "onnx-node"
 
 
-#: Suites that nothing runs which does not name them: the first holds implementations to inputs that
-#: public ones do not all take, as states far beyond the gradients where rates are tiny; the second
-#: takes long.
+#: Suites that nothing runs which does not name them: they take long.
 NAMED_ONLY = ("space", "large")
 
 
@@ -80,7 +78,7 @@ SUITES: Mapping[str, Suite] = {
     "trajectories": Suite(
         "what a wrong implementation drifts from in many steps", trajectories, "1"
     ),
-    "space": Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "1"),
+    "space": Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "2"),
     "large": Suite(
         "tensors around the sizes that are computed in large blocks", partial(_of_all, large), "1"
     ),
