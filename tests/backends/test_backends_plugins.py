@@ -228,13 +228,13 @@ def test_a_file_does_not_shadow_an_installed_module(tmp_path):
 SPAWNS = """\
 import multiprocessing
 
-def twice(number):
-    return 2 * number
+def negative(number):
+    return -number
 
 class Backend:
     def run(self, model, inputs):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return [pool.map(twice, [inputs["X"]])[0]]
+            return [pool.map(negative, [inputs["X"]])[0]]
 """
 
 
@@ -242,7 +242,7 @@ def test_functions_that_a_plugins_own_processes_run_are_found(onnxopt, workplace
     (workplace / "vendor.py").write_text(SPAWNS)
     (workplace / "cases.yaml").write_text(
         "onnxopt: 1\nsuite: mine\noperator: Neg\ncases:\n"
-        "  - {name: c, inputs: {X: [1.0]}, outputs: {Y: [2.0]}}\n"
+        "  - {name: c, inputs: {X: [1.0]}, outputs: {Y: [-1.0]}}\n"
     )
     answer = onnxopt("run", "cases.yaml", "-b", "python:vendor.py:Backend", "--timeout", "20")
     assert answer.code == 0, answer.text

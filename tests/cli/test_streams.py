@@ -165,7 +165,7 @@ def test_ctrl_c_while_failures_are_explained_loses_no_verdict(place):
     process.send_signal(signal.SIGINT)
     printed, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == ""
+    assert said == "interrupted while looking for known mistakes: failures are not explained\n"
     assert "does not conform: 1 fail" in printed
     report = json.loads((place / "run.json").read_text())
     assert report["exit_code"] == 130

@@ -141,7 +141,7 @@ MISTAKEN = PLUGINS / "mistaken.py"
 LONG = ("--explain-time", "3600")
 HERE = ("--isolation", "none")
 TENSORS = "X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]"
-LARGE = "{random: {uniform: {low: 0.5, high: 1.0}, seed: 1}, shape: [100000]}"
+LARGE = "{random: {uniform: {low: 0.5, high: 1.0}, seed: 1}, shape: [180000]}"
 
 
 def mistaken(name):
