@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Literal, NoReturn
 
 import numpy as np
 
-from onnxopt_cli.cases.onnx.corpora import cache_folder
+from onnxopt_cli.cases.onnx.corpora import cache_folder, is_ours
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
@@ -381,8 +380,7 @@ def capabilities_of(case: Case) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, _Failures]:
     try:
-        status = path.lstat()
-        ours = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+        ours = is_ours(path.lstat())
         found = read_json(read_regular_file(path, _MOST_BYTES)) if ours else {}
     except (OSError, Malformed, ValueError):
         return {}
