@@ -32,6 +32,7 @@ from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.formula.nodes import operator_names
 
 
 def read_all(name):
@@ -398,13 +399,16 @@ def test_all_node_cases_come_back_from_directories_as_they_are_in_memory():
         assert same(dict(found.inputs), dict(expected.inputs)), case.id
         assert same(dict(found.expected), dict(expected.expected)), case.id
         assert found.tolerance == expected.tolerance
+        assert case.operators == operator_names(expected.model)
 
 
 @pytest.mark.usefixtures("few")
 def test_the_written_corpus_is_found_as_the_named_one(tmp_path):
     named, _ = corpus("onnx-node")
     folder = tmp_path / "onnx-node"
-    assert len({path.split("/")[1] for path in write_node_corpus(folder)}) == len(named)
+    digests, operators = write_node_corpus(folder)
+    assert {path.split("/")[1] for path in digests} == set(operators)
+    assert len(operators) == len(named)
     cases, problems = find_directories(folder)
     assert problems == []
     assert [case.id.split("/")[1] for case in cases] == [case.id.split("/")[1] for case in named]

@@ -47,6 +47,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import Problem, UsageError
+from onnxopt_cli.formula.nodes import operator_names
 
 _NODE = "onnx-node"
 _PREFIX = "onnx-"
@@ -89,7 +90,7 @@ def corpus(name: str) -> tuple[list[Case], list[Problem]]:
 CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
 
 # Counts up when directories are written in another way than before.
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT = 16 << 20
 _FOLDER = "node"
@@ -148,7 +149,9 @@ def _cached(folder: Path) -> list[Case] | None:
         if manifest["origin"] != _origin()[0] or not _is_as_written(folder, manifest["entries"]):
             return None
         cases, problems = find_directories(folder / _FOLDER)
-    except (OSError, Malformed, ValueError, TypeError, LookupError, RecursionError):
+        operators = {name: tuple(map(str, used)) for name, used in manifest["operators"].items()}
+        cases = [replace(case, operators=operators[case.id.split("/")[1]]) for case in cases]
+    except (OSError, Malformed, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
     names = {case.id.split("/")[1] for case in cases}
     whole = len(cases) == manifest["count"] and not problems and _origin()[1] <= names
@@ -163,14 +166,19 @@ def _write(folder: Path) -> None:
     with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
         new = temporary / "new"
         new.mkdir(0o700)
-        digests = write_node_corpus(new)
+        digests, operators = write_node_corpus(new)
         paths = {str(parent): "" for file in digests for parent in Path(file).parents[:-1]}
         entries = {
             path: [*_signature((new / path).lstat()), digest]
             for path, digest in {**paths, **digests}.items()
         }
         count = sum(path.endswith("/model.onnx") for path in digests)
-        manifest = {"origin": _origin()[0], "count": count, "entries": entries}
+        manifest = {
+            "origin": _origin()[0],
+            "count": count,
+            "operators": operators,
+            "entries": entries,
+        }
         (new / _MANIFEST).write_text(json.dumps(manifest))
         if os.path.lexists(folder) and _cached(folder) is None:
             # Out of the way first, so that no run ever finds half of each.
@@ -236,7 +244,12 @@ def _in_memory() -> list[Case]:
     place = Location(_SOURCES)
     # The default keeps what is this turn's.
     return [
-        Case(f"onnx-node/{name}/0", place, lambda content=content: content)  # type: ignore[misc]
+        Case(
+            f"onnx-node/{name}/0",
+            place,
+            lambda content=content: content,  # type: ignore[misc]
+            operators=operator_names(content.model),
+        )
         for name, content in node_contents()
     ]
 
@@ -258,20 +271,22 @@ def node_contents() -> Iterator[tuple[str, Content]]:
         yield case.name, Content(case.model, named_inputs, named_outputs, tolerance)
 
 
-def write_node_corpus(folder: Path) -> dict[str, str]:
+def write_node_corpus(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """Write all node cases of the installed onnx to ``<folder>/node/test_<name>``.
 
     Returns:
-        The SHA-256 of each file by its path in the folder.
+        The SHA-256 of each file by its path in the folder, and the operators of each test.
 
     Raises:
         UsageError: if a directory exists already or cannot be written.
     """
-    digests = {}
+    digests: dict[str, str] = {}
+    operators: dict[str, tuple[str, ...]] = {}
     for name, content in node_contents():
+        operators[name] = operator_names(content.model)
         for path, data in write_directory(folder / "node" / name, content).items():
             digests[f"node/{name}/{path}"] = sha256(data).hexdigest()
-    return digests
+    return digests, operators
 
 
 def _collected() -> list[Any]:
