@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff, place, wrong_outputs
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.isolation.processes import Limits
+from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 
 #: Which reports leave nothing out.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
@@ -154,16 +157,20 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# Options that change a verdict, by their names in RunRecord.options.
+# Options that change a verdict, by their names in RunRecord.options, and what needs not be said.
+_USUAL = Limits()
 _VALUED = {
-    "rule": "--tolerance",
-    "rtol": "--rtol",
-    "atol": "--atol",
-    "ulp": "--ulp",
-    "budget": "--budget",
-    "lower": "--lower",
+    "rule": ("--tolerance", None),
+    "rtol": ("--rtol", None),
+    "atol": ("--atol", None),
+    "ulp": ("--ulp", None),
+    "budget": ("--budget", None),
+    "lower": ("--lower", "auto"),
+    "isolation": ("--isolation", None),
+    "timeout": ("--timeout", _USUAL.timeout),
+    "startup_timeout": ("--startup-timeout", _USUAL.startup),
+    "memory": ("--memory", _USUAL.memory),
 }
-_UNSAID = (None, "auto")
 _INSTALLED = ("onnx", "backend", "test")
 
 
@@ -175,12 +182,27 @@ def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
         options: those of the run, as in RunRecord.
     """
     words = ["onnxopt", "run", *_target(result), "-b", result.backend]
-    for name, option in _VALUED.items():
-        if options.get(name) not in _UNSAID:
-            words += [option, str(options[name])]
+    for name, (option, usual) in _VALUED.items():
+        value = options.get(name)
+        if value not in (None, usual):
+            words += [option, _size(value) if name == "memory" else str(value).removesuffix(".0")]
     if options.get("signed_zeros"):
         words.append("--signed-zeros")
+    for operator in OPERATORS:
+        if operator.name in result.operators and operator.file in OPERATOR_FILES:
+            words += [
+                "--operators",
+                min(str(operator.file), os.path.relpath(operator.file), key=len),
+            ]
     return shlex.join(words)
+
+
+def _size(value: object) -> str:
+    """Return a number of bytes as it is typed: ``12GiB``, ``none`` for no limit."""
+    if not isinstance(value, int) or value % (1 << 20):
+        return str(value)
+    gibibytes, rest = divmod(value >> 20, 1 << 10)
+    return f"{value >> 20}MiB" if rest else f"{gibibytes}GiB" if value else "none"
 
 
 def _target(result: Result) -> list[str]:

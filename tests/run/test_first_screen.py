@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from io import StringIO
 
 import pytest
@@ -168,3 +169,13 @@ def test_a_known_mistake_is_named_once_as_the_cause(workplace, onnxopt):
     assert "1. 3 Adam: consistent with 'epsilon inside the square root'" in text
     assert text.count("consistent with") == 1
     assert "cause 1, the plainest of 3" in text
+
+
+def test_the_command_for_more_has_all_that_the_verdict_depends_on(screen, onnxopt):
+    options = shlex.split("--timeout 7 --memory 1536MiB --budget 2 --isolation none")
+    answer = screen(1, "EachItsOwn", *options, "--report", "github=-")
+    *_, command = re.findall("again: onnxopt (run .*)", answer.out)
+    words = shlex.split(command)
+    assert set(options) <= set(words)
+    again = onnxopt(*words)
+    assert (again.code, "cannot do" in again.out) == (1, True)
