@@ -650,10 +650,12 @@ class Inexact(Fault):
 # ---------------------------------------------------------------- counting
 
 
-def suite_nodes(targets: Sequence[str]) -> dict[str, list[Node]]:
-    """Return the nodes of the cases of suites, by operator."""
+def suite_nodes(targets: Sequence[str], only: Sequence[str]) -> dict[str, list[Node]]:
+    """Return the nodes of the cases of suites, by operator; of some operators, if any are named."""
     found: dict[str, list[Node]] = {}
     for case in collect(targets).cases:
+        if only and not set(only) & set(case.operators):
+            continue
         content = case.read()
         if not content.rejects and content.trajectory is None:
             call = sole_call(content.model, content.inputs)
@@ -683,12 +685,8 @@ def main() -> int:
     random = np.random.RandomState(arguments.seed)
     for path in arguments.operators:
         add_operators(path)
-    suites = suite_nodes(arguments.suites)
-    operators = [
-        it
-        for it in OPERATORS
-        if it.name in suites and (not arguments.operator or it.name in arguments.operator)
-    ]
+    suites = suite_nodes(arguments.suites, arguments.operator or ())
+    operators = [it for it in OPERATORS if it.name in suites]
     draws: dict[str, list[Node]] = {}
     for operator in operators:
         source = drawn_nodes(operator, random)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
@@ -22,6 +23,8 @@ _YAML = (".yaml", ".yml", ".json")
 _CASES = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD = 1 << 16
 _DEFAULT = "cases"
+# Cases and problems of the suites that were asked for so far: finding them takes a second.
+_Suites: TypeAlias = dict[str, tuple[list[Case], list[Problem]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,9 @@ def collect(targets: Sequence[str]) -> Collection:
     targets = targets or default_targets()
     cases: dict[str, Case] = {}
     problems: list[Problem] = []
+    suites: _Suites = {}
     for target in targets:
-        found, wrong = _find(target)
+        found, wrong = _find(target, suites)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
@@ -134,13 +138,14 @@ def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
         for case, place in places.items()
     }
     found: dict[str, Case] = {}
+    suites: _Suites = {}
     for target in sorted(targets):
         with contextlib.suppress(UsageError):
-            found |= {case.id: case for case in _find(target)[0] if case.id in places}
+            found |= {case.id: case for case in _find(target, suites)[0] if case.id in places}
     return found
 
 
-def _find(target: str) -> tuple[list[Case], list[Problem]]:
+def _find(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]]:
     if not target:
         # An unset variable of a script; as a path it would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
@@ -156,10 +161,10 @@ def _find(target: str) -> tuple[list[Case], list[Problem]]:
             f"{printable(target)} is no case file",
             hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
         )
-    return _find_named(target)
+    return _find_named(target, suites)
 
 
-def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
+def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]]:
     from onnxopt_cli.cases.suites.suites import NAMES, named_suite
 
     name, _, rest = target.partition("/")
@@ -167,7 +172,9 @@ def _find_named(target: str) -> tuple[list[Case], list[Problem]]:
     if suite not in NAMES:
         hint = nearest(target, NAMES, f"the suites are {', '.join(NAMES)}")
         raise UsageError(f"there is no path, suite or case {printable(target)}", hint=hint)
-    found, problems = named_suite(suite)
+    if suite not in suites:
+        suites[suite] = named_suite(suite)
+    found, problems = suites[suite]
     if at:
         require_version(f"{suite}@{pinned}", suite_versions(found))
     if not rest:

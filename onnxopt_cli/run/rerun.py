@@ -72,7 +72,7 @@ def ask_node(executor: Executor, call: Call[Array]) -> Sequence[Array] | None:
 
 @contextmanager
 def restarted_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Restarted]:
-    """Yield a function that runs cases in order, on a backend that is restarted at each call.
+    """Yield a function that runs cases in order, on a backend that is newly started at each call.
 
     The function raises RunInterrupted where the user wants the run to end.
 
@@ -90,9 +90,13 @@ def restarted_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Re
         alone = replace(fresh, evidence=plan.evidence)
         (executor,) = alone.backends
         executor.ready()
+        used = False
 
         def restarted(cases: Sequence[Case]) -> list[Result]:
-            executor.renew()
+            nonlocal used
+            if used:
+                executor.renew()
+            used = True
             results = [run_case(alone, case)[0] for case in cases]
             if plan.interruption.signal:
                 raise RunInterrupted

@@ -1,4 +1,4 @@
-"""What bash offers while a command is typed: its own completion function is called."""
+"""What a shell offers while a command is typed; in the end bash calls its own function."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import subprocess
 import sys
 
 import pytest
+from forked import run_command
 from places import REPOSITORY
-
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 # As bash does when the user presses the tabulator key; compopt works only then.
 SCRIPT = """\
@@ -22,6 +21,21 @@ COMP_CWORD=$(($# - 1))
 _onnxopt_completion onnxopt
 printf '%s\\n' "${COMPREPLY[@]}"
 """
+
+
+@pytest.fixture
+def offered(workplace):
+    """Ask, as the function of bash does, what fits words of which the last is being typed."""
+
+    def offered(*words):
+        asked = {"COMP_WORDS": " ".join(("onnxopt", *words)), "COMP_CWORD": str(len(words))}
+        env = {**os.environ, **asked, "_ONNXOPT_COMPLETE": "bash_complete"}
+        done = run_command(cwd=workplace, env=env)
+        assert done.stderr == ""
+        lines = [line.partition(",") for line in done.stdout.split()]
+        return [value if kind == "plain" else f"<{kind}>" for kind, _, value in lines]
+
+    return offered
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +49,7 @@ def source():
 
 
 @pytest.fixture
-def offered(tmp_path, source):
+def offered_by_bash(tmp_path, source):
     """Call the completion of bash with words, the last of which is being typed."""
     program = tmp_path / "bin" / "onnxopt"
     program.parent.mkdir()
@@ -82,19 +96,28 @@ def offered(tmp_path, source):
         (["fuzz", "--exclude-operator", "Mom"], ["Momentum"]),
         (["run", "--report", "ju"], ["junit="]),
         (["schema", "e"], ["expect"]),
-        (["run", "my-own"], ["<default>"]),
-        (["run", "--resume", "r"], ["<default>"]),
-        (["explain", "r"], ["<default>"]),
-        (["lower", "m"], ["<default>"]),
+        (["run", "my-own"], ["<file>"]),
+        (["run", "--resume", "r"], ["<file>"]),
+        (["explain", "r"], ["<file>"]),
+        (["lower", "m"], ["<file>"]),
     ],
 )
 def test_the_shell_offers_what_fits(offered, words, expected):
     assert offered(*words) == expected
 
 
-def test_suites_and_paths_are_offered_side_by_side(offered, tmp_path):
-    (tmp_path / "spec_of_mine").mkdir()
-    (tmp_path / "special.yaml").touch()
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["run", "--lower", "a"], ["auto", "always"]), (["run", "my-own"], ["<default>"])],
+)
+def test_bash_offers_it(offered_by_bash, words, expected):
+    assert offered_by_bash(*words) == expected
+
+
+def test_suites_and_paths_are_offered_side_by_side(offered, workplace):
+    (workplace / "spec_of_mine").mkdir()
+    (workplace / "special.yaml").touch()
     assert offered("run", "spec") == ["spec", "spec_of_mine/", "special.yaml"]
     assert {"spec", "pruning", "special.yaml"} <= set(offered("run", ""))
 

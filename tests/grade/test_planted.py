@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from onnxopt_cli.cases.collect import collect
+
 COMPUTED = ("test_softmax_axis_0", "test_matmul_2d", "test_exp", "test_reduce_sum_keepdims_random")
 MOVED = ("test_gather_0", "test_transpose_default", "test_maxpool_1d_default", "test_relu")
 
@@ -43,10 +45,11 @@ def test_cases_without_outputs_of_floats_have_nothing_to_put_errors_into(onnxopt
 
 
 @pytest.mark.slow
-def test_of_all_node_cases_the_stated_shares_are_caught(planted):
-    _, found = planted("onnx-node")
+def test_of_node_cases_the_stated_shares_are_caught(planted):
+    # Of every fourth: .ci/run has the command look at all.
+    _, found = planted(*(case.id for case in collect(["onnx-node"]).cases[::4]))
     exchanged = [it for it in found if it["error"] == "neighbours exchanged" and it["moves"]]
-    assert len(exchanged) > 300
+    assert len(exchanged) > 75
     assert all(it["conditioned"] for it in exchanged)
     small = [it for it in found if it["error"] == "times 1 + 1e-5" and not it["moves"]]
     assert sum(it["conditioned"] for it in small) > 0.98 * len(small)

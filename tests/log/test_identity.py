@@ -82,8 +82,10 @@ def tested(tmp_path_factory):
     """A place with the log of a run, and of the first half of one."""
     folder = tmp_path_factory.mktemp("tested")
     write_place(folder)
-    for options in (["--log", "run.jsonl"], ["--shard", "1/2", "--log", "1.jsonl"]):
-        run_command(*ARGUMENTS, "-j", "1", *options, cwd=folder).check_returncode()
+    for name, arguments in (("", ARGUMENTS), ("light-", LIGHT)):
+        log, first = ("--log", f"{name}run.jsonl"), ("--log", f"{name}1.jsonl")
+        for options in (log, ("--shard", "1/2", *first)):
+            run_command(*arguments, "-j", "1", *options, cwd=folder).check_returncode()
     return folder
 
 
@@ -94,10 +96,10 @@ def again(tested, workplace):
     return workplace
 
 
-ARGUMENTS = (
-    *("run", "a.yaml", "b.yaml", "node", "-b", "python:plugin.py:Backend", "--no-explain"),
-    *("--timeout", "30"),
-)
+FILES = ("run", "a.yaml", "b.yaml", "node", "--no-explain", "--timeout", "30")
+ARGUMENTS = (*FILES, "-b", "python:plugin.py:Backend")
+# Where nothing is asked of the plugin, no process is started for it.
+LIGHT = (*FILES, "-b", "onnx-reference", "--isolation", "none")
 
 
 def interrupt(path):
@@ -134,26 +136,34 @@ CHANGES = {
 }
 
 
+def of_what(name):
+    """Return what to run, and how its logs begin, to see that a file has changed."""
+    return (ARGUMENTS, "") if name.endswith(".py") else (LIGHT, "light-")
+
+
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_log_of_other_files_is_not_resumed(again, onnxopt, what, finished):
     name, alter = CHANGES[what]
+    arguments, kind = of_what(name)
+    log = again / f"{kind}run.jsonl"
     if not finished:
-        interrupt(again / "run.jsonl")
-    before = (again / "run.jsonl").read_bytes()
+        interrupt(log)
+    before = log.read_bytes()
     alter(again / name)
-    answer = onnxopt(*ARGUMENTS, "--resume", "run.jsonl")
+    answer = onnxopt(*arguments, "--resume", log)
     assert answer.code == 2
     assert f"the content of {name}" in answer.err
-    assert (again / "run.jsonl").read_bytes() == before
+    assert log.read_bytes() == before
 
 
 @pytest.mark.parametrize("what", ["an array", "the plugin", "a directory's output"])
 def test_shards_of_other_files_are_not_merged(again, onnxopt, what):
     name, alter = CHANGES[what]
+    arguments, kind = of_what(name)
     alter(again / name)
-    onnxopt(*ARGUMENTS, "--shard", "2/2", "--log", "2.jsonl")
-    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "all.jsonl")
+    onnxopt(*arguments, "--shard", "2/2", "--log", "2.jsonl")
+    answer = onnxopt("report", "merge", f"{kind}1.jsonl", "2.jsonl", "-o", "all.jsonl")
     assert answer.code == 2
     assert f"the content of {name}" in answer.err
     assert not (again / "all.jsonl").exists()
@@ -169,7 +179,7 @@ def test_files_that_were_only_touched_or_moved_are_the_same(tested, again, onnxo
 
 
 def test_cases_that_are_not_selected_may_change(place, onnxopt):
-    arguments = [*ARGUMENTS, "-k", "named/a/a"]
+    arguments = [*LIGHT, "-k", "named/a/a"]
     assert onnxopt(*arguments, "--log", "run.jsonl").code == 0
     change(place / "one.bin")
     assert onnxopt(*arguments, "--resume", "run.jsonl").code == 0
@@ -218,14 +228,14 @@ def test_a_file_that_changes_while_the_run_goes_on_is_named(place, onnxopt, chan
 
 def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
     monkeypatch.setattr("onnxopt_cli.log.contents._MOST_NAMED", 6)
-    onnxopt(*ARGUMENTS, "--log", "run.jsonl")
+    onnxopt(*LIGHT, "--log", "run.jsonl")
     files = records(place / "run.jsonl")[0]["contents"]["files"]
     assert "node/test_add/test_data_set_0" in files
     change(place / "node/test_add/test_data_set_0/output_0.pb")
-    answer = onnxopt(*ARGUMENTS, "--resume", "run.jsonl")
+    answer = onnxopt(*LIGHT, "--resume", "run.jsonl")
     assert (answer.code, "the content of node/test_add/test_data_set_0" in answer.err) == (2, True)
 
 
 def test_a_run_without_a_log_reads_no_file_twice(place, onnxopt, monkeypatch):
     monkeypatch.setattr("onnxopt_cli.log.contents._look", None)
-    assert onnxopt(*ARGUMENTS).code == 0
+    assert onnxopt(*LIGHT).code == 0

@@ -6,8 +6,6 @@ import numpy as np
 
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.readings.mistakes.deviate import deviations
-from onnxopt_cli.readings.single_node import sole_call
 
 
 def computed(model, inputs):
@@ -30,15 +28,6 @@ class LateDrifting:
         if inputs["T"] >= 37:
             x[1] += np.float32(0.01)
         return [x, *states]
-
-
-class WrongEpsilon:
-    """Epsilon is added after bias correction."""
-
-    def run(self, model, inputs):
-        call = sole_call(model, inputs)
-        name = "epsilon added after bias correction"
-        return next(it for it in deviations(call.operator) if it.name == name).run(call)
 
 
 class WideAfterTwo:

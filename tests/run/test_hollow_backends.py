@@ -20,7 +20,8 @@ from onnxopt_cli.run.evidence import Evidence, NotAskedError
 HOLLOW = PLUGINS / "hollow.py"
 SILENT = ("RaisesAtEverything", "Nothing")
 CONSTANT = ("Echo", "Zeros", "NaNs", "Ones")
-SUITES = ("spec", "conformance", "pruning", "trajectories")
+# What is right in a case of many steps, of zeros and masks, or of moved data, some of these return.
+LIKELY = ("RaisesAtEverything", "Echo", "Zeros", "Ones")
 
 
 def backend(name):
@@ -45,22 +46,26 @@ def outcomes(results):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("suite", "lowering"),
+    ("asked", "names"),
     [
-        *((suite, "auto") for suite in (*SUITES, "onnx-node")),
-        ("conformance/momentum", "always"),
-        ("pruning/magnitudeprune", "always"),
+        ("spec", (*SILENT, *CONSTANT)),
+        ("conformance", (*SILENT, *CONSTANT)),
+        ("conformance/momentum --lower always", (*SILENT, *CONSTANT)),
+        ("pruning", LIKELY),
+        ("pruning/magnitudeprune --lower always", LIKELY),
+        ("trajectories", LIKELY),
+        # A fifth of them: all take long.
+        ("onnx-node -k onnx-node/test_[efst]*", (*SILENT, *CONSTANT)),
     ],
 )
-def test_who_computes_nothing_passes_nothing(onnxopt, tmp_path, suite, lowering):
-    names = [word for name in (*SILENT, *CONSTANT) for word in ("-b", backend(name))]
-    found, answer = run(onnxopt, tmp_path, suite, *names, "--lower", lowering)
+def test_who_computes_nothing_passes_nothing(onnxopt, tmp_path, asked, names):
+    backends = [word for name in names for word in ("-b", backend(name))]
+    found, answer = run(onnxopt, tmp_path, *asked.split(), *backends)
     assert answer.code == 1
-    for name in SILENT:
-        assert outcomes(found[name])["pass"] == 0
-    for name in CONSTANT:
+    for name in names:
         counts = outcomes(found[name])
-        assert counts["pass"] <= counts.total() / 100, [
+        allowed = 0 if name in SILENT else counts.total() / 100
+        assert counts["pass"] <= allowed, [
             it["case"] for it in found[name] if it["outcome"] == "pass"
         ]
 
