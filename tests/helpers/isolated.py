@@ -72,7 +72,7 @@ class Run:
         """Return the processes of this run that are still there after a moment."""
         end = time.monotonic() + patience
         while (left := self._alive()) and time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(0.05)
         return left
 
     def sleepers(self) -> int:

@@ -33,7 +33,7 @@ def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def test_results_come_in_the_order_of_the_cases_whatever_the_number_of_workers(many):

@@ -177,7 +177,7 @@ def test_a_trajectory_from_infinity_may_be_nan_where_a_right_form_is(workplace, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("workplace")
 def test_fuzzing_finds_no_fault_in_nan_that_a_right_form_yields(onnxopt):
-    options = ("--operator", "Adam", "--examples", "600", "--isolation", "none")
+    options = ("--operator", "Adam", "--examples", "300", "--isolation", "none")
     answer = onnxopt("fuzz", "-b", f"{HONEST}:TensorFlowBesideInfinity", *options)
     assert answer.code == 0, answer.out
 
