@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 
 import pytest
+from forked import run_command
 from places import PLUGINS
 
 FILE = f"""\
@@ -154,8 +153,7 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace):
     (workplace / "onnxopt.toml").write_text('[profiles.mine]\noperators = ["lamb.py"]\n')
 
     def said(*words):
-        command = [sys.executable, "-m", "onnxopt_cli", *words]
-        done = subprocess.run(command, cwd=below, capture_output=True, text=True, check=False)
+        done = run_command(*words, cwd=below)
         return done.returncode, done.stdout + done.stderr
 
     command = ("list", "optimizers", "--profile", "mine")
