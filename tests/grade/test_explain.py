@@ -127,7 +127,7 @@ def test_a_deviation_as_backend_is_explained_by_its_own_name(name):
 def test_a_backend_that_does_as_pytorch_does_is_told_so(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(STEPS)
     (workplace / "torch_like.py").write_text(PYTORCH)
-    arguments = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q")
+    arguments = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q", *HERE)
     answer = onnxopt(*arguments)
     assert answer.code == 1
     text = " ".join(answer.out.split())
@@ -232,7 +232,7 @@ def test_every_failing_case_is_counted_whatever_it_failed_by(workplace, onnxopt)
 def test_shards_that_are_joined_count_the_cases_of_all(workplace, onnxopt):
     # Both shards have errors; the values are all in one of them.
     (workplace / "steps.yaml").write_text(steps(1, 2, 3, 4, 5, 6, 7, 10, 11, 12))
-    run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *LONG)
+    run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *HERE, *LONG)
     for part in ("1", "2"):
         onnxopt(*run, "--shard", f"{part}/2", "--log", f"{part}.jsonl")
     answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "all.jsonl")
@@ -274,7 +274,7 @@ def test_what_the_run_accepts_is_a_pass_for_the_mistake_too(workplace, onnxopt):
 def test_rounding_that_a_strict_tolerance_rejects_is_no_mistake(workplace, onnxopt):
     (workplace / "torch_like.py").write_text(PYTORCH.replace("corrected + e", "corrected + 0 * e"))
     (workplace / "steps.yaml").write_text(steps(1, 2, 3).replace("epsilon: 0.1", "epsilon: 0"))
-    run = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q")
+    run = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q", *HERE)
     assert onnxopt(*run).code == 0
     answer = onnxopt(*run, "--ulp", "0", "--report", "json=out.json")
     assert answer.code == 1
@@ -384,7 +384,7 @@ cases:
 
 def test_a_mistake_that_nobody_knows_is_not_explained(workplace, onnxopt):
     (workplace / "penalty.yaml").write_text(PENALTY)
-    answer = onnxopt("run", "penalty.yaml", "-b", mistaken("Strange"), "-q", *LONG)
+    answer = onnxopt("run", "penalty.yaml", "-b", mistaken("Strange"), "-q", *HERE, *LONG)
     assert "consistent" not in answer.out
     assert "none of the known mistakes, nor two of them, reproduces 2 of 2" in answer.out
 
@@ -395,7 +395,8 @@ def test_a_saved_run_can_be_explained_later(workplace, onnxopt, form):
     (workplace / "torch_like.py").write_text(PYTORCH)
     saved = workplace / "saved"
     save = ["--log", saved] if form == "log" else ["--report", f"json={saved}"]
-    onnxopt("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "--no-explain", "-q", *save)
+    run = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "--no-explain", "-q", *HERE)
+    onnxopt(*run, *save)
     answer = onnxopt("explain", saved)
     assert answer.code == 0
     assert "epsilon added after bias correction" in answer.out
@@ -542,7 +543,7 @@ def test_one_failing_case_has_something_in_common_with_what_the_backend_is_asked
 def test_one_failing_case_that_nobody_can_be_asked_about_has_nothing_in_common(workplace, onnxopt):
     (workplace / "once.py").write_text(FAULTY.format("int(inputs['T']) == 2"))
     (workplace / "steps.yaml").write_text(steps(1, 2, 3))
-    run = ("run", "steps.yaml", "-b", "python:once.py:Faulty", "-q")
+    run = ("run", "steps.yaml", "-b", "python:once.py:Faulty", "-q", *HERE)
     onnxopt(*run, "--no-explain", "--log", "run.jsonl")
     answer = onnxopt("explain", "run.jsonl", *LONG)
     assert answer.code == 1
@@ -564,7 +565,7 @@ def test_a_mistake_is_shown_with_what_it_changes_and_an_input(workplace, onnxopt
 def test_the_command_that_an_explanation_prints_shows_its_mistake(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(STEPS)
     (workplace / "torch_like.py").write_text(PYTORCH)
-    answer = onnxopt("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q")
+    answer = onnxopt("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q", *HERE)
     (command,) = [line for line in answer.out.splitlines() if "onnxopt show" in line]
     page = onnxopt(*shlex.split(command)[1:])
     assert page.code == 0
