@@ -85,7 +85,12 @@ def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
 
 
 @pytest.mark.parametrize("name", list(SUITES))
-def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, name):
+def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monkeypatch, name):
+    if name == "space":
+        # A tenth of each operator's: to write and read all of it takes half a minute.
+        some, name = SUITES[name].questions()[::10], "some_space"
+        part = SUITES["space"]._replace(questions=lambda: some)
+        monkeypatch.setitem(SUITES, name, part)
     assert onnxopt("generate", name).code == 0
     named = suite_cases(name)
     from_files = [

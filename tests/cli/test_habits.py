@@ -229,9 +229,22 @@ def test_a_misspelt_name_meets_the_right_one(demo, onnxopt, words, says):
     assert says in " ".join(answer.err.split())
 
 
+# The operator of which there are the fewest implementations.
+PENALTY = """\
+onnxopt: 1
+suite: penalty
+operator: AdmmPenalty
+cases:
+  - name: one
+    attributes: {rho: 0.5}
+    inputs: {loss: 1.0, W: [1.0], Z: [0.5], U: [0.25]}
+"""
+
+
 def test_an_audit_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
-    answer = onnxopt("audit", "demo.yaml", "-j", "1")
+    (demo / "penalty.yaml").write_text(PENALTY)
+    answer = onnxopt("audit", "penalty.yaml", "-j", "1")
     lines = [line for line in answer.err.splitlines() if line.startswith("putting every")]
     assert re.fullmatch(r"putting every implementation to every case: 1 of \d+", lines[0])
     done, total = re.findall(r"\d+", lines[-1])
