@@ -78,10 +78,16 @@ def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(opera
 
 
 @pytest.mark.slow
-def test_adam_as_public_libraries_write_it_conforms(onnxopt):
+@pytest.mark.parametrize(
+    "cases",
+    [("conformance", "-k", "/adam/"), ("space", "-k", "space/adam/cross_*9")],
+    ids=lambda it: it[0],
+)
+def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
+    # One of ten of the pairs: all of them take minutes.
     names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Keras", "Fused")
     backends = [word for name in names for word in ("-b", f"{HONEST}:{name}")]
-    answer = onnxopt("run", "conformance", "-k", "adam", "--isolation", "none", *backends)
+    answer = onnxopt("run", *cases, "--isolation", "none", *backends)
     assert answer.code == 0, answer.out
     assert answer.out.count(" conforms: ") == len(names)
 
@@ -140,6 +146,15 @@ def test_decay_that_is_subtracted_may_make_nan_of_a_division_by_zero(workplace, 
     answer = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{HONEST}:AlwaysNan")
     assert answer.code == 1
     assert "X_new  float32[2]  1 of 2 off" in answer.out
+
+
+def test_it_may_beside_an_element_that_another_form_makes_nan_of(workplace, onnxopt):
+    beside = HARD.format(name="both", alpha=0.25, epsilon=0, V=1, H=0)
+    beside = beside.replace("V: [1, 2], H: [0, 2]", "V: [1, .inf], H: [0, 0]")
+    (workplace / "one.yaml").write_text(beside.replace("G: [0.5, 0.5]", "G: [0.0, 0.0]"))
+    assert onnxopt("run", "one.yaml", "-b", f"{HONEST}:Keras").code == 0
+    answer = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{HONEST}:ZeroForInfinity")
+    assert answer.code == 1
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ from forked import run_command
 from places import REPOSITORY
 from two_cases import BACKEND, CASE
 
+from onnxopt_cli.cases.suites.suites import suite_cases
+
 
 @pytest.fixture
 def onnxopt(onnxopt):
@@ -318,6 +320,17 @@ def test_without_a_target_the_committed_cases_run(onnxopt, monkeypatch):
     answer = onnxopt("run", "-k", "spec/*")
     assert answer.code == 0
     assert re.match(r"\d+ of \d+ cases from cases/ on numpy\n", answer.out)
+
+
+def test_where_there_is_no_folder_of_cases_a_run_takes_the_suite_of_pairs_too(
+    workplace, onnxopt, monkeypatch
+):
+    empty = "onnxopt_cli.cases.suites.suites.suite_cases"
+    spec = suite_cases("spec")
+    monkeypatch.setattr(empty, lambda name: spec if name == "spec" else [])
+    told = onnxopt("run").out.splitlines()[0]
+    assert told == "7 cases from spec, conformance, pruning, trajectories, space on numpy"
+    assert "space" not in onnxopt("list", "-v").out
 
 
 def test_the_committed_cases_conform_on_onnx_runtime(committed):

@@ -36,7 +36,11 @@ _SHAPES: Shapes = (
     *((length,) for length in _LENGTHS if length != 1),
     *((size, 3) for size in _TILES),
     *((2, size) for size in _TILES),
+    *((size, 2) for size in (32, 64, 128, 256)),
+    *((3, size) for size in (32, 64, 128, 256)),
     *_WHOLE, (33, 32), (32, 33), (33, 64), (64, 33), (33, 128), (128, 33),
+    (2048,), (32, 32), (64, 48), (2, 16, 64),
+    (2, 2), (3, 3), (5, 5), (2, 2, 2), (3, 3, 3),
     (2, 3), (0, 3), (33, 65), (1, 3, 1), (2, 3, 4), (2, 0, 2), (2, 1, 3, 2), (3, 2, 4, 2),
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
     (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
@@ -56,7 +60,8 @@ _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1,
 _RATES = (0.41234568, 1.0, 0.0, -0.41234568, 1.2345679e-6, 24.691358)
 _RANKS = (0, 1, 2, 3)
 #: Of attributes without limits, beside the ordinary value: seen, and inexact in float32 where not.
-_NUMERIC = (0.0, 1.0, -1.0, 1.2345679e-6, 24.691358, 0.9987654, 3.4567891e-4)
+#: Six digits miss some by five millionths.
+_NUMERIC = (0.0, 1.0, -1.0, 1.0000047e-6, 10.000047, 0.9987654, 1.0000047e-4)
 _PLAIN = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
 #: Of attributes with limits, as shares of their range; the last ones miss their product with 100.
 _SHARES = (0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
@@ -80,6 +85,8 @@ _DRAWN_NONNEGATIVE: tuple[tuple[str, Mapping[str, float]], ...] = (
     *_DRAWN[2:],
 )
 _LITERAL = 24
+#: Some of this size are literal all the same, to have infinite elements.
+_LITERAL_INFINITE, _SOME_INFINITE = 800, 4
 #: From here on the tensors of a node are small, and left to chance.
 _FEW = 9
 #: Lengths whose ranks are asked for, of floats; with infinite elements; of doubles.
@@ -88,30 +95,37 @@ _RANKED = (
     *((length, "infinite") for length in (5, 11, 33)),
     *((length, "double") for length in (5, 9, 17, 33, 101, 1001)),
 )
-_INFINITE = 0.4
+_INFINITE, _INFINITE_SHARE = 0.4, 0.06
 _RANK_SHARE = 0.4
 _SEED, _SEEDS = 20, 10**5
 #: Among how many nodes, and groups of each, the one is chosen whose pairs were asked for least.
-_NODES, _GROUPS = 64, 12
+_NODES, _GROUPS = 200, 12
 #: How many dimensions of a node are set to an extreme, and the least and largest share of them.
 _EXTREMES = 4.5
-_LEAST_EXTREME, _MOST_EXTREME = 0.4, 0.75
+_LEAST_EXTREME, _MOST_EXTREME = 0.6, 0.75
 _MANY_EXTREME = 0.6
-_CALM = 0.8
+#: How often the values of what is summed are ordinary, by the number of tensors.
+_CALM = {1: 0.5, 2: 0.5}
+_CALM_MANY = 0.8
 _NONNEGATIVE = 0.9
 _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
+_RARE = 10.0
 _POOL = 4096
 _TRIES, _PARTLY = 8, 3
-_MATRIX = 2
+_MATRIX, _MOST_RANK = 2, 7
+#: One of so many vectors has a higher rank; one of so many nodes has tensors of one shape.
+_LIFTED, _ALIKE = 4, 8
 
 
 class _Cover:
     """How much each pair of levels still has to be asked for: 1 at first, less each time."""
 
-    def __init__(self, sizes: Sequence[int], random: np.random.RandomState) -> None:
+    def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        self._random = random
+        # Few questions have these levels: each has to meet others that they have not met.
+        self._need[rare] *= _RARE
+        self._need[:, rare] *= _RARE
 
     def choose(self, rows: Array, places: Array) -> Array:
         """Return the row whose pairs of levels were asked for least.
@@ -150,12 +164,14 @@ def space(author: Author) -> Iterator[WrittenCase]:
             if place < number:
                 pool = (_SHAPES, _WHOLE)[random.randint(2)]
                 shapes[place] = pool[random.randint(len(pool))]
-        yield design.question(shapes)
+        shapes = [_lifted(shape, random) for shape in shapes]
+        # Those of one shape may be computed together, and put in another order unseen.
+        yield design.question([shapes[0]] * number if not random.randint(_ALIKE) else shapes)
 
 
 def large(author: Author) -> Iterator[WrittenCase]:
     """Yield questions of tensors around the sizes that are computed in large blocks."""
-    design = _Design(author, prefix="large")
+    design = _Design(author, prefix="blocks")
     for length in _LARGE:
         yield design.question([(length,)], plain=True)
     yield design.question([(2**10 + 1, 2**7 - 1)], plain=True)
@@ -209,7 +225,7 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
 class _Design:
     """The dimensions of an operator's questions, and which of their pairs have been asked for."""
 
-    def __init__(self, author: Author, prefix: str = "pairs") -> None:
+    def __init__(self, author: Author, prefix: str = "cross") -> None:
         self.random = np.random.RandomState(_SEED)
         self._author, self._prefix, self._asked = author, prefix, 0
         self._pools: dict[tuple[str, int, bool], Array] = {}
@@ -234,8 +250,8 @@ class _Design:
             node[item.name] = own if item.required else [*own, _LEFT_OUT]
         # Whoever lacks one of these has questions enough without.
         node |= {"doubles": (False, True), "broadcasting": (False, True)}
-        if author.elementwise or author.limits:
-            node["infinity"] = (False, True)
+        # Of a sum nothing else is left, unless a zero takes it out.
+        node["infinity"] = (False, True)
         # The first is chosen already.
         node = {"tensors": [*_NUMBERS], **node}
         # With few dimensions little is hidden.
@@ -247,7 +263,9 @@ class _Design:
         self._node, self._tensor = node, tensor
         sizes = [len(levels) for levels in chain(node.values(), tensor.values())]
         self._sizes = np.array(sizes)
-        self._cover = _Cover(sizes, self.random)
+        # The number of tensors is the first dimension.
+        many = [level for level, number in enumerate(_NUMBERS) if number > _FEW]
+        self._cover = _Cover(sizes, many)
 
     def question(self, shapes: Shapes, *, plain: bool = False) -> WrittenCase:
         """Return a question of tensors of these shapes; its other levels were asked for least.
@@ -264,7 +282,7 @@ class _Design:
         for _ in range(_TRIES):
             candidates = self._candidates(places, extremes, _NODES)
             candidates[:, 0] = list(_NUMBERS).index(len(shapes))
-            for name in ("doubles", "broadcasting"):
+            for name in ("doubles", "broadcasting", "infinity"):
                 candidates[:, [*self._node].index(name)] = self.random.randint(2, size=_NODES)
             node = self._cover.choose(candidates, places)
             chosen = {
@@ -281,7 +299,7 @@ class _Design:
             # A sum over tensors of unlike types may be rounded to any of them, and of unlike
             # sizes only the largest are seen.
             double = list(self._tensor).index("double")
-            calm = self.random.random_sample() < _CALM
+            calm = self.random.random_sample() < _CALM.get(len(shapes), _CALM_MANY)
             for row in rows:
                 row[double] = rows[0][double]
                 if calm:
@@ -351,6 +369,9 @@ class _Design:
             {name: levels[at] for (name, levels), at in zip(self._tensor.items(), row, strict=True)}
             for row in rows
         ]
+        infinite: bool = chosen["infinity"] and bool(
+            author.elementwise or author.limits or any(chosen[name] == 0 for name in author.numeric)
+        )
         inputs: list[Given] = []
         for scalar in operator.scalars:
             counts = "int64" in scalar.dtypes
@@ -359,7 +380,7 @@ class _Design:
             inputs.append(np.full((1,) * chosen["rank of scalars"], value, dtype))
         for name in operator.tensors:
             inputs += [
-                self._tensor_of(name, group, shape, infinite=bool(chosen.get("infinity")))
+                self._tensor_of(name, group, shape, infinite=infinite)
                 for group, shape in zip(groups, shapes, strict=True)
             ]
         attributes: dict[str, AttributeValue] = dict(chosen["setting"])
@@ -410,17 +431,24 @@ class _Design:
             _DRAWN.index(group[f"values of {name}"]),
         )
         nonnegative = name in self._author.nonnegative
-        if prod(own) > _LITERAL:
+        # What is drawn is never infinite.
+        wide = (
+            infinite and prod(own) < _LITERAL_INFINITE and not self.random.randint(_SOME_INFINITE)
+        )
+        if prod(own) > _LITERAL and not wide:
             kind, parameters = (_DRAWN_NONNEGATIVE if nonnegative else _DRAWN)[style]
             # A result of many elements that float32 cannot hold is lost where anything is float32.
             alone = self._author.elementwise or self._author.limits
             if dtype == WIDE and kind == "lognormal" and alone:
-                parameters = {"mean": parameters["mean"] * 7, "scale": 60.0}
+                # Some beyond what float32 holds and some below in each.
+                parameters = {"mean": parameters["mean"] * 1.5, "scale": 85.0}
             return RandomTensor(kind, int(self.random.randint(_SEEDS)), own, dtype, parameters)
         values = self._mixed(own, dtype, style, nonnegative=nonnegative)
         if infinite:
-            far = np.copysign(np.inf, values)
-            values = np.where(self.random.random_sample(own) < _INFINITE / 4, far, values)
+            # Also what is infinite in float32 alone.
+            largest = (np.inf, _SPECIAL_WIDE[2] if dtype == WIDE else np.inf)
+            far = np.copysign(self.random.choice(largest, own), values)
+            values = np.where(self.random.random_sample(own) < _INFINITE_SHARE, far, values)
         return np.asarray(values, dtype)
 
     def _mixed(
@@ -448,6 +476,15 @@ class _Design:
         # Rarely negative all the same: the result is no number there.
         rare = (random.random_sample(shape) > _NONNEGATIVE) & self._author.elementwise
         return np.where(rare, values, np.abs(values)) if nonnegative else values
+
+
+def _lifted(shape: tuple[int, ...], random: np.random.RandomState) -> tuple[int, ...]:
+    """Return some vectors with a higher rank, so that each length meets each rank."""
+    if len(shape) != 1 or random.randint(_LIFTED):
+        return shape
+    ones = [1] * random.randint(2, _MOST_RANK + 1)
+    ones[random.randint(len(ones))] = shape[0]
+    return tuple(ones)
 
 
 def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:

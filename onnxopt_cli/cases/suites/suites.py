@@ -40,8 +40,10 @@ _SHOWN = 5
 _NODE = "onnx-node"
 
 
-#: Suites that nothing runs which does not name them: they take long.
-NAMED_ONLY = ("space", "large")
+#: Pairs of dimensions: of the suites that take long, the one that a run asks by itself.
+PAIRS = "space"
+#: Suites that nothing else takes which does not name them: they take long.
+NAMED_ONLY = (PAIRS, "large")
 
 
 class Suite(NamedTuple):
@@ -78,9 +80,9 @@ SUITES: Mapping[str, Suite] = {
     "trajectories": Suite(
         "what a wrong implementation drifts from in many steps", trajectories, "1"
     ),
-    "space": Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "2"),
+    PAIRS: Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "3"),
     "large": Suite(
-        "tensors around the sizes that are computed in large blocks", partial(_of_all, large), "1"
+        "tensors around the sizes that are computed in large blocks", partial(_of_all, large), "2"
     ),
 }
 

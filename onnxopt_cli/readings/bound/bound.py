@@ -235,8 +235,11 @@ def _as_rough(right: Sequence[Bounded], other: Sequence[Bounded]) -> tuple[Bound
         for it, by in zip_longest(right, other[: len(right)], fillvalue=other[0])
     ]
     wrong = np.isinf(right[0].value) & np.isnan(other[0].value)
-    if len(rough) == 1 and wrong.any():
-        rough.append(replace(rough[0], value=np.where(wrong, np.nan, rough[0].value)))
+    if wrong.any():
+        # Other forms may have done so elsewhere; where a choice has another side, that stays.
+        last = rough[-1]
+        wrong &= last.value == rough[0].value
+        rough[1:] = [replace(last, value=np.where(wrong, np.nan, last.value))]
     return tuple(rough)
 
 
