@@ -76,17 +76,13 @@ def require_version(pin: str, suites: Mapping[str, str], where: str = "") -> Non
         )
 
 
-def default_targets(*, gate: bool = False) -> list[str]:
-    """Return the folder ``cases``, or where there is none the suites that come with onnxopt.
-
-    Args:
-        gate: for a run, which has time for the suite of pairs, too.
-    """
+def default_targets() -> list[str]:
+    """Return the folder ``cases``, or where there is none the suites that come with onnxopt."""
     if Path(_DEFAULT).is_dir():
         return [f"{_DEFAULT}/"]
-    from onnxopt_cli.cases.suites.suites import NAMED_ONLY, PAIRS, SUITES
+    from onnxopt_cli.cases.suites.suites import NAMED_ONLY, SUITES
 
-    return [name for name in SUITES if name not in NAMED_ONLY or (gate and name == PAIRS)]
+    return [name for name in SUITES if name not in NAMED_ONLY]
 
 
 def collect(targets: Sequence[str]) -> Collection:

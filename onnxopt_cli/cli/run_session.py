@@ -246,7 +246,7 @@ def execute(options: Mapping[str, Any]) -> int:
     terms = _terms(options)
     if reports or terms.log or options["artifacts"] or terms.update_expect:
         go_on_without_reader()
-    targets = options["targets"] or default_targets(gate=True)
+    targets = options["targets"] or default_targets()
     with (
         interruptible() as interruption,
         open_session(terms, partial(collect, targets), interruption, note) as session,

@@ -13,8 +13,6 @@ from forked import run_command
 from places import REPOSITORY
 from two_cases import BACKEND, CASE
 
-from onnxopt_cli.cases.suites.suites import suite_cases
-
 
 @pytest.fixture
 def onnxopt(onnxopt):
@@ -307,6 +305,19 @@ def committed(tmp_path_factory):
         for result in json.loads(report.read_text())["results"]:
             found[result["backend"]].append(result)
     return found
+
+
+def test_the_committed_cases_conform_on_the_reference_and_none_is_too_weak(committed):
+    assert {it["outcome"] for it in committed["numpy"]} == {"pass"}
+    weak = {it["case"] for it in committed["numpy"] for diff in it["outputs"] if diff["weak"]}
+    assert not any(case.startswith("trajectories") for case in weak)
+
+
+def test_without_a_target_the_committed_cases_run(onnxopt, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    answer = onnxopt("run", "-k", "spec/*")
+    assert answer.code == 0
+    assert re.match(r"\d+ of \d+ cases from cases/ on numpy\n", answer.out)
 
 
 def test_the_committed_cases_conform_on_the_reference_and_none_is_too_weak(committed):

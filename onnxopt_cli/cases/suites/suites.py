@@ -40,10 +40,8 @@ _SHOWN = 5
 _NODE = "onnx-node"
 
 
-#: Pairs of dimensions: of the suites that take long, the one that a run asks by itself.
-PAIRS = "space"
-#: Suites that nothing else takes which does not name them: they take long.
-NAMED_ONLY = (PAIRS, "large")
+#: Suites that nothing runs which does not name them: they take long.
+NAMED_ONLY = ("space", "large")
 
 
 class Suite(NamedTuple):
@@ -80,7 +78,7 @@ SUITES: Mapping[str, Suite] = {
     "trajectories": Suite(
         "what a wrong implementation drifts from in many steps", trajectories, "1"
     ),
-    PAIRS: Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "3"),
+    "space": Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "3"),
     "large": Suite(
         "tensors around the sizes that are computed in large blocks", partial(_of_all, large), "2"
     ),
