@@ -15,18 +15,27 @@ message is meant for a user are :class:`OnnxoptError`.
 from __future__ import annotations
 
 import atexit
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 
+from onnxopt_cli import operators as known_operators
+from onnxopt_cli.backends.configuration import (
+    Configuration,
+    find_configuration,
+    read_configuration,
+)
 from onnxopt_cli.cases.collect import Collection, collect
+from onnxopt_cli.cases.suites.author import unreadable
 from onnxopt_cli.cases.suites.suites import suite_files
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError
+from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError, UsageError
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.findings import Finding
 from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
 from onnxopt_cli.grade import audit as grading
@@ -44,6 +53,7 @@ from onnxopt_cli.run.session import Session, Terms, open_session
 
 __all__ = [
     "Case",
+    "Configuration",
     "Explanation",
     "Finding",
     "Grade",
@@ -57,12 +67,14 @@ __all__ = [
     "Setting",
     "Standing",
     "ToleranceRule",
+    "add_operators",
     "audit",
     "check",
     "explain",
     "fuzz",
     "generate",
     "load",
+    "load_configuration",
     "run",
 ]
 
@@ -243,6 +255,39 @@ def fuzz(
         task = Task(chosen, backend, setting, seed, examples, seconds, Path(memory))
         with open_search(task, Interruption()) as search:
             yield from search.run()
+
+
+def load_configuration(path: Path | str | None = None) -> Configuration:
+    """Return what a configuration file says; it changes nothing that other functions do.
+
+    Args:
+        path: of the file; None for that of the current folder, or of the nearest above it.
+
+    Raises:
+        UsageError: with everything that is wrong with the file, or if there is none.
+    """
+    found = find_configuration() if path is None else Path(path)
+    if found is None:
+        raise UsageError("there is no configuration file here")
+    return read_configuration(found)
+
+
+def add_operators(*paths: Path | str) -> list[Operator]:
+    """Make the operators of files known, here and to the processes to come; return the new ones.
+
+    Args:
+        paths: Python files; their code runs.
+
+    Raises:
+        UsageError: naming file and line, if one defines no operator, or one that is wrong.
+    """
+    added = [it for path in paths for it in known_operators.add_operators(Path(path))]
+    variable = known_operators.VARIABLE
+    given = [os.environ.get(variable, ""), *(str(Path(path).resolve()) for path in paths)]
+    os.environ[variable] = os.pathsep.join(dict.fromkeys(filter(None, given)))
+    for wrong in filter(None, map(unreadable, added)):
+        raise UsageError(wrong, hint="docs/operators.md lists what a formula may use")
+    return added
 
 
 def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from onnxopt_cli.core.case import Case
     from onnxopt_cli.core.result import Result
@@ -53,21 +53,27 @@ def pytest_collection_modifyitems(
     targets = config.getoption("--onnxopt")
     if not targets:
         return
+    from onnxopt_cli import api
+    from onnxopt_cli.backends.configuration import find_configuration
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.errors import OnnxoptError
     from onnxopt_cli.expectations.expectations import Expectations
 
     expect = config.getoption("--onnxopt-expect")
+    backends = config.getoption("--onnxopt-backend") or ["numpy"]
     try:
+        if configured := find_configuration():
+            configuration = api.load_configuration(configured)
+            api.add_operators(*configuration.operators)
+            backends = [configuration.backend(it) for it in backends]
         collection = collect(targets)
         without = Expectations.read(tuple(map(Path, expect))).without
-    except OnnxoptError as error:
-        raise pytest.UsageError(f"--onnxopt: {error.message}") from None
+    except api.OnnxoptError as error:
+        words = "; ".join(filter(None, (error.message, error.hint)))
+        raise pytest.UsageError(f"--onnxopt: {words}") from None
     if collection.problems:
         raise pytest.UsageError("\n".join(map(str, collection.problems)))
-    root = _Cases.from_parent(
-        session, name=_MARKER, nodeid=_MARKER, cases=collection.cases, without=without
-    )
+    about = {"cases": collection.cases, "backends": backends, "without": without}
+    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, **about)
     items += session.genitems(root)
 
 
@@ -75,10 +81,16 @@ class _Cases(pytest.Collector):
     """All cases, and what is known of them so far."""
 
     def __init__(
-        self, *, cases: tuple[Case, ...], without: Mapping[str, str], **others: Any
+        self,
+        *,
+        cases: tuple[Case, ...],
+        backends: Sequence[str],
+        without: Mapping[str, str],
+        **others: Any,
     ) -> None:
         super().__init__(**others)
         self.cases = cases
+        self._backends = backends
         self._without = without
         self.results: list[Result] = []
         self.explain_seconds = _EXPLAIN_SECONDS_IN_ALL
@@ -87,11 +99,10 @@ class _Cases(pytest.Collector):
         """Yield an item for each case on each backend; see pytest."""
         from onnxopt_cli.run.select import capabilities_of
 
-        backends = self.config.getoption("--onnxopt-backend") or ["numpy"]
         for case in self.cases:
             needs = capabilities_of(case)
-            for backend in backends:
-                name = case.id if len(backends) == 1 else f"{case.id}[{backend}]"
+            for backend in self._backends:
+                name = case.id if len(self._backends) == 1 else f"{case.id}[{backend}]"
                 item = CaseItem.from_parent(self, name=name, case=case, backend=backend)
                 for marker in (_MARKER, *needs):
                     item.add_marker(marker)

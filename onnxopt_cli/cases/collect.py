@@ -80,9 +80,9 @@ def default_targets() -> list[str]:
     """Return the folder ``cases``, or where there is none the suites that come with onnxopt."""
     if Path(_DEFAULT).is_dir():
         return [f"{_DEFAULT}/"]
-    from onnxopt_cli.cases.suites.suites import NAMED_ONLY, SUITES
+    from onnxopt_cli.cases.suites.suites import NAMED_ONLY, suites
 
-    return [name for name in SUITES if name not in NAMED_ONLY]
+    return [name for name in suites() if name not in NAMED_ONLY]
 
 
 def collect(targets: Sequence[str]) -> Collection:
@@ -165,12 +165,13 @@ def _find(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]]:
 
 
 def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]]:
-    from onnxopt_cli.cases.suites.suites import NAMES, named_suite
+    from onnxopt_cli.cases.suites.suites import named_suite, suite_names
 
     name, _, rest = target.partition("/")
     suite, at, pinned = name.partition("@")
-    if suite not in NAMES:
-        hint = nearest(target, NAMES, f"the suites are {', '.join(NAMES)}")
+    known = suite_names()
+    if suite not in known:
+        hint = nearest(target, known, f"the suites are {', '.join(known)}")
         raise UsageError(f"there is no path, suite or case {printable(target)}", hint=hint)
     if suite not in suites:
         suites[suite] = named_suite(suite)

@@ -8,6 +8,7 @@ import click
 
 from onnxopt_cli.cli.completion import complete_backend
 from onnxopt_cli.cli.shared_options import expand_backend
+from onnxopt_cli.core.text import printable
 
 
 @click.group("backends", invoke_without_command=True)
@@ -22,11 +23,16 @@ def command(context: click.Context) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if context.invoked_subcommand is not None:
         return
-    from onnxopt_cli.backends.resolve import known_backends
+    from onnxopt_cli.backends.resolve import KnownBackend, known_backends
+    from onnxopt_cli.cli.configuration import configuration_here
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.report.listing import backend_table
 
-    stdout().print(backend_table(known_backends()))
+    found = configuration_here(context)
+    mine = found.backends if found else {}
+    known = [it for it in known_backends() if it.name not in mine]
+    known += [KnownBackend(printable(name), printable(text), "") for name, text in mine.items()]
+    stdout().print(backend_table(known))
 
 
 @command.command("check")
@@ -45,7 +51,6 @@ def check(backend: str) -> int:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.check.check import check_backend
     from onnxopt_cli.cli.console import stdout
-    from onnxopt_cli.core.text import printable
     from onnxopt_cli.report.listing import rule_line, rule_summary
 
     findings = []

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+from onnxopt_cli.errors import OnnxoptError
 
 if TYPE_CHECKING:
     import click
@@ -38,15 +41,15 @@ def complete_target(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
     """Offer suites and, beside a suite, what is here; other paths are for the shell to complete."""
-    from onnxopt_cli.cases.suites.suites import NAMES
+    from onnxopt_cli.cases.suites.suites import suite_names
 
     suite, slash, _ = typed.partition("/")
-    if slash and suite in NAMES and not Path(suite).exists():
+    if slash and suite in suite_names() and not Path(suite).exists():
         return _offering(lambda: _ids([suite]))(context, parameter, typed)
-    if not _offering(lambda: NAMES)(context, parameter, typed):
+    if not _offering(suite_names)(context, parameter, typed):
         return complete_path(context, parameter, typed)
     here = [f"{path.name}/" if path.is_dir() else path.name for path in Path().iterdir()]
-    return _offering(lambda: [*NAMES, *sorted(here)])(context, parameter, typed)
+    return _offering(lambda: [*suite_names(), *sorted(here)])(context, parameter, typed)
 
 
 def complete_subject(
@@ -64,9 +67,15 @@ def complete_pattern(
     return _offering(lambda: _ids(context.params.get("targets") or ()))(context, parameter, typed)
 
 
+def complete_backend(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
+    """Offer backends that have a name, here or in the configuration file."""
+    return _offering(lambda: _backends(context))(context, parameter, typed)
+
+
 def _ids(targets: Sequence[str]) -> list[str]:
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.errors import OnnxoptError
 
     try:
         return [case.id for case in collect(targets).cases]
@@ -75,9 +84,9 @@ def _ids(targets: Sequence[str]) -> list[str]:
 
 
 def _suites() -> list[str]:
-    from onnxopt_cli.cases.suites.suites import SUITES
+    from onnxopt_cli.cases.suites.suites import suites
 
-    return [*SUITES, "onnx-node"]
+    return [*suites(), "onnx-node"]
 
 
 def _our_operators() -> list[str]:
@@ -92,10 +101,16 @@ def _operators() -> list[str]:
     return sorted({schema.name for schema in get_all_schemas()}.union(_our_operators()))
 
 
-def _backends() -> list[str]:
+def _backends(context: click.Context) -> list[str]:
     from onnxopt_cli.backends.resolve import known_backends
+    from onnxopt_cli.cli.configuration import configuration_here
 
-    return [*(backend.name for backend in known_backends()), "python:", "exec:"]
+    mine: Iterable[str] = ()
+    # A shell has no use for what is wrong with a file.
+    with suppress(OnnxoptError):
+        found = configuration_here(context)
+        mine = found.backends if found else ()
+    return [*mine, *(backend.name for backend in known_backends()), "python:", "exec:"]
 
 
 def _capabilities() -> Iterable[str]:
@@ -110,13 +125,11 @@ def _reports() -> list[str]:
     return [f"{form}=" for form in FORMATS]
 
 
-#: Suites that can be written as files; operators with a formula, and with a schema; backends that
-#: have a name, and how the others begin; what cases can need; formats of reports; paths, which the
-#: shell completes.
+#: Suites that can be written as files; operators with a formula, and with a schema; what cases can
+#: need; formats of reports; paths, which the shell completes.
 complete_suite = _offering(_suites)
 complete_our_operator = _offering(_our_operators)
 complete_operator = _offering(_operators)
-complete_backend = _offering(_backends)
 complete_capability = _offering(_capabilities)
 complete_report = _offering(_reports)
 complete_path = _offering(tuple, or_paths=True)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.shared_options import configuration_file, configured_commands
-
 
 @click.command("config")
+@click.pass_context
 @click.option("--profile", default="", metavar="NAME", help="Also what this profile says.")
-def command(profile: str) -> int:
+def command(context: click.Context, profile: str) -> int:
     """Show what the configuration file says, and where.
 
     \b
@@ -20,20 +19,22 @@ def command(profile: str) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from onnxopt_cli.cli.configuration import apply_configuration, read_configuration
+    from onnxopt_cli.cli.configuration import (
+        apply_configuration,
+        configuration_here,
+        configured_commands,
+    )
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.core.text import printable
 
-    path = configuration_file()
-    if path is None:
+    found = configuration_here(context)
+    if found is None:
         stdout().print("there is no configuration file: everything is as --help says")
         return 0
-    commands = configured_commands()
-    found = read_configuration(path, commands)
-    for each in commands:
-        with click.Context(each) as context:
+    for each in configured_commands(context):
+        with click.Context(each, context.parent) as inner:
             # Says which values are not what the options take.
-            apply_configuration(context, path, profile, commands)
+            apply_configuration(inner, found, profile)
     rows = [(name, value, place) for name, (value, place) in found.chosen(profile).items()]
     rows += [
         (f"-b {name}", text, found.place("backends", name)) for name, text in found.backends.items()

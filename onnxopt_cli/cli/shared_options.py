@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +21,7 @@ from onnxopt_cli.cli.completion import (
 from onnxopt_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from onnxopt_cli.backends.configuration import Configuration
     from onnxopt_cli.run.answer_key import JudgeOptions
     from onnxopt_cli.run.executors import Setting
 
@@ -265,12 +264,61 @@ session_options = _together(
 )
 
 
+# The key, among what a command's context holds, of where the configuration file's values stand.
+_PLACES = "onnxopt places"
+
+
+def _apply(context: click.Context, _parameter: click.Parameter, profile: str) -> None:
+    found = _configuration(context)
+    if found is not None:
+        from onnxopt_cli.cli.configuration import apply_configuration
+
+        context.meta[_PLACES] = apply_configuration(context, found, profile)
+    elif profile and not context.resilient_parsing:
+        raise UsageError(
+            f"there is no profile {profile!r}: no configuration file is here",
+            hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
+        )
+
+
+def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """Put the specification of a backend in place of its name in the configuration file."""
+    found = _configuration(context) if value else None
+    if found is None:
+        return value
+    return found.backend(value) if isinstance(value, str) else tuple(map(found.backend, value))
+
+
+def _configuration(context: click.Context) -> Configuration | None:
+    """Return what the configuration file says; None without one, and as a word is completed."""
+    from onnxopt_cli.backends.configuration import find_configuration
+
+    if context.resilient_parsing or find_configuration() is None:
+        return None
+    from onnxopt_cli.cli.configuration import configuration_here
+
+    return configuration_here(context)
+
+
+profile_option = click.option(
+    "--profile",
+    default="",
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_apply,
+    help="Use a profile of onnxopt.toml.",
+)
+
+
 def with_operators_option(command: click.Command) -> click.Command:
-    """Give a command the option, or each command of a group."""
+    """Give a command the options that choose operators, or each command of a group."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             with_operators_option(inner)
     elif not any(parameter.name == "operator_files" for parameter in command.params):
+        if not any(parameter.name == "profile" for parameter in command.params):
+            profile_option(command)
         command.params.append(
             click.Option(
                 ["--operators", "operator_files"],
@@ -285,70 +333,6 @@ def with_operators_option(command: click.Command) -> click.Command:
             )
         )
     return command
-
-
-# Names the configuration file to use, whatever folder this is; empty for none. Also the key, among
-# what a command's context holds, of where the file's values stand.
-_CONFIGURATION = "ONNXOPT_CONFIG"
-
-
-def configuration_file() -> Path | None:
-    """Return the configuration file that holds here; None if there is none."""
-    if _CONFIGURATION in os.environ:
-        named = os.environ[_CONFIGURATION]
-        return Path(named) if named else None
-    try:
-        here = Path.cwd()
-    except OSError:
-        # It is gone, and no file is there.
-        return None
-    for folder in (here, *here.parents):
-        own, shared = folder / "onnxopt.toml", folder / "pyproject.toml"
-        if own.is_file():
-            return own
-        if shared.is_file() and b"tool.onnxopt" in shared.read_bytes():
-            return shared
-        if (folder / ".git").exists():
-            break
-    return None
-
-
-def configured_commands() -> tuple[click.Command, ...]:
-    """Return the commands whose options the configuration file may set."""
-    modules = [import_module(f"onnxopt_cli.cli.{it}") for it in ("run", "audit", "fuzz", "list")]
-    return tuple(with_operators_option(module.command) for module in modules)
-
-
-def _apply(context: click.Context, _parameter: click.Parameter, profile: str) -> None:
-    # Not where a word is being completed.
-    path = None if context.resilient_parsing else configuration_file()
-    if path is not None or profile:
-        from onnxopt_cli.cli.configuration import apply_configuration
-
-        places = apply_configuration(context, path, profile, configured_commands())
-        context.meta[_CONFIGURATION] = places
-
-
-def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-    """Put the specification of a backend in place of its name in the configuration file."""
-    path = None if context.resilient_parsing else configuration_file()
-    if path is None or not value:
-        return value
-    from onnxopt_cli.cli.configuration import read_configuration
-
-    named = read_configuration(path, configured_commands()).specification
-    return named(value) if isinstance(value, str) else tuple(map(named, value))
-
-
-profile_option = click.option(
-    "--profile",
-    default="",
-    metavar="NAME",
-    is_eager=True,
-    expose_value=False,
-    callback=_apply,
-    help="Use a profile of onnxopt.toml.",
-)
 
 
 def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
@@ -368,21 +352,11 @@ def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
     try:
         if files:
-            _add_operators(files)
+            from onnxopt_cli.api import add_operators
+
+            add_operators(*files)
     except UsageError as error:
         if context.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP:
-            places = context.meta[_CONFIGURATION]
+            places = context.meta[_PLACES]
             error.message = f"{places[parameter.name]}: {error.message}"
         raise
-
-
-def _add_operators(files: Sequence[Path]) -> None:
-    from onnxopt_cli.cases.suites.author import unreadable
-    from onnxopt_cli.operators import VARIABLE, add_operators
-
-    added = [operator for path in files for operator in add_operators(path)]
-    # For the processes that this one starts.
-    given = [os.environ.get(VARIABLE, ""), *(str(path.resolve()) for path in files)]
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, given)))
-    for wrong in filter(None, map(unreadable, added)):
-        raise UsageError(wrong, hint="docs/operators.md lists what a formula may use")

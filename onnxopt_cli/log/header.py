@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from pathlib import PurePath
-from types import MappingProxyType
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-import onnx
-
-from onnxopt_cli import __version__
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import SUITE, BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.isolation.processes import weakness
 from onnxopt_cli.log.contents import Contents, Witness
 
 #: The version that a log's header states.
@@ -237,22 +229,3 @@ def _cases(header: Header) -> str:
 
 def _backends(header: Header) -> str:
     return ", ".join(f"{it.name} [{it.version}]" for it in header.backends)
-
-
-def versions(suites: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return the versions of onnxopt, Python, the packages that matter, the suites, the machine.
-
-    A suite's stands under :data:`~onnxopt_cli.core.record.SUITE` and its name. Where worker
-    processes are less isolated than elsewhere, ``isolation`` says so.
-    """
-    found = {
-        "onnxopt": __version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "numpy": np.__version__,
-        "onnx": onnx.__version__,
-        "ml_dtypes": ml_dtypes.__version__,
-    }
-    weak = weakness()
-    found |= {f"{SUITE}{name}": version for name, version in suites.items()}
-    return {**found, "isolation": weak} if weak else found

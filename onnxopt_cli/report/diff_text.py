@@ -221,10 +221,10 @@ def _target(result: Result) -> list[str]:
 
 def _comes_with_a_package(result: Result) -> bool:
     """Tell whether the case is one of onnx's or ours, which are asked for by their ids."""
-    from onnxopt_cli.cases.suites.suites import SUITES
+    from onnxopt_cli.cases.suites.suites import suites
 
     path, suite = result.location.path, result.case.split("/", 1)[0]
-    if suite in SUITES:
+    if suite in suites():
         return path.parent == Path(suite) and not path.exists()
     parts = path.parts
     return suite.startswith("onnx-") and any(

@@ -40,7 +40,8 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 def backend_table(backends: Sequence[KnownBackend]) -> Table:
     """Return the backends that can be asked for by name, and why some cannot be used."""
-    rows = [(it.name, it.kind, it.version or f"not available: {it.problem}") for it in backends]
+    lacks = "not available: {}".format
+    rows = [(it.name, it.kind, lacks(it.problem) if it.problem else it.version) for it in backends]
     return plain_table(rows, ("backend", "kind", "version"))
 
 
@@ -50,7 +51,9 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     yield Text(operator.about)
     yield Text(operator.source, style="dim")
     yield _heading("Formula")
-    yield Padding(Syntax(formula_text(operator), "python", background_color="default"), (0, 2))
+    yield Padding(
+        Syntax(formula_text(operator), "python", background_color="default", word_wrap=True), (0, 2)
+    )
     yield Padding(Text(formula_description(operator)), (1, 2, 0, 2))
     first = operator.tensors[0]
     inputs = [

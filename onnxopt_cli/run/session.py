@@ -12,16 +12,22 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
+import numpy as np
+import onnx
+
+from onnxopt_cli import __version__
 from onnxopt_cli.cases.collect import Collection, suite_versions
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
+from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, NothingSelected, Problem, UsageError
 from onnxopt_cli.expectations.expectations import Expectations, exit_code
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.log.header import Shard, versions
+from onnxopt_cli.isolation.processes import weakness
+from onnxopt_cli.log.header import Shard
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import Setting, weak_isolation
@@ -159,7 +165,7 @@ class Session:
         self.terms = terms
         self.expectations = expectations
         self.ids = ids
-        self._versions = versions(suites)
+        self._versions = _versions(suites)
         self._backends = {it.name: BackendIdentity(it.name, it.version) for it in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
         self._settled: set[tuple[str, str]] = set()
@@ -378,3 +384,22 @@ class Session:
         if self._writer is not None:
             about = fields if result is None else {"result": result_to_json(result)}
             self._writer.write({"record": record, **about})
+
+
+def _versions(suites: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of onnxopt, Python, the packages that matter, the suites, the machine.
+
+    A suite's stands under :data:`~onnxopt_cli.core.record.SUITE` and its name. Where worker
+    processes are less isolated than elsewhere, ``isolation`` says so.
+    """
+    found = {
+        "onnxopt": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "numpy": np.__version__,
+        "onnx": onnx.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
+    }
+    weak = weakness()
+    found |= {f"{SUITE}{name}": version for name, version in suites.items()}
+    return {**found, "isolation": weak} if weak else found

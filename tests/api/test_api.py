@@ -50,6 +50,19 @@ def test_results_come_in_the_order_of_the_cases_for_all_backends():
     assert all(it.conforms for it in results)
 
 
+def test_a_configuration_file_names_backends_and_nothing_else_is_read(tmp_path, monkeypatch):
+    (tmp_path / "onnxopt.toml").write_text(f'[backends.mine]\nbackend = "{WRONG}"\n')
+    monkeypatch.chdir(tmp_path)
+    case = api.load("spec/adam/adam_multiple")[0]
+    with pytest.raises(api.OnnxoptError, match="no backend 'mine'"):
+        api.check(case, "mine", setting=HERE)
+    with pytest.raises(api.NotConformingError):
+        api.check(case, api.load_configuration().backend("mine"), setting=HERE)
+    (tmp_path / "onnxopt.toml").write_text("[backends.mine]\n")
+    with pytest.raises(api.OnnxoptError, match=r"onnxopt.toml:1: backends.mine names no backend"):
+        api.load_configuration("onnxopt.toml")
+
+
 def test_a_run_that_is_given_up_ends_its_backend(tmp_path):
     (tmp_path / "plugin.py").write_text(
         "import os, pathlib\n"

@@ -64,6 +64,16 @@ def test_several_backends_have_tests_of_their_own(pytester):
     result.assert_outcomes(passed=1, failed=1, deselected=1)
 
 
+def test_a_backend_may_have_a_name_of_the_configuration_file(pytester):
+    (pytester.path / "onnxopt.toml").write_text(f'[backends.mine]\nbackend = "{WRONG}"\n')
+    result = pytester.runpytest(*ADAM, "--onnxopt-backend", "mine")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines([f"{CASE} on {WRONG}: *"])
+    result = pytester.runpytest(*ADAM, "--onnxopt-backend", "mime")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*there is no backend 'mime'; did you mean mine?"])
+
+
 def test_what_is_expected_to_fail_is_xfailed_and_may_not_pass(pytester):
     pytester.maketxtfile(
         expected="onnxopt-expect: 1\nexpect:\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxopt_cli.cases.suites.suites import SUITES
+from onnxopt_cli.cases.suites.suites import suites
 from onnxopt_cli.cases.yaml.syntax import parse_yaml
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -34,7 +34,7 @@ def digests():
     for path in sorted(CASES.glob("*/*.yaml")):
         root, errors = parse_yaml(path.read_text())
         suite = str(root.field("suite").scalar)
-        if suite.partition("@")[0] not in SUITES:
+        if suite.partition("@")[0] not in suites():
             continue
         assert not errors
         mine = found.setdefault(suite, {})
@@ -94,7 +94,7 @@ def test_the_version_of_a_suite_is_in_the_log_and_in_every_report(onnxopt, mine)
 
 
 def test_a_pinned_suite_of_another_version_is_exit_2_with_what_to_do(onnxopt, tmp_path):
-    version = SUITES["spec"].version
+    version = suites()["spec"].version
     assert onnxopt("run", f"spec@{version}/adam/adam").code == 0
     answer = onnxopt("run", f"spec@{version}9")
     assert answer.code == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 from forked import run_command
@@ -84,6 +86,15 @@ def test_a_name_of_the_file_is_known_wherever_a_backend_is_meant(place, onnxopt)
     assert onnxopt("run", "spec", "-q", "-b", "numpy").code == 0
 
 
+def test_names_of_the_file_are_listed_and_offered(place, onnxopt, monkeypatch):
+    rows = [line.split()[0] for line in onnxopt("backends").out.splitlines()]
+    assert {"numpy", "mine", "near"} <= set(rows)
+    monkeypatch.setenv("_ONNXOPT_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "onnxopt run -b m")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert onnxopt().out == "plain,mine\n"
+
+
 def test_a_folder_below_sees_the_file_and_its_paths(place, onnxopt, monkeypatch):
     below = place / "a" / "b"
     below.mkdir(parents=True)
@@ -134,6 +145,7 @@ def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
         ("tag = [{a = 1}]", "onnxopt.toml:1: found {'a': 1}, expected text or a number"),
         ("rtol = 1979-05-27", "onnxopt.toml:1: found 1979-05-27, expected text or a number"),
         ("[backends.'a,b']\nbackend = 'numpy'", "onnxopt.toml:1: backends.a,b has a comma"),
+        ("operators = [1]", "onnxopt.toml:1: operators is neither a path nor a list of paths"),
         ("quiet = true", "7 pass"),
         ("rerun = [1, 2]", "7 pass"),
     ],
@@ -156,13 +168,29 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace):
         done = run_command(*words, cwd=below)
         return done.returncode, done.stdout + done.stderr
 
-    command = ("list", "optimizers", "--profile", "mine")
-    code, text = said(*command)
+    listing = ("list", "optimizers", "--profile", "mine")
+    code, text = said(*listing)
     assert code == 0, text
     assert all(line.startswith("optimizers/lamb/") for line in text.splitlines())
     assert said("list", "optimizers")[0] == 2
+    code, text = said("show", "Lamb", "--profile", "mine")
+    assert (code, text.splitlines()[0]) == (0, "Lamb  my.optimizers version 1")
+    (workplace / "onnxopt.toml").write_text('operators = "lamb.py"\noutput = "elsewhere"\n')
+    assert said("generate", "optimizers") == (
+        0,
+        "optimizers: wrote 1 files, 0 were there already\n",
+    )
+    assert (below / "cases" / "optimizers" / "lamb.yaml").exists()
+    script = """if True:
+        from onnxopt_cli import api
+        api.add_operators(*api.load_configuration().operators)
+        print(api.load("optimizers")[0])
+    """
+    command = [sys.executable, "-c", script]
+    assert b"optimizers/lamb/" in subprocess.run(command, cwd=below, stdout=-1, check=True).stdout
+    (workplace / "onnxopt.toml").write_text('[profiles.mine]\noperators = ["lamb.py"]\n')
     (workplace / "lamb.py").write_text("x = 1 +\n")
-    code, text = said(*command)
+    code, text = said(*listing)
     assert code == 2
     assert "onnxopt.toml:2: " in text
     assert "lamb.py:1" in text

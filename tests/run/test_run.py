@@ -320,30 +320,6 @@ def test_without_a_target_the_committed_cases_run(onnxopt, monkeypatch):
     assert re.match(r"\d+ of \d+ cases from cases/ on numpy\n", answer.out)
 
 
-def test_the_committed_cases_conform_on_the_reference_and_none_is_too_weak(committed):
-    assert {it["outcome"] for it in committed["numpy"]} == {"pass"}
-    weak = {it["case"] for it in committed["numpy"] for diff in it["outputs"] if diff["weak"]}
-    assert not any(case.startswith("trajectories") for case in weak)
-
-
-def test_without_a_target_the_committed_cases_run(onnxopt, monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
-    answer = onnxopt("run", "-k", "spec/*")
-    assert answer.code == 0
-    assert re.match(r"\d+ of \d+ cases from cases/ on numpy\n", answer.out)
-
-
-def test_where_there_is_no_folder_of_cases_a_run_takes_the_suite_of_pairs_too(
-    workplace, onnxopt, monkeypatch
-):
-    empty = "onnxopt_cli.cases.suites.suites.suite_cases"
-    spec = suite_cases("spec")
-    monkeypatch.setattr(empty, lambda name: spec if name == "spec" else [])
-    told = onnxopt("run").out.splitlines()[0]
-    assert told == "7 cases from spec, conformance, pruning, trajectories, space on numpy"
-    assert "space" not in onnxopt("list", "-v").out
-
-
 def test_the_committed_cases_conform_on_onnx_runtime(committed):
     if "onnxruntime" not in committed:
         pytest.skip("needs ONNX Runtime")

@@ -5,7 +5,7 @@ Imported only when a name is looked up, since it brings everything that makes ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -64,32 +64,39 @@ def _conformance(suite: str) -> list[WrittenCase]:
     return [question for operator in ours for question in conformance(operator)]
 
 
-#: By name. Each operator is in the suite that it says, or in that of its domain.
-SUITES: Mapping[str, Suite] = {
-    "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-    **{
-        suite: Suite(
-            "what a wrong implementation fails, over the whole space of inputs",
-            partial(_conformance, suite),
+def suites() -> dict[str, Suite]:
+    """Return our suites by name; each operator is in the one that it says, or of its domain."""
+    return {
+        "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
+        **{
+            suite: Suite(
+                "what a wrong implementation fails, over the whole space of inputs",
+                partial(_conformance, suite),
+                "2",
+            )
+            for suite in dict.fromkeys(operator.suite_name for operator in OPERATORS)
+        },
+        "trajectories": Suite(
+            "what a wrong implementation drifts from in many steps", trajectories, "1"
+        ),
+        "space": Suite(
+            "two dimensions of the space of inputs at a time", partial(_of_all, space), "3"
+        ),
+        "large": Suite(
+            "tensors around the sizes that are computed in large blocks",
+            partial(_of_all, large),
             "2",
-        )
-        for suite in dict.fromkeys(operator.suite_name for operator in OPERATORS)
-    },
-    "trajectories": Suite(
-        "what a wrong implementation drifts from in many steps", trajectories, "1"
-    ),
-    "space": Suite("two dimensions of the space of inputs at a time", partial(_of_all, space), "3"),
-    "large": Suite(
-        "tensors around the sizes that are computed in large blocks", partial(_of_all, large), "2"
-    ),
-}
+        ),
+    }
 
-#: Those that come with onnxopt, and those of the installed onnx.
-NAMES = (*SUITES, *CORPORA)
+
+def suite_names() -> list[str]:
+    """Return the names of our suites, and of those of the installed onnx."""
+    return [*suites(), *CORPORA]
 
 
 def named_suite(name: str) -> tuple[list[Case], list[Problem]]:
-    """Return the cases of one of :data:`NAMES`, and what is wrong with its files."""
+    """Return the cases of one of :func:`suite_names`, and what is wrong with its files."""
     return corpus(name) if name in CORPORA else (suite_cases(name), [])
 
 
@@ -100,7 +107,7 @@ def suite_cases(name: str) -> list[Case]:
     of which the reader makes more than a node, are read.
     """
     cases: list[Case] = []
-    suite = SUITES[name]
+    suite = suites()[name]
     for operator, grouped in groupby(suite.questions(), key=lambda it: it.operator.name):
         questions = list(grouped)
         path = Path(name, f"{operator.lower()}.yaml")
@@ -131,7 +138,7 @@ def _case(question: WrittenCase, path: Path, version: str) -> Case:
 
 def yaml_files(name: str) -> Iterator[tuple[str, str]]:
     """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its text."""
-    suite = SUITES[name]
+    suite = suites()[name]
     for operator, questions in groupby(suite.questions(), key=lambda it: it.operator.name):
         text = yaml_text(
             [replace(question, outputs=_written_outputs(question)) for question in questions],
@@ -148,7 +155,7 @@ def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
     Questions whose answer is a refusal are left out: the layout cannot say so. Trajectories are
     models with a Loop.
     """
-    questions = SUITES[name].questions()
+    questions = suites()[name].questions()
     contents = {
         it.name: _content(it, test=f"test_{it.name}")
         for it in questions
@@ -176,14 +183,14 @@ def suite_files(name: str, form: str | None = None) -> Iterator[tuple[str, bytes
     Raises:
         UsageError: if there is no such suite, or it is not written in that form.
     """
-    if name in SUITES:
+    if name in suites():
         if form == "onnx":
             yield from onnx_files(name)
         else:
             for path, text in yaml_files(name):
                 yield path, text.encode()
     elif name != _NODE:
-        known = [*SUITES, _NODE]
+        known = [*suites(), _NODE]
         hint = nearest(name, known, f"there are {', '.join(known)}")
         raise UsageError(f"there is no suite {name!r} to generate", hint=hint)
     elif form == "yaml":
