@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
+from rich.columns import Columns
 from rich.text import Text
 
 from onnxopt_cli.cases.collect import collect, default_targets
@@ -32,6 +33,7 @@ from onnxopt_cli.run.select import Selection, remember
 from onnxopt_cli.run.session import Session, Terms, open_session
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress
 
 
@@ -136,9 +138,11 @@ class Display:
         elif not passed:
             self._failures(record)
             self._reasons(results)
-        tables = [terminal.summary_table(results)]
+        counts = [terminal.summary_table(results)]
         if not passed:
-            tables.append(terminal.capability_table(results))
+            counts.append(terminal.capability_table(results))
+        # Side by side where both fit.
+        tables: list[RenderableType | None] = [Columns(filter(None, counts), padding=(0, 4))]
         if self._verbose:
             from onnxopt_cli.report.accuracy import accuracy_table
 
@@ -203,6 +207,7 @@ class Display:
                     self._options,
                     about.get(result.case, ""),
                     whole=self._verbose,
+                    brief=number > 1 and not self._verbose,
                     note=f"cause {number}{more}",
                     more=group.more,
                 )

@@ -123,6 +123,7 @@ def failure_panel(
     about: str = "",
     *,
     whole: bool = False,
+    brief: bool = False,
     note: str = "",
     more: str = "",
 ) -> Panel:
@@ -133,6 +134,7 @@ def failure_panel(
         options: those of the run, for the command that repeats it.
         about: what the case asks.
         whole: True for all lines of a stack trace, and all outputs that are wrong.
+        brief: True for the worst element alone, as another example stands above.
         note: what stands below it.
         more: a command that shows more of what is wrong.
     """
@@ -156,7 +158,7 @@ def failure_panel(
     shown = wrong if whole else sorted(wrong, key=partial(_worst, message))[:1]
     for diff in shown:
         parts.append(_headline(diff))
-        parts.extend(_details(diff, result, None if whole else _ELEMENTS))
+        parts.extend(_details(diff, result, None if whole else 1 if brief else _ELEMENTS))
     for word, others in (
         ("wrong, too", [diff for diff in wrong if diff not in shown]),
         ("as expected", [diff for diff in result.diffs if diff.agrees] if wrong else []),
@@ -206,12 +208,12 @@ def _headline(diff: Diff) -> Text:
 
 
 def _details(diff: Diff, result: Result, most: int | None) -> Iterable[RenderableType]:
-    """Yield the tolerance that was applied, what would have passed, and so many worst elements."""
-    if diff.tolerance is not None:
+    """Yield so many worst elements, and of more than one the tolerance that was applied."""
+    if diff.tolerance is not None and most != 1:
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
-        header, *rows = [diff_text.worst_header(diff), *diff_text.worst_rows(diff, result)[:most]]
-        yield _Elements(header, rows)
+        rows = diff_text.worst_rows(diff, result)[:most]
+        yield _Elements(diff_text.worst_header(diff), rows)
 
 
 class _Elements:

@@ -78,9 +78,22 @@ def test_many_failures_of_three_causes_fit_60_lines_with_the_causes_first(screen
     assert any("MemoryError: no room for" in words for words in said)
     assert answer.out.count("again: onnxopt run demo.yaml -k demo/demo/plain") == 3
     assert re.findall(r"cause \d, the plainest of (\d+)", answer.out) == ["40", "39", "39"]
+    # Examples after the first have their worst element alone.
+    assert len(re.findall(r"^│   \[\d", answer.out, re.MULTILINE)) <= 3 + 1
     # The one that is plainly wrong stands for those that are nearly right.
     assert "FAIL demo/demo/plain50 on" in answer.out
     assert "does not conform: 79 fail, 39 oom" in answer.out or "39 error" in answer.out
+
+
+def test_counts_by_operator_and_by_what_cases_need_stand_side_by_side(workplace, onnxopt):
+    backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
+    cases = ("-k", "conformance/adam/double", "-k", "conformance/adam/T_0")
+    answer = onnxopt("run", *cases, "-b", backend, "--isolation", "none", "--no-explain")
+    rows = [line.split() for line in answer.out.splitlines()]
+    (place,) = [at for at, row in enumerate(rows) if row[:1] == ["operator"]]
+    assert rows[place] == ["operator", "fail", "cases", "that", "need", "fail"]
+    assert rows[place + 1] == ["Adam", "2", "double", "1"]
+    assert rows[place + 2] == ["none", "of", "these", "1"]
 
 
 def test_what_passes_is_counted_and_not_named(screen):
