@@ -27,7 +27,6 @@ import inspect
 import sys
 from contextlib import suppress
 from copy import deepcopy
-from difflib import get_close_matches
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -38,7 +37,7 @@ import onnx
 
 from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.text import exception_text, nearest, printable, some_of
 from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
 
 if TYPE_CHECKING:
@@ -218,10 +217,8 @@ def _import_module(backend: str, name: str) -> ModuleType:
 
 def _no_attribute(backend: str, source: str, name: str, found: object) -> BackendUnavailable:
     public = [known for known in dir(found) if not known.startswith("_")]
-    near = get_close_matches(name, public, n=3)
-    listed = near or public[:10]
-    start = "did you mean" if near else "it has"
+    listed = f"it has {some_of(public, 10)}" if public else "it has no attributes"
     return BackendUnavailable(
         f"backend {printable(backend)}: {printable(source)} has no {printable(name)}",
-        hint=f"{start} {', '.join(map(printable, listed))}" if listed else "it has no attributes",
+        hint=nearest(name, public, listed),
     )

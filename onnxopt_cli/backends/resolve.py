@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from onnxopt_cli.backends.protocol import Backend, starting
 from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.backends.unsupported import with_patterns
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
 # Each kind of backend is imported where it is asked for, and importlib.metadata where it is used:
@@ -100,12 +99,10 @@ def _backend(specification: Specification) -> Backend:
         specification.require_known(("unsupported",))
         return ReferenceBackend()
     known = [*_BUILT_IN, *installed]
-    near = get_close_matches(specification.name.lower(), known, n=3)
-    listed = f"did you mean {' or '.join(near)}? " if near else ""
+    listed = f"known are {', '.join(known)}, python:module:attribute and exec:COMMAND"
     raise UsageError(
         f"there is no backend {printable(specification.name)!r}",
-        hint=f"{listed}known are {', '.join(map(printable, known))}, python:module:attribute "
-        "and exec:COMMAND",
+        hint=f"{nearest(specification.name, known)} {listed}".strip(),
     )
 
 

@@ -19,7 +19,6 @@ from onnxopt_cli.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cases.collect import Collection
     from onnxopt_cli.core.case import Case
 
 
@@ -64,58 +63,60 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     neighbours may be exchanged in an output that has to be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.cli.console import Ticker, stderr, stdout
+    from onnxopt_cli.cli.console import tell_problems
     from onnxopt_cli.cli.environment import go_on_without_reader
     from onnxopt_cli.core.files import write_atomically
-    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.run.select import Selection
+
+    if options["json_path"] is not None:
+        go_on_without_reader()
+    collection = collect(targets)
+    chosen, _ = Selection(operators=operators).choose(collection.cases)
+    tell_problems(collection.problems)
+    if collection.problems and not chosen:
+        return 2
+    wrong, document = (_planted if options["planted"] else _graded)(chosen, options)
+    if options["json_path"] is not None:
+        write_atomically(options["json_path"], document.encode())
+    return 2 if collection.problems else wrong
+
+
+def _graded(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
+    """Show what implementations become of; return the exit code, and all of it as JSON."""
+    from onnxopt_cli.cli.console import stdout, tell_problems, ticking
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.grade.audit import audit, find_trials
     from onnxopt_cli.report.audit_report import audit_json, audit_page
     from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
-    from onnxopt_cli.run.select import Selection
 
-    rule, json_path, allowed = options["rule"], options["json_path"], options["allowed"]
-    if json_path is not None:
-        go_on_without_reader()
-    collection = collect(targets)
-    chosen, _ = Selection(operators=operators).choose(collection.cases)
-    if options["planted"]:
-        return _planted(collection, chosen, options)
-    trials, problems = find_trials(chosen, JudgeOptions(rule=ToleranceRule(rule) if rule else None))
-    problems = [*collection.problems, *problems]
-    for problem in problems:
-        stderr().print(f"invalid {printable(str(problem))}")
+    rule = ToleranceRule(options["rule"]) if options["rule"] else None
+    trials, problems = find_trials(chosen, JudgeOptions(rule=rule))
+    tell_problems(problems)
     if not any(trials.values()):
         raise NothingSelected(
             f"none of {len(chosen)} cases is one node of an operator with a formula"
         )
-    doing = "putting every implementation to every case"
-    with stderr().status(doing) as status:
-        tick = Ticker(doing, status.update)
+    with ticking("putting every implementation to every case") as tick:
         grades = audit(trials, options["jobs"], tick, thorough=options["verbose"])
     for grade in grades:
         for renderable in audit_page(grade, verbose=options["verbose"]):
             stdout().print(renderable)
-    if json_path is not None:
-        write_atomically(json_path, audit_json(grades).encode())
     survivors = {survivor.name for grade in grades for survivor in grade.survivors}
-    wrong = {name for name in survivors if not any(fnmatchcase(name, it) for it in allowed)}
-    return 2 if problems else int(bool(wrong) or any(grade.false_alarms for grade in grades))
+    wrong = {it for it in survivors if not any(fnmatchcase(it, g) for g in options["allowed"])}
+    code = int(bool(wrong) or any(grade.false_alarms for grade in grades))
+    return 2 if problems else code, audit_json(grades)
 
 
-def _planted(collection: Collection, chosen: Sequence[Case], options: Mapping[str, Any]) -> int:
-    from onnxopt_cli.cli.console import Ticker, stderr, stdout
-    from onnxopt_cli.core.files import write_atomically
+def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
+    """Show which errors in right outputs are caught; return as :func:`_graded` does."""
+    from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.grade.planted import EXCHANGED, plant
     from onnxopt_cli.report.audit_report import planted_json, planted_page
 
-    for problem in collection.problems:
-        stderr().print(f"invalid {printable(str(problem))}")
-    doing = "putting errors into the outputs of every case"
-    with stderr().status(doing) as status:
-        found = plant(chosen, options["jobs"], Ticker(doing, status.update))
+    with ticking("putting errors into the outputs of every case") as tick:
+        found = plant(chosen, options["jobs"], tick)
     if not found:
         raise NothingSelected(f"none of {len(chosen)} cases has outputs to put errors into")
     for renderable in planted_page(found):
@@ -123,6 +124,4 @@ def _planted(collection: Collection, chosen: Sequence[Case], options: Mapping[st
     missed = [it for it in found if it.moves and it.error == EXCHANGED and not it.conditioned]
     for it in missed:
         stdout().print(f"not caught: {it.error} in {printable(it.case)}", soft_wrap=True)
-    if options["json_path"] is not None:
-        write_atomically(options["json_path"], planted_json(found).encode())
-    return 2 if collection.problems else int(bool(missed))
+    return int(bool(missed)), planted_json(found)

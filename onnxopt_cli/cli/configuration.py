@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,17 @@ def configuration_here(context: click.Context) -> Configuration | None:
         UsageError: with everything that is wrong with it.
     """
     path = find_configuration()
-    if path is None:
-        return None
+    return None if path is None else read_for(context, path)
+
+
+def read_for(context: click.Context, path: Path) -> Configuration:
+    """Return what a file says of the options of the commands that it may set.
+
+    Raises:
+        UsageError: with everything that is wrong with it.
+    """
     parameters = [it for command in configured_commands(context) for it in command.params]
-    return _read(path, frozenset(name for it in parameters for name in _names(it)))
-
-
-_read = cache(read_configuration)
+    return read_configuration(path, {name for it in parameters for name in _names(it)})
 
 
 def apply_configuration(

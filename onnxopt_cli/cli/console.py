@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from time import monotonic
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import Problem
 
 
 class _Console(Console):
@@ -42,25 +44,31 @@ stderr = partial(_console, stderr=True)
 TELL_SECONDS = 15.0
 
 
-class Ticker:
-    """Says how far something long is: now and then in a line, or on a terminal all the time.
+@contextmanager
+def ticking(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """Show that something long is done; yield what takes note that so many of all are done.
 
-    Args:
-        doing: what is done.
-        update: shows it where standard error is a terminal.
+    On a terminal that is shown all the time, else now and then in a line.
     """
+    told = monotonic()
+    with stderr().status(doing) as status:
 
-    def __init__(self, doing: str, update: Callable[[str], None]) -> None:
-        self._doing, self._update, self._told = doing, update, monotonic()
+        def tick(done: int, total: int) -> None:
+            nonlocal told
+            said = f"{doing}: {done} of {total}"
+            if stderr().is_terminal:
+                status.update(said)
+            elif monotonic() - told >= TELL_SECONDS:
+                told = monotonic()
+                stderr().print(said, soft_wrap=True)
 
-    def __call__(self, done: int, total: int) -> None:
-        """Take note that so many of all are done."""
-        said = f"{self._doing}: {done} of {total}"
-        if stderr().is_terminal:
-            self._update(said)
-        elif monotonic() - self._told >= TELL_SECONDS:
-            self._told = monotonic()
-            stderr().print(said, soft_wrap=True)
+        yield tick
+
+
+def tell_problems(problems: Iterable[Problem]) -> None:
+    """Say what is wrong with case files."""
+    for problem in problems:
+        stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
 
 
 def note(said: str) -> None:

@@ -9,6 +9,7 @@ import click
 
 from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
+    Number,
     backend_option,
     explain_options,
     lower_option,
@@ -52,7 +53,7 @@ _EXPLAIN_TIME = 60.0
 @click.option(
     "--time",
     "seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="Search for so long.",
 )

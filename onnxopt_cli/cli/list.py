@@ -29,10 +29,8 @@ def command(
     \b
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from rich.text import Text
-
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.cli.console import note, stderr, stdout
+    from onnxopt_cli.cli.console import note, stdout, tell_problems
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.report.listing import case_table
@@ -40,8 +38,7 @@ def command(
 
     collection = collect(targets)
     chosen, _ = Selection(patterns, operators, tags, without).choose(collection.cases, note)
-    for problem in collection.problems:
-        stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
+    tell_problems(collection.problems)
     if not chosen and not collection.problems:
         raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
     console = stdout()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from onnxopt_cli.cli.completion import complete_report
 from onnxopt_cli.cli.shared_options import (
+    Number,
     backend_option,
     case_options,
     explain_options,
@@ -26,23 +27,7 @@ from onnxopt_cli.cli.shared_options import (
 )
 from onnxopt_cli.core.text import printable
 
-
-class _Limit(click.ParamType[float]):
-    """A finite number that is not negative."""
-
-    name = "number"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is no number", param, ctx)
-        if not math.isfinite(number) or number < 0:
-            self.fail(f"{value!r} must be finite and not negative", param, ctx)
-        return number
-
+_LIMIT = Number(min=0, max=sys.float_info.max)
 
 #: The options of each part of the help; others stand at its end.
 _PARTS = {
@@ -86,12 +71,12 @@ class _Parts(click.Command):
 )
 @case_options
 @tolerance_option
-@click.option("--rtol", type=_Limit(), help="Judge by this relative tolerance.")
-@click.option("--atol", type=_Limit(), help="Judge by this absolute tolerance.")
+@click.option("--rtol", type=_LIMIT, help="Judge by this relative tolerance.")
+@click.option("--atol", type=_LIMIT, help="Judge by this absolute tolerance.")
 @click.option("--ulp", type=click.IntRange(min=0), help="Judge by this distance in ulp.")
 @click.option(
     "--budget",
-    type=_Limit(),
+    type=_LIMIT,
     metavar="FACTOR",
     help="Multiple of the rounding bound that a derived tolerance allows.  [default: 4]",
 )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli import console
-from onnxopt_cli.cli.console import note, stderr, stdout
+from onnxopt_cli.cli.console import note, stderr, stdout, tell_problems
 from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, setting
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
@@ -81,8 +81,8 @@ class Display:
         return bar
 
     def __enter__(self) -> Self:
-        for problem in self._plan.problems:
-            stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
+        if self._plan.problems:
+            tell_problems(self._plan.problems)
         names = [backend.name for backend in self._plan.backends]
         if not self._quiet:
             count = len(self._plan.cases)

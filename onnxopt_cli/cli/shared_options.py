@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,19 @@ class _Size(click.ParamType[int]):
         if size < _LEAST_MEMORY:
             self.fail("a worker cannot start with less than 64MiB", param, ctx)
         return size
+
+
+class Number(click.FloatRange):
+    """A number in a range; NaN, which is neither below nor above any number, is in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; see click."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
 
 
 _Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -153,7 +167,7 @@ def explain_time_option(default: str) -> _Option:
     """Return the option that says how long to look for known mistakes, given its default."""
     return click.option(
         "--explain-time",
-        type=click.FloatRange(min=0, max=1e6),
+        type=Number(min=0, max=1e6),
         metavar="SECONDS",
         help=f"How long to look for known mistakes.  [default: {default}]",
     )
@@ -175,7 +189,7 @@ def _limit(name: str, default: object, help: str, **others: Any) -> _Option:  # 
     return click.option(name, default=default, show_default=True, help=help, **others)
 
 
-_SECONDS = {"type": click.FloatRange(min=0, min_open=True, max=1e6), "metavar": "SECONDS"}
+_SECONDS = {"type": Number(min=0, min_open=True, max=1e6), "metavar": "SECONDS"}
 _MEMORY = "How much memory a backend's process may hold, or none for no limit."
 #: The options about the processes of backends.
 worker_options = _together(
@@ -264,15 +278,20 @@ session_options = _together(
 )
 
 
-# The key, among what a command's context holds, of where the configuration file's values stand.
-_PLACES = "onnxopt places"
+# The keys, among what a command's context holds, of what the configuration file says, and of where
+# it says what.
+_CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 
 
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str) -> None:
-    found = _configuration(context)
-    if found is not None:
-        from onnxopt_cli.cli.configuration import apply_configuration
+    from onnxopt_cli.backends.configuration import find_configuration
 
+    # Not where a word is being completed.
+    path = None if context.resilient_parsing else find_configuration()
+    if path is not None:
+        from onnxopt_cli.cli.configuration import apply_configuration, read_for
+
+        found = context.meta[_CONFIGURATION] = read_for(context, path)
         context.meta[_PLACES] = apply_configuration(context, found, profile)
     elif profile and not context.resilient_parsing:
         raise UsageError(
@@ -283,21 +302,10 @@ def _apply(context: click.Context, _parameter: click.Parameter, profile: str) ->
 
 def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
     """Put the specification of a backend in place of its name in the configuration file."""
-    found = _configuration(context) if value else None
-    if found is None:
+    found: Configuration | None = context.meta.get(_CONFIGURATION)
+    if found is None or not value:
         return value
     return found.backend(value) if isinstance(value, str) else tuple(map(found.backend, value))
-
-
-def _configuration(context: click.Context) -> Configuration | None:
-    """Return what the configuration file says; None without one, and as a word is completed."""
-    from onnxopt_cli.backends.configuration import find_configuration
-
-    if context.resilient_parsing or find_configuration() is None:
-        return None
-    from onnxopt_cli.cli.configuration import configuration_here
-
-    return configuration_here(context)
 
 
 profile_option = click.option(

@@ -40,7 +40,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.cli.console import stdout
-    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.core.text import nearest, printable
     from onnxopt_cli.errors import InvalidCase, UsageError
     from onnxopt_cli.operators import OPERATORS, operator_named
     from onnxopt_cli.report.listing import case_page, mistake_page, operator_page
@@ -62,10 +62,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         try:
             collection = collect([name])
         except UsageError as error:
-            known = {operator.name.lower(): operator.name for operator in OPERATORS}
-            near = get_close_matches(name.lower(), known, n=1)
-            listed = f"operators are {', '.join(known.values())}; {error.hint}"
-            hint = f"did you mean {known[near[0]]}?" if near else listed
+            hint = nearest(name, [operator.name for operator in OPERATORS], error.hint)
             raise UsageError(error.message, hint=hint) from error
         if collection.problems:
             raise InvalidCase(collection.problems)

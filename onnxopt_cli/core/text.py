@@ -63,6 +63,8 @@ def clipped(text: str, longest: int = _LONGEST, space: str = " ") -> str:
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
     """Return a question that names the known name most like one, or something else if none is.
 
+    Letter case does not matter.
+
     Args:
         name: what was written.
         known: the names that there are.
@@ -71,8 +73,9 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float 
     """
     import difflib
 
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]}?" if near else otherwise
+    names = {it.lower(): it for it in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
+    return f"did you mean {names[near[0]]}?" if near else otherwise
 
 
 def some_of(names: Sequence[str], most: int) -> str:

@@ -23,7 +23,7 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
-from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.core.values import Array, Value, dtype_name
 from onnxopt_cli.errors import InvalidCase, OnnxoptError, UsageError
 from onnxopt_cli.formula.nodes import operator_names
@@ -33,6 +33,8 @@ from onnxopt_cli.readings.single_node import sole_operator
 # that is not there, damaged, of another user or cannot be written is as if nothing were known.
 _MEMORY = "last-failures.json"
 _MOST_BYTES = 4 << 20
+# Tags or operators that are named where one is not there.
+_FEW = 8
 # The folders, and backends in each, that were used last.
 _FOLDERS = 20
 _BACKENDS = 10
@@ -277,8 +279,8 @@ def _having(
     known = {word.lower(): word for _, words in pairs for word in words}
     for word in wanted:
         if pairs and word.lower() not in known:
-            near = get_close_matches(word.lower(), known, n=3)
-            hint = "did you mean " + " or ".join(known[name] for name in near) + "?" if near else ""
+            there = f"the {what}s are: {some_of([*known.values()], _FEW) or 'none'}"
+            hint = nearest(word, known.values(), there)
             raise UsageError(f"no selected case has the {what} {word!r}", hint=hint)
     lowered = {word.lower() for word in wanted}
     return [case for case, words in pairs if lowered & {word.lower() for word in words}]
