@@ -203,7 +203,7 @@ def rule_line(finding: RuleResult) -> RenderableType:
         Group(Text(finding.rule.name), Padding(found, (0, 0, 0, 2))),
     )
     if finding.verdict is RuleOutcome.FAIL:
-        table.add_row("", Padding(Text(f"to do: {finding.remedy}"), (0, 0, 0, 2)))
+        table.add_row("", Padding(Text(f"to do: {printable(finding.remedy)}"), (0, 0, 0, 2)))
     return table
 
 

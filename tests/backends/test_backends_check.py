@@ -97,6 +97,12 @@ def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
     assert words.endswith("10 pass, 1 fail")
 
 
+def test_a_backend_that_is_misspelt_is_named(onnxopt):
+    answer = onnxopt("backends", "check", "numpyy")
+    assert answer.code == 2
+    assert "to do: did you mean numpy?" in answer.out
+
+
 @pytest.mark.parametrize(
     ("backend", "words", "code"),
     [

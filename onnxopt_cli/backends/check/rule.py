@@ -90,7 +90,8 @@ def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
         return replace(finding, remedy=error.remedy or rule.remedy, write=error.write)
     except OnnxoptError as error:
         hung = isinstance(error, BackendHangs)
-        return broken(rule, error.message, hung=hung, exit_code=error.exit_code)
+        finding = broken(rule, error.message, hung=hung, exit_code=error.exit_code)
+        return replace(finding, remedy=error.hint or rule.remedy)
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
         return broken(rule, exception_text(error))
 
