@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -34,6 +33,11 @@ class LoweringMode(StrEnum):
 _FIRST_WITH_IMPORTS = 3
 # The last opset of that IR version; runtimes hardly know the ones before it.
 _OLDEST = 8
+# By IR version the first opset that it brought.
+_FIRST_OPSETS = {
+    ir: min(row[2] for row in helper.VERSION_TABLE if row[1] == ir)
+    for ir in {row[1] for row in helper.VERSION_TABLE}
+}
 
 
 class ModelRunner:
@@ -137,12 +141,11 @@ def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
         for opset in function.opset_import
         if opset.domain in default
     }
-    if not versions:
-        rows = [row for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
-        newest = max(row[1] for row in rows)
-        versions = {max(_OLDEST, min(row[2] for row in rows if row[1] == newest))}
-    completed = deepcopy(model)
-    completed.opset_import.append(helper.make_opsetid("", max(versions)))
+    completed = onnx.ModelProto()
+    completed.CopyFrom(model)
+    newest = max(it for it in _FIRST_OPSETS if it <= model.ir_version)
+    version = max(versions, default=max(_OLDEST, _FIRST_OPSETS[newest]))
+    completed.opset_import.append(helper.make_opsetid("", version))
     return completed
 
 

@@ -75,9 +75,7 @@ def read_json(text: bytes) -> Any:
         if parts > _MOST_PARTS:
             raise ValueError(f"JSON of {parts} parts; at most {_MOST_PARTS} are accepted")
     try:
-        return json.loads(
-            text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant
-        )
+        return _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("bytes that are no UTF-8") from None
     except RecursionError:
@@ -95,6 +93,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name}, which is no JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_constant)
 
 
 class ValueWriter:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -91,10 +92,19 @@ def shown_path(path: Path) -> str:
 
     Readers of reports take the working directory for the top of a repository.
     """
+    # There may be no working directory any more.
+    with contextlib.suppress(OSError):
+        return _shown_from(path, os.path.realpath(os.curdir))
+    return str(path)
+
+
+# A file has many cases.
+@lru_cache
+def _shown_from(path: Path, here: str) -> str:
     for absolute in (os.path.abspath, os.path.realpath):
-        # There may be no working directory any more, and a path in a log may be no path.
+        # A path in a log may be no path.
         with contextlib.suppress(OSError, ValueError):
-            inner = os.path.relpath(absolute(path), os.path.realpath(os.curdir))
+            inner = os.path.relpath(absolute(path), here)
             if inner.split(os.sep, 1)[0] != os.pardir:
                 return inner
     return str(path)

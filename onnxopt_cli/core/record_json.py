@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.codec import ValueReader, ValueWriter
+from onnxopt_cli.core.compare import spent
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.tolerance import (
-    Branch,
     Budget,
     Drawn,
     Provenance,
@@ -25,11 +25,15 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.core.values import STRING, Value
 from onnxopt_cli.errors import Problem, ProtocolBreach, UnusableOutput
 
+# A file has many cases.
+_path = lru_cache(Path)
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def number_to_json(number: object) -> Any:
     """Return a number, bool or string as JSON has it."""
+    if number is None or type(number) is int:
+        return number
     if isinstance(number, complex):
         return str(number)
     if isinstance(number, float) and not math.isfinite(number):
@@ -79,6 +83,8 @@ _DIFF = (
     "budget_median",
     "weak",
 )
+_parts = attrgetter(*_DIFF)
+_numbers = itemgetter(*_DIFF[3:])
 _ELEMENT = ("expected", "actual", "absolute", "relative", "ulp", "limit", "wrong")
 
 
@@ -114,7 +120,7 @@ def result_from_json(data: Any) -> Result:
     try:
         return Result(
             case=str(data["case"]),
-            location=Location(Path(data["path"]), data["line"]),
+            location=Location(_path(data["path"]), data["line"]),
             operators=tuple(map(str, data["operators"])),
             backend=str(data["backend"]),
             outcome=Outcome(data["outcome"]),
@@ -199,7 +205,7 @@ def explanation_from_json(data: Any) -> Explanation:
 
 
 def _diff_to_json(diff: Diff) -> dict[str, Any]:
-    fields = {name: number_to_json(getattr(diff, name)) for name in _DIFF}
+    fields = dict(zip(_DIFF, map(number_to_json, _parts(diff)), strict=True))
     return fields | {
         "agrees": diff.agrees,
         "tolerance": _tolerance_to_json(diff.tolerance),
@@ -209,7 +215,9 @@ def _diff_to_json(diff: Diff) -> dict[str, Any]:
 
 
 def _diff_from_json(data: Any) -> Diff:
-    fields = {name: number_from_json(data[name]) for name in _DIFF[3:]}
+    numbers = _numbers(data)
+    if any(type(it) is str for it in numbers):
+        numbers = tuple(map(number_from_json, numbers))
     return Diff(
         data["name"],
         data["kind"],
@@ -217,7 +225,7 @@ def _diff_from_json(data: Any) -> Diff:
         tolerance=_tolerance_from_json(data["tolerance"]),
         ulp_counts=tuple(map(int, data["ulp_counts"])),
         worst=tuple(_element_from_json(element, data["kind"]) for element in data["worst"]),
-        **fields,
+        **dict(zip(_DIFF[3:], numbers, strict=True)),
     )
 
 
@@ -260,5 +268,4 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
         return Ulps(data["ulp"], provenance)
     if "law" in data:
         return Drawn(data["law"], lambda _sample: "", provenance)
-    nothing = np.empty(0)
-    return Budget(Branch(nothing, nothing).at, data["factor"], provenance)
+    return spent(float(data["factor"]), provenance)

@@ -106,6 +106,8 @@ class Expectations:
             return result
         if not self.layers:
             standing = Standing.FLAKY if result.flaky else None
+            if result.standing is standing and not result.expectation:
+                return result
             return replace(result, standing=standing, expectation="")
         must_pass = self.must_pass(result.case)
         entry = None if must_pass else self.entry(result.case, backend)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
@@ -35,6 +36,8 @@ class Operand(Protocol):
     def shape(self) -> Shape | None:
         """Shape; None where even the rank is unknown."""
 
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 T = TypeVar("T", bound=Operand)
 R = TypeVar("R")
@@ -201,7 +204,7 @@ def _check_operands(operator: Operator, operands: Sequence[Operand], groups: int
         # A scalar has one element; a tensor must not enlarge the first of its group.
         first = place if scalar else count + (place - count) % groups
         whole = operands[first].shape
-        if operand.shape is None or whole is None:
+        if operand.shape is None or whole is None or (not scalar and operand.shape == whole):
             continue
         if scalar and any(size not in (None, 1) for size in operand.shape):
             raise NodeError(
@@ -298,7 +301,7 @@ def _number(attribute: Attribute, given: object, where: str) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         raise NodeError(f"{where} must be a number; it is {given!r}")
     try:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore") if abs(given) > _LARGEST else nullcontext():
             rounded = float(np.float32(given))
     except OverflowError:
         # An integer that not even a double holds.

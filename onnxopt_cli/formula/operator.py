@@ -228,6 +228,7 @@ class Operator:
         """Tell whether a node has the output once, carried from group to group."""
         return self.outputs[output] not in self.tensors
 
+    @lru_cache  # noqa: B019 - operators live as long as the process
     def places(self, groups: int) -> list[tuple[int, int]]:
         """Return for each output of a node the inputs that have its element type and its shape."""
         scalars = [scalar.name for scalar in self.scalars]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Cause, Explanation, RunRecord
@@ -43,11 +44,7 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     logs.sort(key=lambda log: log.header.shard.index if log.header.shard else 0)
     header = _header(logs)
     record = _joined(logs, header)
-    lines = [header.to_json()]
-    for result in record.results:
-        lines.append({"record": "start", "case": result.case, "backend": result.backend})
-        lines.append({"record": "end", "result": result_to_json(result)})
-    data = b"".join(map(record_line, [*lines, footer(record)]))
+    data = b"".join(map(record_line, _records(header, record)))
     if len(data) > MAX_BYTES:
         raise UsageError(
             f"the log of the whole run would have {len(data)} bytes, and no more than {MAX_BYTES} "
@@ -56,6 +53,15 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
         )
     write_atomically(output, data)
     return record
+
+
+def _records(header: Header, record: RunRecord) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of a log one by one, as all of them take much memory."""
+    yield header.to_json()
+    for result in record.results:
+        yield {"record": "start", "case": result.case, "backend": result.backend}
+        yield {"record": "end", "result": result_to_json(result)}
+    yield footer(record)
 
 
 def _refusals(logs: Sequence[Log]) -> Iterator[str]:

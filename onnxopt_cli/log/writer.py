@@ -174,9 +174,12 @@ class LogWriter:
 _FOREIGN = "something else wrote to it, replaced it or removed it during the run"
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
 def record_line(record: Mapping[str, Any]) -> bytes:
     """Return a record as a line of a log."""
-    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(record).encode() + b"\n"
 
 
 def footer(record: RunRecord) -> dict[str, Any]:

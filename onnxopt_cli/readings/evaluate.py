@@ -125,7 +125,8 @@ def one_element(tensor: Array) -> Array:
 
 def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Round a formula's result to an output's dtype and give it the output's shape."""
-    return np.broadcast_to(np.asarray(result), shape).astype(dtype)
+    result = np.asarray(result)
+    return (result if result.shape == shape else np.broadcast_to(result, shape)).astype(dtype)
 
 
 @cache

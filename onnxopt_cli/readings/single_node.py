@@ -16,14 +16,17 @@ from onnxopt_cli.operators import find_operator
 
 def sole_operator(model: onnx.ModelProto) -> Operator | None:
     """Return the operator of a model that is one node of ours and nothing else, or None."""
-    if len(model.graph.node) != 1 or model.functions:
+    graph = model.graph
+    if len(graph.node) != 1 or model.functions:
         return None
-    node = model.graph.node[0]
-    if [output.name for output in model.graph.output] != [name for name in node.output if name]:
-        return None
+    node = graph.node[0]
     operator = find_operator(node.domain, node.op_type)
-    imported = {(entry.domain, entry.version) for entry in model.opset_import}
-    return operator if operator and (operator.domain, operator.version) in imported else None
+    if operator is None or [it.name for it in graph.output] != list(filter(None, node.output)):
+        return None
+    for entry in model.opset_import:
+        if entry.domain == operator.domain and entry.version == operator.version:
+            return operator
+    return None
 
 
 def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array] | None:

@@ -136,7 +136,8 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
     if response.leak:
         outcome = Outcome.LEAK if outcome is Outcome.PASS else outcome
         message = "; ".join(filter(None, (message, response.leak)))
-    return replace(_result(question, backend, outcome, message, response, diffs), curve=curve)
+    result = _result(question, backend, outcome, message, response, diffs)
+    return replace(result, curve=curve) if curve else result
 
 
 def _may_be_skipped(content: Content | None) -> bool:

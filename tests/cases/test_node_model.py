@@ -10,14 +10,14 @@ import pytest
 from training_calls import TRAINING
 
 from onnxopt_cli.cases.onnx.node_model import formula_model, node_model, tensor_info, value_info
-from onnxopt_cli.cases.values.declared import DeclaredGroup, DeclaredTensor
+from onnxopt_cli.cases.values.declared import DeclaredGroup, PromisedTensor
 from onnxopt_cli.operators import operator_named
 
 F32 = np.dtype(np.float32)
 
 
 def tensor(shape, dtype=F32):
-    return DeclaredTensor(dtype, shape, lambda: np.zeros(shape, dtype))
+    return PromisedTensor(dtype, shape, lambda: np.zeros(shape, dtype))
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,8 @@ def test_an_input_left_out_keeps_the_place_of_those_after_it():
         "Clip",
         domain="",
         version=13,
-        inputs=[tensor_info("input", F32, [2]), None, tensor_info("max", F32, [])],
-        outputs=[tensor_info("output", F32, [2])],
+        inputs=[tensor_info("input", F32, (2,)), None, tensor_info("max", F32, ())],
+        outputs=[tensor_info("output", F32, (2,))],
         graph_name="g",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ PRODUCER = "onnxopt"
 #: Of domains that onnx knows no IR version of: that of ai.onnx.preview.training.
 _IR_VERSION = 7
 
-Shape = Sequence[int | None]
+Shape = tuple[int | None, ...]
 
 
 def node_model(
@@ -112,8 +113,8 @@ def formula_model(
     for like, base in operator.places(size):
         own, shape = inputs[like].shape, inputs[base].shape
         # As far as onnx's shape inference lets us, which takes the shape of the first.
-        known = [size if size == other else None for size, other in zip(shape, own, strict=False)]
-        outputs.append((inputs[like], known if len(own) == len(shape) else shape))
+        known = (size if size == other else None for size, other in zip(shape, own, strict=False))
+        outputs.append((inputs[like], tuple(known) if len(own) == len(shape) else shape))
     return node_model(
         operator.name,
         domain=operator.domain,
@@ -136,8 +137,12 @@ def formula_model(
     )
 
 
+@lru_cache
 def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.ValueInfoProto:
-    """Declare a tensor; None stands for an unknown dimension or an unknown shape."""
+    """Declare a tensor; None stands for an unknown dimension or an unknown shape.
+
+    What is returned is not to be changed: it may be returned again.
+    """
     number = helper.np_dtype_to_tensor_dtype(dtype)
     return helper.make_tensor_value_info(name, number, shape)
 

@@ -128,6 +128,11 @@ def is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
 
 def _same(one: Array, other: Array) -> bool:
     """Tell whether all elements are equal, in order or broadcast; NaN, of any type, equals NaN."""
+    if one.size and other.size:
+        # Where they are not, the first ones mostly tell.
+        mine, theirs = one.item(0), other.item(0)
+        if mine != theirs and (mine == mine or theirs == theirs):  # noqa: PLR0124 - not NaN
+            return False
     if one.size != other.size:
         if not _broadcasts(other.shape, one.shape):
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
@@ -23,7 +24,7 @@ MAX_ELEMENTS = 750_000
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredTensor:
+class PromisedTensor:
     """A tensor to be made.
 
     Attributes:
@@ -35,6 +36,23 @@ class DeclaredTensor:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     make: Callable[[], Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiteralTensor:
+    """A tensor that is known. It holds little else, as there may be very many.
+
+    Attributes:
+        array: its data.
+    """
+
+    array: Array
+    dtype = property(attrgetter("array.dtype"))
+    shape = property(attrgetter("array.shape"))
+
+    def make(self) -> Array:
+        """Return a copy of it."""
+        return self.array.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,7 @@ class DeclaredGroup:
         return items if self.kind == "seq" else next(iter(items), None)
 
 
+DeclaredTensor: TypeAlias = PromisedTensor | LiteralTensor
 Declared: TypeAlias = DeclaredTensor | DeclaredGroup
 
 
@@ -75,14 +94,14 @@ def too_large(shape: tuple[int, ...]) -> str | None:
 
 def element_count(value: Declared) -> int:
     """Return the number of elements of all tensors in a value."""
-    if isinstance(value, DeclaredTensor):
+    if not isinstance(value, DeclaredGroup):
         return math.prod(value.shape)
     return sum(map(element_count, value.items))
 
 
 def outline(value: Declared) -> Value:
     """Return a value of the same structure, types and shapes that takes no memory: all zeros."""
-    if isinstance(value, DeclaredTensor):
+    if not isinstance(value, DeclaredGroup):
         return np.broadcast_to(np.zeros((), value.dtype), value.shape)
     return value.filled(list(map(outline, value.items)))
 

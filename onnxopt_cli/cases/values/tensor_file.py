@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxopt_cli.cases.values.declared import DeclaredTensor, too_large
+from onnxopt_cli.cases.values.declared import DeclaredTensor, PromisedTensor, too_large
 from onnxopt_cli.cases.values.proto_values import parse_message, read_message
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
@@ -81,7 +81,7 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
         array = read()
         if dtype is not None and array.dtype != dtype:
             raise Malformed(f"holds {dtype_name(array.dtype)}; {dtype_name(dtype)} was expected")
-        return DeclaredTensor(array.dtype, array.shape, read)
+        return PromisedTensor(array.dtype, array.shape, read)
     with _array_stream(path, key) as (stream, size):
         stored, shape, _ = _header(stream, size)
     element = _element_type(stored, dtype)
@@ -93,7 +93,7 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
                 raise Malformed("has changed since it was checked")
             return _elements(stream, header, element)
 
-    return DeclaredTensor(element, shape, make)
+    return PromisedTensor(element, shape, make)
 
 
 @contextmanager

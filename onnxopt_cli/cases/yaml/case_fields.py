@@ -12,7 +12,13 @@ import onnx
 from onnx import AttributeProto, helper
 
 from onnxopt_cli.cases.onnx.node_model import node_model, tensor_info, value_info
-from onnxopt_cli.cases.values.declared import MAX_ELEMENTS, Declared, DeclaredTensor, element_count
+from onnxopt_cli.cases.values.declared import (
+    MAX_ELEMENTS,
+    Declared,
+    DeclaredGroup,
+    DeclaredTensor,
+    element_count,
+)
 from onnxopt_cli.cases.values.tensor_data import tensor_of
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, listed, unexpected, unknown_name
 from onnxopt_cli.cases.yaml.value import (
@@ -165,7 +171,7 @@ class CaseFields:
     def declare_tensor(self, node: Node, choose: ChooseDtype, what: str = "") -> DeclaredTensor:
         """Read a value that must be a tensor; see :meth:`declare_value`."""
         value = self.declare_value(node, choose)
-        if not isinstance(value, DeclaredTensor):
+        if isinstance(value, DeclaredGroup):
             raise FormatError(node, f"found no tensor, expected one{what}")
         return value
 

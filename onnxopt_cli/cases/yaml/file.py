@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from onnxopt_cli.cases.values.regular_file import recorded
@@ -24,7 +25,7 @@ from onnxopt_cli.cases.yaml.syntax import (
     unknown_name,
     yaml_text,
 )
-from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.core.case import Case, Content, Location, Signature
 from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
 from onnxopt_cli.operators import OPERATORS, find_operator
@@ -32,6 +33,7 @@ from onnxopt_cli.operators import OPERATORS, find_operator
 # Nobody reads more of them, and showing all that a long file can have takes minutes.
 _MOST_PROBLEMS = 100
 _LIMITS = ("rtol", "atol", "ulp")
+_NO_LIMITS: dict[str, Any] = {}
 _SCHEMA = "onnxopt_cli.cases.yaml"
 
 
@@ -51,26 +53,28 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
     try:
         with recorded() as file:
             text = yaml_text(path)
-        cases, problems = read_yaml_text(text, path)
+        return read_yaml_text(text, path, file)
     except InvalidCase as error:
         return [], list(error.problems)
     except MemoryError:
         return [], [Problem(f"{path}:1", f"{OUT_OF_MEMORY} to read the file")]
-    return [replace(case, files=partial(dict, file, **case.files())) for case in cases], problems
 
 
-def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
+def read_yaml_text(
+    text: str, path: Path, file: Mapping[str, Signature] = MappingProxyType({})
+) -> tuple[list[Case], list[Problem]]:
     """Read the text of a case file that stands, or would stand, at a path.
 
     Args:
         text: the file's content.
         path: gives the cases their ids and locations, and is where their files are looked for.
+        file: the signature of the file that was read, by its path.
 
     Returns:
         As :func:`read_yaml_file`.
     """
     root, errors = read_document(text, _SCHEMA, "onnxopt")
-    cases = _cases(root, path, errors) if root else []
+    cases = _cases(root, path, file, errors) if root else []
     errors.sort(key=lambda error: error.line)
     problems = [problem_of(path, error) for error in errors[:_MOST_PROBLEMS]]
     more = errors[_MOST_PROBLEMS:]
@@ -80,7 +84,9 @@ def read_yaml_text(text: str, path: Path) -> tuple[list[Case], list[Problem]]:
     return cases, list(dict.fromkeys(problems))
 
 
-def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
+def _cases(
+    root: Node, path: Path, file: Mapping[str, Signature], errors: list[FormatError]
+) -> list[Case]:
     """Return the cases of a file that are right; collects what is wrong with the others."""
     nodes = root.field("cases")
     items = [item for item in (nodes.items if nodes else None) or [] if item.fields]
@@ -98,6 +104,8 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
     outputs: set[str] = set()
     incomplete = False
     common = root.field("tolerance")
+    # Shared by the many cases that have no file of their own.
+    alone: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
     for item in items:
         fields = CaseFields(item, path.parent, broken)
         try:
@@ -113,7 +121,7 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
             continue
         finally:
             errors += fields.errors
-        limits = _limits(tolerance, declared.output_names) if tolerance else {}
+        limits = _limits(tolerance, declared.output_names) if tolerance else _NO_LIMITS
         cases += [
             Case(
                 id=f"{prefix}{fields.text('name')}{ending}",
@@ -124,7 +132,7 @@ def _cases(root: Node, path: Path, errors: list[FormatError]) -> list[Case]:
                 source=fields.text("source"),
                 tags=tuple(str(tag.scalar) for tag in (item.field("tags") or item).items or ()),
                 suite_version=version,
-                files=partial(dict, opened),
+                files=partial(dict, file, **opened) if opened else alone,
             )
             for ending, make in declared.contents.items()
         ]
@@ -227,6 +235,6 @@ def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
 def _read(path: Path, make: Callable[[], Content], limits: dict[str, Any]) -> Content:
     """Return a case's content."""
     try:
-        return replace(make(), **limits)
+        return replace(make(), **limits) if limits else make()
     except FormatError as error:
         raise InvalidCase([problem_of(path, error)]) from None

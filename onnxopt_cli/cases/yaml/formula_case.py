@@ -110,7 +110,8 @@ def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
     for name, node in fields.mapping("attributes").items():
         if name in known and id(node) not in fields.broken:
             with fields.collecting():
-                attributes[name] = _attribute(operator, known[name], node)
+                # The name of ours, as many cases would keep as many copies of it.
+                attributes[known[name].name] = _attribute(operator, known[name], node)
     return attributes
 
 

@@ -13,7 +13,7 @@ from onnx import defs
 from onnx.defs import OpSchema
 
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
-from onnxopt_cli.cases.values.declared import Declared, DeclaredTensor
+from onnxopt_cli.cases.values.declared import Declared, DeclaredGroup
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
@@ -273,6 +273,6 @@ def _parse(text: str) -> tuple[str, str] | None:
 
 
 def _structure(value: Declared) -> str:
-    if isinstance(value, DeclaredTensor):
+    if not isinstance(value, DeclaredGroup):
         return "tensor({})"
     return f"{value.kind}({_structure(value.items[0]) if value.items else 'tensor({})'})"

@@ -354,14 +354,15 @@ class _Builder:
         if self.count > MAX_NODES:
             large = "expected large tensors as {random: ...} or {file: ...}"
             raise FormatError(Node(line), f"found over {MAX_NODES} values, {large}")
-        alias = isinstance(event, yaml.AliasEvent)
-        if alias or event.anchor is not None or event.tag is not None:
+        kind = type(event)
+        alias = kind is yaml.AliasEvent
+        if event.anchor is not None or event.tag is not None:
             named = f"the anchor &{event.anchor}" if event.anchor else f"the tag {event.tag}"
             found = abbreviated(f"the alias *{event.anchor}" if alias else named)
             what = f"found {found}, expected plain values (anchors, aliases and tags "
             error = FormatError(node, f"{what}are not allowed)", line=line)
             self.errors.append(error)
-        if isinstance(event, yaml.ScalarEvent):
+        if kind is yaml.ScalarEvent:
             node.scalar = event.value
             if event.implicit[0] and event.tag is None:
                 try:
@@ -371,24 +372,29 @@ class _Builder:
         elif not alias and depth == MAX_DEPTH:
             what = f"found nesting deeper than {MAX_DEPTH}, expected less"
             raise FormatError(Node(line), what)
-        elif isinstance(event, yaml.SequenceStartEvent):
-            node.items = []
-            while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-                item = Node(event.start_mark.line + 1, node, len(node.items))
-                node.items.append(self.node(event, item, depth + 1))
-        elif isinstance(event, yaml.MappingStartEvent):
+        elif kind is yaml.SequenceStartEvent:
+            items = node.items = []
+            while type(event := next(self.events)) is not yaml.SequenceEndEvent:
+                item = Node(event.start_mark.line + 1, node, len(items))
+                items.append(self.node(event, item, depth + 1))
+        elif kind is yaml.MappingStartEvent:
             self.mapping(node, depth + 1)
         return node
 
     def mapping(self, node: Node, depth: int) -> None:
         """Read the keys and values of a mapping."""
         fields = node.fields = {}
-        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+        while type(event := next(self.events)) is not yaml.MappingEndEvent:
             line = event.start_mark.line + 1
-            name = self.node(event, Node(line, node, "(key)"), depth)
-            if not isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent)):
-                what = f"found {name} as a key, expected a name"
-                self.errors.append(FormatError(name, what))
+            plain = type(event) is yaml.ScalarEvent and event.anchor is event.tag is None
+            if plain and event.value[:1].isalpha():
+                # Nearly all are; nothing can be wrong with such a key alone.
+                self.count += 1
+            else:
+                name = self.node(event, Node(line, node, "(key)"), depth)
+                if not isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent)):
+                    what = f"found {name} as a key, expected a name"
+                    self.errors.append(FormatError(name, what))
             key = event.value if isinstance(event, yaml.ScalarEvent) else "(key)"
             value = self.node(next(self.events), Node(line, node, key), depth)
             first = fields.setdefault(key, value)
@@ -409,14 +415,17 @@ def plain_scalar(text: str) -> Scalar:
         return _WORDS[text]
     if text[0] not in "+-.0123456789":
         return text
-    based = _BASED_INTEGER.fullmatch(text)
-    if based or _INTEGER.fullmatch(text):
-        if len(text) > _MOST_DIGITS:
-            raise ValueError(f"an integer of {len(text)} digits, expected at most {_MOST_DIGITS}")
-        return int(text, 0 if based else 10)
-    match = _DECIMAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text)
+    match = _DECIMAL.fullmatch(text) if "." in text else None
     if match is None:
-        return text
+        based = _BASED_INTEGER.fullmatch(text)
+        if based or _INTEGER.fullmatch(text):
+            if len(text) > _MOST_DIGITS:
+                digits = f"an integer of {len(text)} digits"
+                raise ValueError(f"{digits}, expected at most {_MOST_DIGITS}")
+            return int(text, 0 if based else 10)
+        match = _DECIMAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text)
+        if match is None:
+            return text
     try:
         value = float(text) if match.re is _DECIMAL else float.fromhex(text)
     except OverflowError:

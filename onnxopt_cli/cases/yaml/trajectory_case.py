@@ -8,7 +8,6 @@ says no more than where it starts and what comes from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from onnxopt_cli.cases.suites.loop_model import loop_inputs, loop_model
 from onnxopt_cli.cases.values.declared import (
     MAX_ELEMENTS,
     DeclaredTensor,
+    PromisedTensor,
     element_count,
     too_large,
 )
@@ -92,7 +92,8 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                     first[name] = start[of]
             else:
                 series[name] = _series(node, count, dtypes[name], fields)
-                first[name] = replace(series[name], shape=series[name].shape[1:])
+                whole = series[name]
+                first[name] = PromisedTensor(whole.dtype, whole.shape[1:], whole.make)
     fields.finish()
     inputs = [first[name] for name in names]
     check_signature(operator, fields, inputs, attributes)
@@ -236,7 +237,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
             share = np.minimum(np.arange(count) / max(over - 1, 1), 1.0) if over > 1 else 1.0
             return np.broadcast_to(low + (high - low) * share, count).astype(dtype)
 
-        return DeclaredTensor(dtype, (count,), line)
+        return PromisedTensor(dtype, (count,), line)
     stacked = fields.declare_tensor(cycle or node, always(dtype))
     found = stacked.shape[0] if stacked.shape else None
     values = "a single value" if found is None else f"{found} values"
@@ -250,7 +251,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
     oversize = too_large(shape)
     if oversize:
         raise FormatError(cycle, f"found {oversize}")
-    return DeclaredTensor(
+    return PromisedTensor(
         stacked.dtype, shape, lambda: stacked.make()[np.arange(count) % found, ...]
     )
 

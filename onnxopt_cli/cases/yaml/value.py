@@ -21,6 +21,8 @@ from onnxopt_cli.cases.values.declared import (
     Declared,
     DeclaredGroup,
     DeclaredTensor,
+    LiteralTensor,
+    PromisedTensor,
     RandomTensor,
     integer_range,
     too_large,
@@ -125,7 +127,10 @@ def has_dtype(node: Node) -> bool:
 def untyped_kinds(node: Node) -> frozenset[str]:
     """Return the types that bare values have by themselves; empty where the value says its own."""
     if node.items is not None:
-        return frozenset().union(*map(untyped_kinds, node.items))
+        nested = [it for it in node.items if it.items is not None or it.fields is not None]
+        types = set() if nested else {type(it.scalar) for it in node.items}
+        bare = frozenset(BARE_DTYPES[it] for it in types - {type(None)})
+        return bare.union(*map(untyped_kinds, node.items if nested else ()))
     if node.fields is None:
         return frozenset() if node.scalar is None else frozenset({BARE_DTYPES[type(node.scalar)]})
     random = node.field("random")
@@ -177,7 +182,7 @@ def _promised(
         with _blaming(node, what):
             return declared.make()
 
-    return DeclaredTensor(declared.dtype, declared.shape, make)
+    return PromisedTensor(declared.dtype, declared.shape, make)
 
 
 def _from_file(
@@ -236,8 +241,11 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
                 f"found {len(level)} elements in the shape {list(found)}, expected "
                 f"{list(dimensions)}, or {count} in a flat list",
             )
-    array = element_array(level, dtype).reshape(dimensions)
-    return DeclaredTensor(dtype, dimensions, array.copy)
+    array = element_array(level, dtype)
+    if array.shape != dimensions:
+        # A copy, as a view would keep two objects for each of many cases.
+        array = array.reshape(dimensions).copy()
+    return LiteralTensor(array)
 
 
 def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
@@ -249,13 +257,19 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
         FormatError: at the first value that the element type cannot hold.
     """
     name = dtype_name(dtype)
+    values: list[Any] = [node.scalar for node in nodes]
+    if dtype.char in "fd" and values and set(map(type, values)) <= {int, float}:
+        # What most cases hold: numbers in the range of normal ones, of which none can be lost.
+        sizes = list(map(abs, values))
+        info = np.finfo(dtype)
+        if min(sizes) >= float(info.smallest_normal) and max(sizes) <= float(info.max):
+            return np.array(values, np.float64).astype(dtype)
     fits, expected = _rule(dtype)
     for node in nodes:
         if not fits(node.scalar):
             words = str(node.scalar).lower().lstrip("+-") if isinstance(node.scalar, str) else ""
             hint = " (.nan, .inf and -.inf are numbers)" * (words in ("nan", "inf", "infinity"))
             raise unexpected(node, expected + hint)
-    values: list[Any] = [node.scalar for node in nodes]
     if name in (STRING, "bool"):
         return np.array(values, dtype)
     if "int" in name:
