@@ -27,6 +27,8 @@ from onnxopt_cli.report.charts import WIDTH, budget_chart, curve_chart, spread_c
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import by_capability, failures, scope, tallies, verdict
 
+# A browser takes seconds to lay out more of them; the others are found by the filter.
+_MOST_ROWS = 1000
 _PAGE = files("onnxopt_cli.report") / "page"
 
 
@@ -79,6 +81,7 @@ def html_report(record: RunRecord) -> str:
         known=known,
         measured=list(_measured(record)),
         chart_width=WIDTH,
+        most=_MOST_ROWS,
         repeat=lambda result: repeat_command(result, record.options),
         text=diff_text,
         numbers=numbers,

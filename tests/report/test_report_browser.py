@@ -124,6 +124,18 @@ def test_the_address_says_what_is_shown_and_in_what_order(browser, several, frag
     assert seen.console == []
 
 
+def test_of_very_many_cases_the_first_are_shown_and_the_filter_finds_the_others(browser):
+    many = browser(record(*(result(f"demo/adam/c{place}", "numpy") for place in range(1200))))
+    assert many.open().shown_cases() == [f"demo/adam/c{place}" for place in range(1000)]
+    assert "1200 of 1200 cases, the first 1000 are shown" in many.dom
+    assert many.open("#text=c119").shown_cases() == [
+        f"demo/adam/c{place}" for place in (119, *range(1190, 1200))
+    ]
+    assert "11 of 1200 cases<" in many.dom
+    assert many.open("#sort=-0").shown_cases()[:2] == ["demo/adam/c999", "demo/adam/c998"]
+    assert many.console == []
+
+
 def test_the_address_of_a_failure_unfolds_it(browser, several):
     seen = browser(several).open("#failure-2")
     opened = re.findall(r"<details[^>]*\bopen\b[^>]*>", seen.dom)

@@ -1,10 +1,13 @@
-// Filter and sort. Without this script the page shows all there is, in the order of the run.
+// Filter and sort. Without this script the page shows all there is, or of very many cases the first,
+// in the order of the run.
 "use strict";
 (() => {
   const form = document.getElementById("filter");
   const body = document.querySelector("#matrix tbody");
   const heads = [...document.querySelectorAll("#matrix thead th")];
-  const rows = [...body.rows].map((row, place) => ({
+  const more = document.getElementById("more");
+  const most = more ? body.rows.length : Infinity;
+  const rows = [...body.rows, ...(more?.content.children ?? [])].map((row, place) => ({
     row,
     place,
     keys: [...row.cells].map((cell, column) =>
@@ -12,20 +15,19 @@
   }));
   const failures = [...document.querySelectorAll(".failure")];
   const state = { text: "", outcome: "", sort: "" };
+  let ordered = rows;
 
   const filter = () => {
     const text = state.text.toLowerCase();
     const fits = (id, outcomes) =>
       id.toLowerCase().includes(text) && (!state.outcome || outcomes.includes(state.outcome));
-    let shown = 0;
-    for (const { row, keys } of rows) {
-      row.hidden = !fits(keys[0], keys.slice(1));
-      shown += !row.hidden;
-    }
+    const found = ordered.filter(({ keys }) => fits(keys[0], keys.slice(1)));
+    body.replaceChildren(...found.slice(0, most).map(({ row }) => row));
     for (const failure of failures) {
       failure.hidden = !fits(failure.dataset.case, [failure.dataset.outcome]);
     }
-    form.querySelector("output").textContent = `${shown} of ${rows.length} cases`;
+    const cut = found.length > most ? `, the first ${most} are shown` : "";
+    form.querySelector("output").textContent = `${found.length} of ${rows.length} cases${cut}`;
   };
 
   const sort = () => {
@@ -37,7 +39,8 @@
       const sign = x < y ? -1 : Number(x > y);
       return (down ? -sign : sign) || order(a, b);
     };
-    body.append(...rows.toSorted(column < 0 ? order : by).map(({ row }) => row));
+    ordered = rows.toSorted(column < 0 ? order : by);
+    filter();
     heads.forEach((head, place) => {
       head.ariaSort = place === column ? (down ? "descending" : "ascending") : "none";
     });
@@ -56,7 +59,6 @@
       for (const name of Object.keys(state)) state[name] = said.get(name) ?? "";
       form.elements.text.value = state.text;
       form.elements.outcome.value = state.outcome;
-      filter();
       sort();
       return;
     }
