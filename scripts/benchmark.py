@@ -84,6 +84,33 @@ for mine, theirs in zip(outputs, expected):
     np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-7)
 """
 
+# Many small cases: three tensors of at most 16 elements each.
+MANY_CASES, CASES_A_FILE = 100_000, 500
+MAKE_MANY = """
+import random, sys
+from pathlib import Path
+folder, count, each = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+folder.mkdir(parents=True, exist_ok=True)
+draw = random.Random(1)
+def tensor(size, low=-3):
+    return "[" + ", ".join(f"{draw.uniform(low, 3):.4g}" for _ in range(size)) + "]"
+def adagrad():
+    return f"norm_coefficient: {draw.uniform(0, 0.01):.3g}, epsilon: 0.01, decay_factor: 0.1"
+def momentum():
+    return (f"alpha: {draw.uniform(0.5, 1):.3g}, beta: {draw.uniform(0.5, 1):.3g}, "
+            f"norm_coefficient: 0.001, mode: {draw.choice(['standard', 'nesterov'])}")
+for number in range(count // each):
+    kinds = ("Adagrad", adagrad, "H"), ("Momentum", momentum, "V")
+    operator, attributes, state = kinds[number % 2]
+    lines = ["onnxopt: 1", "suite: many", f"operator: {operator}", "cases:"]
+    for case in range(each):
+        size = draw.randint(1, 16)
+        lines += [f"  - name: case_{case}", f"    attributes: {{{attributes()}}}",
+                  f"    inputs: {{R: {draw.uniform(0.01, 0.2):.3g}, T: {draw.randint(0, 50)}, "
+                  f"X: {tensor(size)}, G: {tensor(size)}, {state}: {tensor(size, 0)}}}"]
+    (folder / f"file_{number:04}.yaml").write_text("\\n".join(lines) + "\\n")
+"""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -157,6 +184,20 @@ def main() -> int:
             )
         plain = [PYTHON, "-c", PLAIN, str(large)]
 
+        many, shards = folder / "many", [folder / f"shard_{index}.jsonl" for index in range(1, 5)]
+        small = [PYTHON, "-c", MAKE_MANY, str(many), str(MANY_CASES), str(CASES_A_FILE)]
+        sharded = [
+            [*ONNXOPT, "run", str(many), "-q", "--shard", f"{index}/4", "--log", str(shard)]
+            for index, shard in enumerate(shards, 1)
+        ]
+        merged = str(folder / "merged.jsonl")
+        merge = [*ONNXOPT, "report", "merge", *map(str, shards), "-o", merged]
+        for command in (small, *sharded, merge):
+            subprocess.run(
+                command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
+            )
+        reports = [f"--report=junit={folder / 'many.xml'}", f"--report=html={folder / 'many.html'}"]
+
         def forget() -> None:
             subprocess.run(["rm", "-rf", str(folder / "cache")], check=True)  # noqa: S607
 
@@ -184,6 +225,12 @@ def main() -> int:
             Comparison("Adam of 2e7 floats, ONNX Runtime | session, assert_allclose",
                        [*ONNXOPT, "run", str(large), *on_runtime],
                        [*plain, "session", lowered], 4.0, 3),
+            Comparison("run of 100,000 small cases on numpy | 10^6 additions",
+                       [*ONNXOPT, "run", str(many), "-q"], ADDITIONS, 105.0, 1),
+            Comparison("merge of their four shards | 10^6 additions",
+                       merge, ADDITIONS, 25.0, 1),
+            Comparison("JUnit and HTML of them | 10^6 additions",
+                       [*ONNXOPT, "report", "render", merged, *reports], ADDITIONS, 30.0, 1),
             # The start of the processes included.
             Comparison("fuzz numpy with 2000 examples | 10^6 additions",
                        [*ONNXOPT, "fuzz", "-b", "numpy", "--examples", "2000",

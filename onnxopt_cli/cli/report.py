@@ -75,11 +75,18 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
 @command.command("diff")
 @click.argument("old", metavar=_SAVED, type=_LOG)
 @click.argument("new", metavar=_SAVED, type=_LOG)
-def diff(old: Path, new: Path) -> int:
+@click.option(
+    "--old-again", multiple=True, metavar="LOG", type=_LOG, help="A repeat of the old run."
+)
+@click.option(
+    "--new-again", multiple=True, metavar="LOG", type=_LOG, help="A repeat of the new run."
+)
+def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Path, ...]) -> int:
     """Say what got better and what got worse from one run to another.
 
     Outcomes are compared and, where they are the same, the errors of every output: as share of the
-    budget, and in ulp.
+    budget, and in ulp. With repeats of both runs, which show how much times vary by themselves, it
+    also says where the backend became slower.
 
     \b
     onnxopt report diff before.jsonl after.jsonl
@@ -92,10 +99,12 @@ def diff(old: Path, new: Path) -> int:
         compare_runs,
         comparison_table,
         comparison_verdict,
+        slower_cases,
     )
     from onnxopt_cli.report.saved import read_saved_run
 
-    changes = compare_runs(read_saved_run(old), read_saved_run(new))
+    before, after = ([*map(read_saved_run, it)] for it in ((old, *old_again), (new, *new_again)))
+    changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
     if changes:
         stdout().print(comparison_table(changes))
         stdout().print()

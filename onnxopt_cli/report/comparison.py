@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +29,7 @@ class Direction(StrEnum):
     WORSE = "worse"
     BETTER = "better"
     OTHER = "other"
+    SLOWER = "slower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,47 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
     return sorted(changes, key=lambda change: order.index(change.direction))
 
 
+def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Change]:
+    """Return what took a backend longer by more than the noise, the most by factor first.
+
+    Of each case the least time of its runs counts. Every new one must exceed every old one, and the
+    least the least by a factor that is the fourth power of what a case's own times vary by, in the
+    median case. One run a side knows no noise, so it tells nothing.
+
+    Args:
+        old: the old run and repeats of it.
+        new: the new one, likewise.
+    """
+    before, after = _times(old), _times(new)
+    pairs = [(key, before[key], times) for key, times in after.items() if key in before]
+    pairs = [it for it in pairs if len(it[1]) > 1 and len(it[2]) > 1]
+    if not pairs:
+        return []
+    noise = median(max(times) / min(times) for _, *sides in pairs for times in sides)
+    found = []
+    for (case, backend), were, are in pairs:
+        was, now = min(were), min(are)
+        if now > max(were) and now > was * noise**4:
+            said = (f"{1000 * seconds:.3g} ms" for seconds in (was, now))
+            name = backend or new[0].backends[0].name
+            found.append((now / was, Change(Direction.SLOWER, case, name, "time", *said)))
+    return [change for _, change in sorted(found, key=lambda it: -it[0])]
+
+
+def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
+    """Return the seconds that a backend took in each run to return outputs of a case."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        for key, result in _by_case(record).items():
+            if result.diffs and result.seconds > 0:
+                times.setdefault(key, []).append(result.seconds)
+    return times
+
+
 def comparison_table(changes: Sequence[Change]) -> Table:
     """Return changes as a table; one backend stands above it, and takes no room of its columns."""
     styles = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.OTHER: "dim"}
+    styles[Direction.SLOWER] = "yellow"
     backends = {it.backend for it in changes}
     several = len(backends) > 1
     rows: list[list[Text | str]] = [
@@ -95,6 +135,8 @@ def comparison_verdict(changes: Sequence[Change]) -> Text:
     counts = [
         f"{sum(change.direction is direction for change in changes)} {direction}"
         for direction in Direction
+        # Most comparisons have no times.
+        if direction is not Direction.SLOWER or any(it.direction is direction for it in changes)
     ]
     return Text(", ".join(counts))
 

@@ -219,6 +219,41 @@ def test_cases_that_came_or_went_are_neither_better_nor_worse(demo, onnxopt):
         assert (answer.code, "0 worse, 0 better, 4 other" in answer.out) == (0, True)
 
 
+@pytest.fixture
+def timed(demo, onnxopt):
+    """Write copies of a log in which the backend took so many seconds in each case."""
+    onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
+
+    def call(name, seconds):
+        lines = [json.loads(line) for line in (demo / "run.jsonl").read_text().splitlines()]
+        for line in lines:
+            if line["record"] == "end":
+                line["result"]["seconds"] = seconds[line["result"]["case"][-1]]
+        (demo / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return name
+
+    return call
+
+
+def test_what_became_slower_by_more_than_the_noise_is_shown_and_gates_nothing(timed, onnxopt):
+    # By itself a case varies by 5 %: twice as long is slower, a tenth more is not.
+    usual = dict.fromkeys(NAMES, 0.010)
+    old, again = timed("old", usual), timed("old2", dict.fromkeys(NAMES, 0.0105))
+    new = timed("new", {**usual, "b": 0.030, "c": 0.0111, "d": 0.020})
+    repeat = timed("new2", {**dict.fromkeys(NAMES, 0.0105), "b": 0.025, "c": 0.0116, "d": 0.0101})
+    answer = onnxopt("report", "diff", old, new, "--old-again", again, "--new-again", repeat)
+    rows = [line.split() for line in answer.out.splitlines() if line.startswith("slower")]
+    assert rows == [["slower", "demo/demo/b", "time", "10", "ms", "25", "ms"]]
+    assert (answer.code, "0 worse, 0 better, 0 other, 1 slower" in answer.out) == (0, True)
+
+
+def test_times_of_one_run_a_side_tell_nothing(timed, onnxopt):
+    old, new = (timed(str(it), dict.fromkeys(NAMES, it)) for it in (0.01, 5.0))
+    for more in ([], ["--old-again", old]):
+        answer = onnxopt("report", "diff", old, new, *more)
+        assert (answer.code, answer.out) == (0, "nothing changed\n")
+
+
 @pytest.mark.parametrize("command", ["render", "merge", "diff"])
 def test_every_report_command_shows_an_example(onnxopt, command):
     answer = onnxopt("report", command, "--help")
