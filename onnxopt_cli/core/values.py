@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from enum import Enum, auto
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,4 +147,9 @@ def describe(value: Value) -> str:
         return f"a sequence of {len(value)}"
     if isinstance(value, dict):
         return f"a map of {len(value)}"
-    return f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]"
+    return _described(value.dtype, value.shape)
+
+
+@lru_cache
+def _described(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
+from sys import intern
 
 from onnxopt_cli.core.case import Content, Location
 from onnxopt_cli.core.compare import compare_outputs
@@ -116,7 +117,8 @@ def answer_key(content: Content, where: Location, judging: JudgeOptions) -> Answ
         InvalidCase: if node and inputs break the operator's signature, or nothing says what the
             outputs are.
     """
-    names = [output.name for output in content.model.graph.output]
+    # Diffs keep them, and those of many cases are the same.
+    names = [intern(output.name) for output in content.model.graph.output]
     try:
         formula = _formula_outputs(content, names, judging.factor)
     except NodeError as error:

@@ -93,8 +93,8 @@ def formula_model(
     operator: Operator,
     attributes: Mapping[str, AttributeValue],
     inputs: Sequence[Array | DeclaredTensor],
-    *,
     graph_name: str,
+    *,
     producer_name: str = PRODUCER,
     input_names: Sequence[str] | None = None,
 ) -> onnx.ModelProto:

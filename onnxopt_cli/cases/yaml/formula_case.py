@@ -65,7 +65,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                         f"{dtype_name(dtype)}{list(shape)}",
                     )
     fields.finish()
-    model = partial(formula_model, operator, attributes, inputs, graph_name=fields.text("name"))
+    model = partial(formula_model, operator, attributes, inputs, fields.text("name"))
     return case_of_one_step((operator.name,), output_names, model, found, outputs)
 
 
