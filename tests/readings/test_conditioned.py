@@ -210,28 +210,94 @@ def _law(name, inputs, opset=22, outputs=1, **attributes):
     return drawn(model, inputs)["y0"].test
 
 
-@pytest.mark.slow
+# Of so many elements 99 in 100 wrong samples are rejected.
+CONTINUOUS = {
+    "a mean that is off by 0.1": ("RandomNormalLike", 9000, lambda it: it[0] + 0.1),
+    "half the variance": ("RandomNormalLike", 450, lambda it: it[0] * 0.5**0.5),
+    "a narrow range": ("RandomUniformLike", 200, lambda it: (it[1] - 0.5) * 0.5**0.5 + 0.5),
+    "a range with an end that is cut off": ("RandomUniformLike", 9000, lambda it: it[1] * 0.97),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_samples_of_another_distribution_are_rejected_and_right_ones_are_not(name):
+    operator, count, wrong = CONTINUOUS[name]
+    test = _law(operator, {"x": np.zeros(count, np.float32)})
+    random = np.random.default_rng(5)
+    at = operator == "RandomUniformLike"
+    for _ in range(15):
+        drawn_both = random.standard_normal(count), random.uniform(size=count)
+        assert test(drawn_both[at].astype("f")) == ""
+        assert test(wrong(drawn_both).astype("f"))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("count", [1, 1000, 100_000])
+def test_right_samples_of_few_digits_are_accepted(dtype, count):
+    random, x = np.random.default_rng(9), {"x": np.zeros(count, dtype)}
+    bits = 11 if dtype is np.float16 else 8
+    whole = np.floor(random.uniform(size=count) * 2**bits) / 2**bits
+    for sample in (whole, random.uniform(size=count)):
+        assert _law("RandomUniformLike", x)(sample.astype(dtype)) == ""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    near = _law("RandomUniformLike", x, low=0.3, high=0.7, dtype=element)
+    assert near((0.3 + 0.4 * random.uniform(size=count)).astype(dtype)) == ""
+    assert _law("RandomNormalLike", x)(random.standard_normal(count).astype(dtype)) == ""
+
+
+def test_a_distribution_of_no_width_is_one_number():
+    x = {"x": np.zeros(3, np.float32)}
+    for test in (
+        _law("RandomNormalLike", x, mean=2.5, scale=0.0),
+        _law("RandomUniformLike", x, low=2.5, high=2.5),
+    ):
+        assert test(f32(2.5, 2.5, 2.5)) == ""
+        assert test(f32(2.5, 2.5, 2.6))
+
+
 @pytest.mark.parametrize(
-    ("draw", "wrong"),
+    ("chance", "wrong", "count"),
     [
-        (lambda it: it.standard_normal(20_000), lambda it: it.standard_normal(20_000) + 0.1),
-        (lambda it: it.standard_normal(20_000), lambda it: it.standard_normal(20_000) * 0.5**0.5),
+        (0.4, 0.5, 2400),
+        (0.5, 0.6, 2400),
+        (0.1, 0.2, 1300),
+        (0.05, 0.15, 800),
+        (0.01, 0.11, 400),
+        (0.001, 0.101, 400),
+        (0.1, 0.0, 400),
+        (0.9, 1.0, 400),
+        (0.99, 0.89, 400),
     ],
 )
-def test_samples_of_another_distribution_are_rejected_and_right_ones_are_not(draw, wrong):
-    test = _law("RandomNormalLike", {"x": np.zeros(20_000, np.float32)})
-    random = np.random.default_rng(5)
-    assert [test(draw(random).astype("f")) for _ in range(50)] == [""] * 50
-    assert all(test(wrong(random).astype("f")) for _ in range(50))
+def test_coins_of_another_chance_are_rejected(chance, wrong, count):
+    test = _law("Bernoulli", {"x": np.full(count, chance, np.float32)})
+    random = np.random.default_rng(6)
+    assert not any(test((random.uniform(size=count) < chance).astype("f")) for _ in range(50))
+    assert all(test((random.uniform(size=count) < wrong).astype("f")) for _ in range(50))
+    assert test(np.full(count, 0.4, "f")) == "has elements that are neither 0 nor 1"
 
 
-def test_coins_of_another_chance_are_rejected():
-    chances = np.full(5000, 0.4, np.float32)
+def test_coins_that_take_the_chances_of_others_are_rejected():
+    chances = np.linspace(0.01, 0.99, 300, dtype=np.float32)
     test = _law("Bernoulli", {"x": chances})
     random = np.random.default_rng(6)
-    assert not any(test((random.uniform(size=5000) < 0.4).astype("f")) for _ in range(50))
-    assert all(test((random.uniform(size=5000) < 0.5).astype("f")) for _ in range(50))
-    assert test(np.full(5000, 0.4, "f")) == "has elements that are neither 0 nor 1"
+    for _ in range(20):
+        levels = random.uniform(size=300)
+        assert not test((levels < chances).astype("f"))
+        assert test((levels > chances).astype("f"))
+        assert test((levels < chances[::-1]).astype("f"))
+
+
+def test_classes_of_other_chances_are_rejected_in_one_long_row_and_in_many_short_ones():
+    random = np.random.default_rng(6)
+    logits = np.log(f32(0.2, 0.3, 0.5))
+    for rows, each in ((1, 3000), (3000, 1)):
+        test = _law("Multinomial", {"x": np.tile(logits, (rows, 1))}, sample_size=each)
+        for _ in range(5):
+            right = random.choice(3, (rows, each), p=[0.2, 0.3, 0.5])
+            assert not test(right.astype(np.int32))
+            assert test(random.choice(3, (rows, each), p=[0.3, 0.2, 0.5]).astype(np.int32))
+        assert test(np.full((rows, each), 3, np.int32)) == "has elements that are not classes"
 
 
 def test_dropout_keeps_scaled_elements_at_the_stated_rate():

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from math import erf, log, sqrt
+from math import erfc, log, sqrt
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,19 @@ import onnx
 from onnxopt_cli.core.tolerance import Drawn
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.formula.nodes import all_nodes
+from onnxopt_cli.readings.conditioned.widen import ROUNDOFF
 
 _NORMAL = frozenset({"RandomNormal", "RandomNormalLike"})
 _UNIFORM = frozenset({"RandomUniform", "RandomUniformLike"})
 _RANDOM = _NORMAL | _UNIFORM | {"Bernoulli", "Multinomial", "Dropout"}
-_FALSE_ALARM = 1e-10
+# Of each of at most three tests of an output.
+_FALSE_ALARM = 3e-10
+_INVERSE = NormalDist().inv_cdf
+_LEAST_LEVEL = 2.0**-40
+# Numbers of few digits move means by some of their distances.
+_GRAINS = 8
+# No sum that is at most four deviations off is unlikely.
+_NEAR = 16
 # A scaled element that was kept is off by a few roundings.
 _ROUNDINGS = 16
 # From this version on, a Dropout without the input training_mode drops nothing.
@@ -65,11 +74,11 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
     if node.op_type in _NORMAL:
         mean, scale = given.get("mean", 0.0), given.get("scale", 1.0)
         law = f"normal, mean {mean:g}, deviation {scale:g}"
-        test = partial(_test_continuous, lambda it: _normal((it - mean) / scale))
+        test = _continuous(_normal, mean, scale)
     elif node.op_type in _UNIFORM:
         low, high = given.get("low", 0.0), given.get("high", 1.0)
         law = f"uniform from {low:g} to {high:g}"
-        test = partial(_test_continuous, lambda it: (it - low) / (high - low))
+        test = _continuous(np.asarray, low, high - low)
     elif not isinstance(first, np.ndarray):
         return
     elif node.op_type == "Bernoulli":
@@ -92,40 +101,60 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
     yield node.output[0], Drawn(law, test)
 
 
+def _continuous(
+    law: Callable[[Array], Array], origin: float, scale: float
+) -> Callable[[Array], str]:
+    """Return the test of numbers of a law, moved and stretched."""
+
+    def test(sample: Array) -> str:
+        largest = max(abs(origin), abs(origin + scale))
+        if not scale:
+            wrong = sample.astype(np.float64) != np.asarray(origin, sample.dtype)
+            return f"has elements that are not {origin:g}" if wrong.any() else ""
+        grain = 2 * ROUNDOFF[sample.dtype] * max(1.0, largest / abs(scale))
+        return _test_continuous(lambda it: law((it - origin) / scale), grain, sample)
+
+    return test
+
+
 def _normal(values: Array) -> Array:
-    return np.array([0.5 + 0.5 * erf(it / sqrt(2)) for it in values])
+    return np.array([0.5 * erfc(-it / sqrt(2)) for it in values])
 
 
-def _test_continuous(distribution: Callable[[Array], Array], sample: Array) -> str:
-    """Test a sample by the distance of distributions (Dvoretzky, Kiefer, Wolfowitz) and its mean.
+def _test_continuous(law: Callable[[Array], Array], grain: float, sample: Array) -> str:
+    """Test a sample of numbers that are all as likely as any other, as levels from 0 to 1.
 
-    Both are tested on what the distribution function makes of the sample: numbers from 0 to 1, all
-    as likely as any other.
+    Their distances from the law (Dvoretzky, Kiefer, Wolfowitz), and, as numbers of the normal
+    distribution, their mean and the mean of their squares (Chernoff).
+
+    Args:
+        law: makes levels of numbers.
+        grain: how far apart levels may lie for want of digits.
+        sample: the numbers.
     """
-    levels = np.sort(distribution(sample.astype(np.float64).reshape(-1)))
+    levels = np.sort(law(sample.astype(np.float64).reshape(-1)))
     count = levels.size
     if not count:
         return ""
-    if not ((levels >= 0) & (levels <= 1)).all():
+    if not ((levels >= -grain) & (levels <= 1 + grain)).all():
         return "has elements beyond the range of the distribution"
-    steps = np.arange(count + 1) / count
-    distance = max(np.max(steps[1:] - levels), np.max(levels - steps[:-1]))
-    if distance > sqrt(log(2 / _FALSE_ALARM) / (2 * count)):
+    bound, steps = log(2 / _FALSE_ALARM), np.arange(count + 1) / count
+    distance = max(np.max(steps[1:] - levels), np.max(levels - steps[:-1])) - grain
+    if distance > sqrt(bound / (2 * count)):
         return f"does not have the distribution: its levels are off by {distance:.2g}"
-    mean = float(levels.mean())
-    if abs(mean - 0.5) > _allowed(np.full(count, 1 / 12)) / count:
-        return f"does not have the distribution: the mean of its levels is {mean:.3g}, not 0.5"
+    least = max(grain / 2, _LEAST_LEVEL)
+    scores = np.array([_INVERSE(it) for it in np.clip(levels, least, 1 - least)])
+    mean, square = float(scores.mean()), float((scores**2).mean())
+    if abs(mean) > sqrt(2 * bound / count) + _GRAINS * grain:
+        return f"does not have the distribution: its mean is off by {mean:.3g} deviations"
+    ratio = 1 + np.sign(square - 1) * max(0.0, abs(square - 1) - _GRAINS * grain)
+    if count * (ratio - 1 - log(ratio)) > 2 * bound:
+        return f"does not have the distribution: its variance is {square:.3g} of what it should be"
     return ""
 
 
-def _allowed(variances: Array) -> float:
-    """Return how far a sum of numbers, each within 1 of its mean, may be off (Bernstein)."""
-    bound = log(2 / _FALSE_ALARM)
-    total = float(variances.sum())
-    return bound / 3 + sqrt(bound * bound / 9 + 2 * bound * total)
-
-
-def _test_chances(chances: Array, sample: Array) -> str:
+def _test_chances(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) -> str:
+    """Test a sample of zeros and ones by their number, and whether they are where chances are."""
     values = sample.astype(np.float64)
     if not np.isin(values, (0.0, 1.0)).all():
         return "has elements that are neither 0 nor 1"
@@ -133,25 +162,52 @@ def _test_chances(chances: Array, sample: Array) -> str:
     if certain.any():
         return "has elements that have no chance"
     inner = np.clip(chances, 0, 1)
-    off = abs(float((values - inner).sum()))
-    if off > _allowed(inner * (1 - inner)):
+    if _is_unlikely(np.ones(inner.shape), inner, values, alarm):
         return f"has {values.sum():g} ones where {inner.sum():.4g} are to be expected"
+    if inner.size and _is_unlikely(inner - inner.mean(), inner, values, alarm):
+        return "has ones where they are not to be expected"
     return ""
 
 
+def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) -> bool:
+    """Tell whether a weighted sum of zeros and ones is as far off with less than a chance.
+
+    Any exponent yields a bound (Chernoff); those near that of a normal distribution are tried.
+    """
+    off = float((weights * (values - chances)).sum())
+    variance = float((weights**2 * chances * (1 - chances)).sum())
+    if off * off <= _NEAR * variance:
+        return False
+    for power in range(-32, 9):
+        with np.errstate(all="ignore"):
+            exponent = off / variance * 2 ** (power / 4)
+            moment = np.log1p(chances * np.expm1(exponent * weights)) - exponent * weights * chances
+        if float(moment.sum()) - exponent * off < log(alarm / 2):
+            return True
+    return False
+
+
 def _test_classes(logits: Array, sample: Array) -> str:
+    """Test each class in each row, and in all rows together."""
     logits = logits.astype(np.float64)
-    classes = logits.shape[-1]
+    rows, classes = logits.shape[0], logits.shape[-1]
     chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
     chances /= chances.sum(axis=-1, keepdims=True)
     if not ((sample >= 0) & (sample < classes)).all():
         return "has elements that are not classes"
-    for row, drawn_classes in enumerate(sample.reshape(len(logits), -1)):
-        for one in range(classes):
-            found = (drawn_classes == one).astype(np.float64)
-            wrong = _test_chances(np.full(found.shape, chances[row, one]), found)
+    drawn_classes = sample.reshape(rows, -1)
+    alarm = _FALSE_ALARM / (classes * (rows + 1))
+    for one in range(classes):
+        found = (drawn_classes == one).astype(np.float64)
+        expected = np.broadcast_to(chances[:, one, None], found.shape)
+        parts = [("", expected, found)]
+        off, variance = (found - expected).sum(axis=1), (expected * (1 - expected)).sum(axis=1)
+        far = np.flatnonzero(off * off > _NEAR * variance)
+        parts += [(f" of row {at}", expected[at], found[at]) for at in far]
+        for where, likely, values in parts:
+            wrong = _test_chances(likely, values, alarm)
             if wrong:
-                return f"class {one} of row {row} {wrong}"
+                return f"class {one}{where} {wrong}"
     return ""
 
 
