@@ -137,13 +137,30 @@ def test_sums_of_many_terms_pass_in_any_order(dtype):
     assert not judged(model, inputs, x.astype("f8").sum() * 1.2)
 
 
+def test_a_quotient_of_two_long_sums_passes_when_both_are_summed_in_order():
+    random = np.random.default_rng(0)
+    values = f32(0.11, 0.71, 0.32, 0.59, 0.13)[random.integers(0, 5, 6480)]
+    inputs = {"x": values * random.uniform(-1, 0, 6480).astype("f"), "w": values}
+    nodes = [("ReduceSum", [name], {"keepdims": 0}) for name in inputs]
+    model = model_of([*nodes, ("Div", ["t0", "t1"], {})], inputs)
+    x, w = (it.cumsum(dtype=np.float32)[-1] for it in inputs.values())
+    assert judged(model, inputs, x / w)
+    right = inputs["x"].astype("f8").sum() / inputs["w"].astype("f8").sum()
+    assert not judged(model, inputs, right * (1 + 1e-3))
+
+
 def test_a_tie_that_the_model_computes_may_fall_either_way_and_a_given_one_may_not():
-    inputs = {"x": f32(2.5, 7.3), "s": np.array(1, np.float32)}
     node = ("QuantizeLinear", ["x", "s"], {})
+    inputs = {"x": f32(0.75, 2.2), "s": np.array(0.3, np.float32)}
     model = model_of([node], inputs, types=[TensorProto.UINT8])
     assert judged(model, inputs, np.uint8([2, 7]))
     assert judged(model, inputs, np.uint8([3, 7]))
     assert not judged(model, inputs, np.uint8([2, 8]))
+    # Divided by a power of two it is as exact as an input.
+    halves = {"x": f32(3, 14.6), "s": np.array(2, np.float32)}
+    assert judged(model, halves, np.uint8([2, 7]))
+    assert not judged(model, halves, np.uint8([1, 7]))
+    inputs = {"x": f32(2.5, 7.3), "s": np.array(1, np.float32)}
     rounded = model_of([("Mul", ["x", "s"], {}), ("Round", ["t0"], {})], inputs)
     assert judged(rounded, inputs, f32(3, 7))
     assert judged(rounded, inputs, f32(2, 7))

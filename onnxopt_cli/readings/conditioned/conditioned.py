@@ -216,11 +216,15 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
 
 def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
     """Return by how much a node rounds its operands: a root of their number, or as declared."""
-    root = max(1.0, found.length**0.5 / _SUM)
+    root = _root(found)
     if math == "float16-sums" and found.length > 1 and roundoff > _DOUBLE:
         return max(roundoff, MATH[math]) * root
     products = math and op_type in PRODUCTS and roundoff == ROUNDOFF[np.dtype(np.float32)]
     return max(roundoff * root, MATH[math] if products and math != "float16-sums" else 0.0)
+
+
+def _root(found: Site) -> float:
+    return max(1.0, found.length**0.5 / _SUM)
 
 
 def _coarsest(values: Sequence[Any]) -> float:
@@ -266,6 +270,9 @@ class _Noise:
             for place in floats(node.op_type, given):
                 moved[place] = np.asarray(given[place] * (1 + own * self._signs(given[place])))
         outputs = compute(*moved)
+        # Of two long sums each has errors of its own, whatever moves the terms of both.
+        if found.row is Rounds.COMBINE and len(self._visits) > 1:
+            roundoff *= _root(found)
         return tuple(
             self._rounded(it, found, roundoff, given) if is_wide(it) and it.size else it
             for it in outputs

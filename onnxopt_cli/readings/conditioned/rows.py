@@ -89,6 +89,9 @@ _GOLDEN = 0.6180339887498949
 
 def floats(op_type: str, inputs: Sequence[Any]) -> list[int]:
     """Return the places of the float inputs that may be moved."""
+    # A quotient by a power of two is exact, and so is its tie.
+    if op_type == "QuantizeLinear" and (np.abs(np.frexp(inputs[1])[0]) == 0.5).all():  # noqa: PLR2004
+        return []
     fixed = FIXED.get(op_type, ())
     return [at for at, it in enumerate(inputs) if is_wide(it) and it.size and at not in fixed]
 
