@@ -61,12 +61,12 @@ def allowed(diff: Diff) -> str:
     return f"allowed: {diff.tolerance}{enough}"
 
 
-def worst_header(diff: Diff) -> list[str]:
+def worst_header(diff: Diff, result: Result) -> list[str]:
     """Return the names of the columns of :func:`worst_rows`."""
-    errors_too = diff.tolerance is not None
-    return ["at", "expected", "actual"] + (
-        ["abs error", "rel error", "ulp", "allowed"] if errors_too else []
-    )
+    errors = ["abs error", "rel error", "ulp", "allowed"] if diff.tolerance is not None else []
+    # No backend was asked: what is off is in the case's own file.
+    invalid = result.outcome is Outcome.INVALID
+    return ["at", *(("computed", "stored") if invalid else ("expected", "actual")), *errors]
 
 
 def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
@@ -140,7 +140,7 @@ def failure_text(result: Result, where: str = "") -> str:
             if diff.tolerance is not None:
                 lines.append(f"  {allowed(diff)}")
             if diff.worst:
-                lines += _aligned([worst_header(diff), *worst_rows(diff, result)])
+                lines += _aligned([worst_header(diff, result), *worst_rows(diff, result)])
     return "\n".join(lines)
 
 

@@ -213,7 +213,7 @@ def _details(diff: Diff, result: Result, most: int | None) -> Iterable[Renderabl
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
         rows = diff_text.worst_rows(diff, result)[:most]
-        yield _Elements(diff_text.worst_header(diff), rows)
+        yield _Elements(diff_text.worst_header(diff, result), rows)
 
 
 class _Elements:

@@ -190,6 +190,10 @@ def test_a_published_output_that_is_wrong_makes_the_case_invalid(onnxopt, tmp_pa
     )
     assert result.code == 2
     assert "contradict what onnx's reference computes" in result.out
+    (header,) = (line for line in result.out.splitlines() if "stored" in line and "abs" in line)
+    assert header.split()[1:4] == ["at", "computed", "stored"]
+    # The largest share of its limit: 0.0215993 is exp(-2) / (exp(0.5) + exp(1.5) + exp(-2)).
+    assert "0.021599231 0.03159923" in result.out
 
 
 def test_a_case_that_turns_out_to_be_invalid_waits_for_a_slow_backend(
