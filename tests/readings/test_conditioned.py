@@ -137,6 +137,23 @@ def test_sums_of_many_terms_pass_in_any_order(dtype):
     assert not judged(model, inputs, x.astype("f8").sum() * 1.2)
 
 
+@pytest.mark.parametrize("count", [1000, 30_000])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "MatMul"])
+def test_equal_terms_pass_when_they_are_summed_in_order_and_in_any_other(operator, count):
+    x = np.full((1, count), 0.1, np.float32)
+    inputs, attributes = {"x": x}, {"keepdims": 0}
+    if operator == "MatMul":
+        inputs, attributes = {"x": x, "ones": np.ones((count, 1), np.float32)}, {}
+    total = x.cumsum(dtype=np.float32)[-1]
+    pairs = x.sum()
+    share = np.float32(count if operator == "ReduceMean" else 1)
+    shape = (1, 1) if operator == "MatMul" else ()
+    model = model_of([(operator, list(inputs), attributes)], inputs)
+    for value in (total, pairs):
+        assert judged(model, inputs, np.reshape(value / share, shape))
+    assert not judged(model, inputs, np.reshape(pairs * 1.002 / share, shape))
+
+
 def test_a_quotient_of_two_long_sums_passes_when_both_are_summed_in_order():
     random = np.random.default_rng(0)
     values = f32(0.11, 0.71, 0.32, 0.59, 0.13)[random.integers(0, 5, 6480)]

@@ -18,7 +18,7 @@ from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import published_body
-from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated
+from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
 from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
@@ -36,6 +36,9 @@ _FORM_UNITS = 64.0
 # A sum of n terms moves by sqrt(n) / 4 roundings, where that is more than one: a sequential sum of
 # 10^6 terms is 400 off.
 _SUM = 4.0
+# Of equal terms each may be rounded the same way. Sums added up in order may be so many roundings
+# off, and others twice as far as they are.
+_IN_ORDER = 2.0**14
 _FINER = 64.0
 # Moved in double by its own roundoff nothing could be seen.
 _DOUBLE = 2.0**-53
@@ -84,6 +87,7 @@ class _Measured:
         exact: its outputs in double.
         draws: its outputs in double with roundings put in, each time others.
         finer: the same with much smaller ones, where that was needed.
+        in_order: its outputs in its own types with long sums added up one term after the other.
         step: by how much the roundings put in were larger than those of the types.
         touched: False if nothing in the model rounds but what yields its outputs.
     """
@@ -92,6 +96,7 @@ class _Measured:
     exact: list[Any]
     draws: list[list[Any]] = field(default_factory=list)
     finer: list[list[Any]] = field(default_factory=list)
+    in_order: list[Any] = field(default_factory=list)
     step: float = 1.0
     rounds: bool = False
 
@@ -211,7 +216,18 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
         for row, step in zip(_ROWS, steps, strict=True):
             noise = _Noise(visits, row, step / _FINER)
             measured.finer.append(wide.run(inputs, noise))
+    measured.in_order = _summed_in_order(model, inputs, rounding)
     return measured
+
+
+def _summed_in_order(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], rounding: Sequence[_Visit]
+) -> list[Any]:
+    """Return outputs as of runtimes that add up in order; empty if no sum is long."""
+    if all(_root(it.site) == 1 for it in rounding):
+        return []
+    with sums_in_order():
+        return Evaluated(model).run(inputs)
 
 
 def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
@@ -391,6 +407,12 @@ def _of_floats(forms: Sequence[_Measured], own: Array, exact: Array, place: int)
             overflow = np.isfinite(exact) & ~np.isfinite(wide)
             if overflow.any():
                 others.append(np.where(overflow, wide, exact))
+        for summed in (it.in_order[place] for it in forms if it.in_order):
+            wide = widened_value(summed)
+            if is_wide(wide) and wide.shape == exact.shape:
+                distance = _distance(wide, exact)
+                near = np.where(distance <= _IN_ORDER * rounding, distance, 0.0)
+                unit = np.maximum(unit, near * 2 / UNITS)
     limit = UNITS * unit + tiny
     return Judgement(expected, limit, tuple(_branch(it, limit, own.dtype) for it in others))
 

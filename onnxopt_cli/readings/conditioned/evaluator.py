@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,10 @@ from onnxopt_cli.readings.conditioned.widen import (
 if TYPE_CHECKING:
     from onnx.reference.op_run import OpRun
 
+_ADDED = (np.float32, np.float64)
+_MATRIX = 2
+# More are not added up one by one: that takes seconds.
+_MOST_PRODUCTS = 1 << 26
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 #: Called for each node that runs, with the node and what computes it, then with its inputs.
@@ -79,6 +85,46 @@ class Evaluated:
         fed = {name: widened_value(it) if self._wide else it for name, it in inputs.items()}
         with np.errstate(all="ignore"), fast_pooling():
             return list(self._evaluator.run(None, fed))
+
+
+@contextmanager
+def sums_in_order() -> Iterator[None]:
+    """Let NumPy add up float32 and float64 one term after the other meanwhile.
+
+    It adds by pairs, which is far more accurate than what most runtimes do. The evaluator has to be
+    made within.
+    """
+    numpy: Any = np
+    kept = {name: getattr(np, name) for name in ("sum", "mean", "dot", "matmul")}
+
+    def added(name: str, array: Any, axis: Any = None, *more: Any, **rest: Any) -> Any:
+        given = np.asarray(array)
+        unlike = more or rest.keys() - {"keepdims", "dtype"}
+        if unlike or given.dtype not in _ADDED or not given.size:
+            return kept[name](array, axis, *more, **rest)
+        places = range(given.ndim) if axis is None else np.atleast_1d(axis).tolist()
+        summed = sorted(int(it) % given.ndim for it in places)
+        terms = np.moveaxis(given, summed, range(-len(summed), 0))
+        terms = terms.reshape(*terms.shape[: given.ndim - len(summed)], -1)
+        found = np.cumsum(terms, axis=-1)[..., -1]
+        found = found / given.dtype.type(terms.shape[-1]) if name == "mean" else found
+        return np.expand_dims(found, summed) if rest.get("keepdims") else found
+
+    def multiplied(name: str, a: Any, b: Any) -> Any:
+        # Of more axes NumPy's dot is another product.
+        matrices = a.ndim == b.ndim == _MATRIX or (name == "matmul" and min(a.ndim, b.ndim) > 1)
+        if not matrices or a.dtype not in _ADDED or not 0 < a.size * b.shape[-1] < _MOST_PRODUCTS:
+            return kept[name](a, b)
+        terms = (a[..., at, None] * b[..., at, None, :] for at in range(a.shape[-1]))
+        return reduce(operator.add, terms)
+
+    for name in kept:
+        setattr(numpy, name, partial(multiplied if name in {"dot", "matmul"} else added, name))
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(numpy, name, function)
 
 
 def _array(value: Any) -> Any:
