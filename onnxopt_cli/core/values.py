@@ -6,9 +6,10 @@ strings), a sequence a list of values, an empty optional ``None`` and a map a di
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from enum import Enum, auto
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,9 +148,5 @@ def describe(value: Value) -> str:
         return f"a sequence of {len(value)}"
     if isinstance(value, dict):
         return f"a map of {len(value)}"
-    return _described(value.dtype, value.shape)
-
-
-@lru_cache
-def _described(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    return f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
+    # A run's results hold few that differ.
+    return sys.intern(f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
