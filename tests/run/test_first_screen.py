@@ -184,11 +184,15 @@ def test_a_known_mistake_is_named_once_as_the_cause(workplace, onnxopt):
     assert "cause 1, the plainest of 3" in text
 
 
-def test_the_command_for_more_has_all_that_the_verdict_depends_on(screen, onnxopt):
+def test_the_command_for_more_has_all_that_the_verdict_depends_on(workplace, onnxopt):
+    (workplace / "vendor.py").write_text(BACKEND + MISTAKES)
+    file = REPOSITORY / "tests" / "plugins" / "operators" / "rmsprop.py"
     options = shlex.split("--timeout 7 --memory 1536MiB --budget 2 --isolation none")
-    answer = screen(1, "EachItsOwn", *options, "--report", "github=-")
+    said = ["--operators", str(file), "--report", "github=-", "-x", "--no-explain"]
+    vendor = "python:vendor.py:EachItsOwn"
+    answer = onnxopt("run", "optimizers", "-b", vendor, *options, *said)
     *_, command = re.findall("again: onnxopt (run .*)", answer.out)
     words = shlex.split(command)
-    assert set(options) <= set(words)
+    assert {*options, "--operators"} <= set(words)
     again = onnxopt(*words)
-    assert (again.code, "cannot do" in again.out) == (1, True)
+    assert (again.code, "does not conform: 1 error" in again.out) == (1, True)
