@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from onnxopt_cli.cli.shared_options import (
 )
 from onnxopt_cli.core.text import printable
 
-_LIMIT = Number(min=0, max=sys.float_info.max)
+_LIMIT = Number(min=0)
 
 #: The options of each part of the help; others stand at its end.
 _PARTS = {

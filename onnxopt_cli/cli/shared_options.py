@@ -70,15 +70,17 @@ class _Size(click.ParamType[int]):
 
 
 class Number(click.FloatRange):
-    """A number in a range; NaN, which is neither below nor above any number, is in none."""
+    """A finite number in a range; NaN is neither below nor above any, and so in each."""
+
+    name = "number"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Return the number; see click."""
         number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is no number", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not finite", param, ctx)
         return number
 
 

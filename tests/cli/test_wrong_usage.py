@@ -24,7 +24,7 @@ import pytest
         ("run spec --expect missing.yaml", 2, "the file is missing", "onnxopt schema expect"),
         ("run spec --shard 3/2", 2, "--shard 3/2 is no part", "I goes from 1 to N"),
         ("run spec --timeout -1", 2, "'--timeout'", "is not in the range"),
-        ("run spec --timeout nan", 2, "'--timeout'", "'nan' is no number"),
+        ("run spec --timeout nan", 2, "'--timeout'", "'nan' is not finite"),
         ("run spec --tag x", 2, "has the tag 'x'", "the tags are: published"),
         ("run spec --resume notes.txt", 2, "notes.txt:1: found no", "onnxopt run --log"),
         ("run spec --resume missing", 2, "the log missing is missing", "onnxopt run --log"),

@@ -158,7 +158,7 @@ def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxop
         (["run", "demo.yaml", "--tag", "ordinal"], 2, "did you mean ordinary?"),
         (["run", "demo.yaml", "-b", "onnxruntme"], 2, "onnxruntime"),
         (["run", "demo.yaml", "-b", "python:nowhere.py:X"], 4, "nowhere.py"),
-        (["run", "demo.yaml", "--rtol", "-1"], 2, "not negative"),
+        (["run", "demo.yaml", "--rtol", "-1"], 2, "not in the range x>=0"),
         (["run", "demo.yaml", "--rtol", "nan"], 2, "finite"),
         (["run", "demo.yaml", "--ulp", "3", "--rtol", "1"], 2, "exclude each other"),
         (["run", "demo.yaml", "--report", "pdf=x"], 2, "FORMAT is json"),
