@@ -10,7 +10,7 @@ from places import PLUGINS
 from trajectory_files import GRADIENTS, START, trajectory_text
 
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.cases.suites.suites import SUITES
+from onnxopt_cli.cases.suites.suites import suites
 from onnxopt_cli.core.record_json import result_from_json, result_to_json
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.run.executors import InProcess
@@ -153,9 +153,10 @@ def test_the_suite_catches_wrong_backends(onnxopt, workplace):
 def test_a_suite_of_trajectories_is_written_as_models_with_a_loop_too(
     onnxopt, workplace, monkeypatch
 ):
-    suite = SUITES["trajectories"]
+    suite = suites()["trajectories"]
     some = [it for it in suite.questions() if it.operator.name == "Adagrad"]
-    monkeypatch.setitem(SUITES, "trajectories", suite._replace(questions=lambda: some))
+    known = {**suites(), "trajectories": suite._replace(questions=lambda: some)}
+    monkeypatch.setattr("onnxopt_cli.cases.suites.suites.suites", lambda: known)
     assert onnxopt("generate", "trajectories", "--format", "onnx", "-o", "out").code == 0
     assert onnxopt("run", "out", "-b", "onnxruntime").code == 0
 
