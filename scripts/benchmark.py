@@ -125,12 +125,14 @@ class Comparison:
 
 
 def seconds(command: list[str], environment: dict[str, str]) -> float:
-    """Return the wall time of a whole process; its exit code does not matter."""
+    """Return the wall time of a whole process, which may find failures, but not fail itself."""
     started = time.perf_counter()
-    subprocess.run(
+    done = subprocess.run(
         command, check=False, cwd=ROOT, env=environment,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    if done.returncode not in (0, 1):
+        sys.exit(f"{' '.join(command)[:200]} ends with {done.returncode}")
     return time.perf_counter() - started
 
 
