@@ -82,6 +82,10 @@ def attempt(example: Example, executor: Executor) -> Trial:
     question = read_question(case, judging)
     # An invalid example is a defect of the strategies.
     assert not question.invalid, question.invalid  # noqa: S101 - as said
+    formula = question.key and question.key.formula
+    if executor.ahead > 1 and formula and formula.blocks is None:
+        # Limits that are asked for only then would be computed while the backend waits.
+        formula.judgements  # noqa: B018 - kept there
     response = pending()
     if isinstance(response, str):
         raise SearchInterrupted(response)
