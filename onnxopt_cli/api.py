@@ -31,6 +31,7 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.cases.collect import Collection, collect
 from onnxopt_cli.cases.suites.author import unreadable
 from onnxopt_cli.cases.suites.suites import suite_files
+from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
@@ -99,6 +100,7 @@ def load(
     patterns: Sequence[str] = (),
     operators: Sequence[str] = (),
     tags: Sequence[str] = (),
+    memory: int = USUAL_MEMORY,
 ) -> list[Case]:
     """Return the cases of files, folders, suites and ids, in a stable order.
 
@@ -107,13 +109,14 @@ def load(
         patterns: ids, globs or pieces of ids, one of which a case must match.
         operators: names, one of which must be in the model of a case.
         tags: words, one of which a case must carry.
+        memory: bytes that a case of a case file may take; 0 for no limit.
 
     Raises:
         InvalidCase: with all that is wrong with case files.
         UsageError: if a target, an operator or a tag is not there.
         NothingSelected: if no case is left.
     """
-    collection = collect([str(target) for target in targets])
+    collection = collect([str(target) for target in targets], memory)
     if collection.problems:
         raise InvalidCase(collection.problems)
     selection = Selection(tuple(patterns), tuple(operators), tuple(tags))

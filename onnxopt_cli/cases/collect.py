@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.file import read_yaml_file
 from onnxopt_cli.core.case import Case, Location
@@ -85,11 +86,12 @@ def default_targets() -> list[str]:
     return [name for name in suites() if name not in NAMED_ONLY]
 
 
-def collect(targets: Sequence[str]) -> Collection:
+def collect(targets: Sequence[str], memory: int = USUAL_MEMORY) -> Collection:
     """Find the cases that the targets name.
 
     Args:
         targets: files, folders, names of suites or ids; none means the default ones.
+        memory: bytes that a case of a case file may take; 0 for no limit.
 
     Raises:
         UsageError: if a target is neither, two different cases have one id, or one has an id that
@@ -101,7 +103,7 @@ def collect(targets: Sequence[str]) -> Collection:
     problems: list[Problem] = []
     suites: _Suites = {}
     for target in targets:
-        found, wrong = _find(target, suites)
+        found, wrong = _find(target, suites, memory)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
@@ -141,20 +143,20 @@ def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
     suites: _Suites = {}
     for target in sorted(targets):
         with contextlib.suppress(UsageError):
-            found |= {case.id: case for case in _find(target, suites)[0] if case.id in places}
+            found |= {case.id: case for case in _find(target, suites, 0)[0] if case.id in places}
     return found
 
 
-def _find(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]]:
+def _find(target: str, suites: _Suites, memory: int) -> tuple[list[Case], list[Problem]]:
     if not target:
         # An unset variable of a script; as a path it would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.is_dir():
-        return _find_in_folder(path)
+        return _find_in_folder(path, memory)
     if path.exists():
         if path.suffix.lower() in _YAML:
-            return read_yaml_file(path)
+            return read_yaml_file(path, memory)
         if path.suffix == ".onnx":
             return find_directories(path.parent)
         raise UsageError(
@@ -188,14 +190,14 @@ def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]
     return chosen, []
 
 
-def _find_in_folder(folder: Path) -> tuple[list[Case], list[Problem]]:
+def _find_in_folder(folder: Path, memory: int) -> tuple[list[Case], list[Problem]]:
     """Find case files and ONNX directories under a folder; hidden folders are left out."""
     cases, problems = find_directories(folder)
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if not name.startswith(".") and _may_hold_cases(Path(parent, name)):
-                found, wrong = read_yaml_file(Path(parent, name))
+                found, wrong = read_yaml_file(Path(parent, name), memory)
                 cases += found
                 problems += wrong
     return cases, problems

@@ -252,9 +252,10 @@ def execute(options: Mapping[str, Any]) -> int:
     if reports or terms.log or options["artifacts"] or terms.update_expect:
         go_on_without_reader()
     targets = options["targets"] or default_targets()
+    find = partial(collect, targets, options["memory"])
     with (
         interruptible() as interruption,
-        open_session(terms, partial(collect, targets), interruption, note) as session,
+        open_session(terms, find, interruption, note) as session,
     ):
         with Display(session, {**options, "targets": targets}) as display:
             for row in session.rows():

@@ -192,7 +192,7 @@ def _limit(name: str, default: object, help: str, **others: Any) -> _Option:  # 
 
 
 _SECONDS = {"type": Number(min=0, min_open=True, max=1e6), "metavar": "SECONDS"}
-_MEMORY = "How much memory a backend's process may hold, or none for no limit."
+_MEMORY = "How much a backend's process, or a case of a file, may hold; none for no limit."
 #: The options about the processes of backends.
 worker_options = _together(
     click.option(

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnx_directories import identity, make_directory, tensor, tensor_type
 from places import REPOSITORY
 
-from onnxopt_cli.cases.values.declared import MAX_ELEMENTS
+from onnxopt_cli.cases.values.declared import BYTES_PER_ELEMENT
 
 PRLIMIT = shutil.which("prlimit") or ""
 pytestmark = [
@@ -124,28 +124,35 @@ def test_a_small_model_that_takes_everything_costs_its_case_alone(
 
 
 @pytest.mark.slow
-def test_a_case_of_as_many_elements_as_may_be_takes_less_than_a_gibibyte(tmp_path):
-    # Nothing takes more memory for each element than this: X alone is large, the types are unlike.
+@pytest.mark.parametrize("memory", [256 << 20, 512 << 20])
+def test_a_case_of_as_many_elements_as_may_be_takes_no_more_than_the_memory_given(tmp_path, memory):
+    # X alone is large, the types are unlike.
     others = [PLAIN % dtype for dtype in ("float32", "float64", "float32")]
-    text = ADAM % (NORMAL % ("float64", MAX_ELEMENTS - 5), *others)
+    text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *others)
     (tmp_path / "c.yaml").write_text(text)
-    run = Run(tmp_path, "run", "c.yaml")
+    run = Run(tmp_path, "run", "c.yaml", "--memory", f"{memory >> 20}MiB")
     assert run.code == 0
-    assert run.memory < 1 << 30
+    assert run.memory < memory
 
 
-def test_all_values_of_a_case_together_may_have_so_many_elements(tmp_path):
-    quarter = NORMAL % ("float32", MAX_ELEMENTS // 4)
+@pytest.mark.parametrize(
+    ("arguments", "memory"),
+    [(["list"], 4 << 30), (["run", "--memory", "1GiB"], 1 << 30)],
+)
+def test_all_values_of_a_case_together_may_have_so_many_elements(tmp_path, arguments, memory):
+    quarter = NORMAL % ("float32", memory // BYTES_PER_ELEMENT // 4)
     (tmp_path / "c.yaml").write_text(ADAM % ((quarter,) * 4))
-    run = Run(tmp_path, "list", "c.yaml")
+    run = Run(tmp_path, *arguments, "c.yaml")
     assert run.code == 2
-    found = f"found {MAX_ELEMENTS + 2} elements in the case up to here, expected at most"
+    found = (
+        f"found {memory // BYTES_PER_ELEMENT + 2} elements in the case up to here, expected at most"
+    )
     assert f"c.yaml:7: case c: inputs.H: {found}" in " ".join(run.err.split())
 
 
 def test_a_case_that_there_is_no_memory_for_is_out_of_memory_and_no_other(tmp_path):
     small = ADAM.replace("- name: c\n", "- name: d\n") % ((PLAIN % "float32",) * 4)
-    large = NORMAL % ("float32", MAX_ELEMENTS // 5)
+    large = NORMAL % ("float32", 150_000)
     (tmp_path / "c.yaml").write_text(ADAM % ((large,) * 4) + small.partition("cases:\n")[2])
     run = Run(tmp_path, "run", "c.yaml", limit=97 << 20)
     assert run.code == 1

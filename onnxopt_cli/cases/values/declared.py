@@ -16,11 +16,15 @@ from onnxopt_cli.core.values import STRING, Array, Value, dtype_name
 # It has no type information.
 _iinfo: Any = ml_dtypes.iinfo
 
-#: How many elements all tensors of a case may have together. Judging one element takes up to 760
-#: bytes, as was measured with Adam where X alone is large and the types are unlike: its formula is
-#: followed in wider types, operation by operation; and the next cases are read meanwhile. With this
-#: many a run stays below 1 GiB.
-MAX_ELEMENTS = 750_000
+#: How many elements a tensor may have, whatever memory there is.
+MAX_ELEMENTS = 1 << 31
+
+#: The memory that a case may take where nothing else is said.
+USUAL_MEMORY = 4 << 30
+
+#: What judging takes for each element of a case, at most. Measured: 230 bytes for a trajectory, of
+#: which all steps are kept; 80 for AdmmUpdate, which sorts; 10 to 50 for what is judged in blocks.
+BYTES_PER_ELEMENT = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from onnx import AttributeProto, helper
 
 from onnxopt_cli.cases.onnx.node_model import node_model, tensor_info, value_info
 from onnxopt_cli.cases.values.declared import (
-    MAX_ELEMENTS,
+    BYTES_PER_ELEMENT,
     Declared,
     DeclaredGroup,
     DeclaredTensor,
@@ -88,6 +88,7 @@ class CaseFields:
         node: the case.
         folder: of the file, where other files are looked for.
         broken: ids of the nodes in which something is known to be wrong.
+        memory: bytes that the case may take; 0 for no limit.
         errors: what was found since.
         elements: number of elements of the values that were read since.
     """
@@ -95,6 +96,7 @@ class CaseFields:
     node: Node
     folder: Path
     broken: frozenset[int]
+    memory: int
     errors: list[FormatError] = field(default_factory=list)
     elements: int = 0
 
@@ -160,11 +162,12 @@ class CaseFields:
         """
         value = declare_value(node, self.folder, choose)
         self.elements += element_count(value)
-        if self.elements > MAX_ELEMENTS:
+        if 0 < self.memory < self.elements * BYTES_PER_ELEMENT:
             raise FormatError(
                 node,
                 f"found {self.elements} elements in the case up to here, expected at most "
-                f"{MAX_ELEMENTS} in all of its values",
+                f"{self.memory // BYTES_PER_ELEMENT} in all of its values with the memory that "
+                "--memory allows",
             )
         return value
 

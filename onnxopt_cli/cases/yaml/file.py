@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.cases.values.regular_file import recorded
 from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, Incomplete
 from onnxopt_cli.cases.yaml.formula_case import formula_case
@@ -37,7 +38,7 @@ _NO_LIMITS: dict[str, Any] = {}
 _SCHEMA = "onnxopt_cli.cases.yaml"
 
 
-def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
+def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], list[Problem]]:
     """Read a case file.
 
     Literal data are checked whole; random data and files only by type and shape, and made when a
@@ -45,6 +46,7 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
 
     Args:
         path: the file, as messages shall name it.
+        memory: bytes that a case of it may take; 0 for no limit.
 
     Returns:
         The cases with nothing wrong, and the first hundred problems of the file in the order of its
@@ -53,7 +55,7 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
     try:
         with recorded() as file:
             text = yaml_text(path)
-        return read_yaml_text(text, path, file)
+        return read_yaml_text(text, path, file, memory)
     except InvalidCase as error:
         return [], list(error.problems)
     except MemoryError:
@@ -61,7 +63,10 @@ def read_yaml_file(path: Path) -> tuple[list[Case], list[Problem]]:
 
 
 def read_yaml_text(
-    text: str, path: Path, file: Mapping[str, Signature] = MappingProxyType({})
+    text: str,
+    path: Path,
+    file: Mapping[str, Signature] = MappingProxyType({}),
+    memory: int = USUAL_MEMORY,
 ) -> tuple[list[Case], list[Problem]]:
     """Read the text of a case file that stands, or would stand, at a path.
 
@@ -69,12 +74,13 @@ def read_yaml_text(
         text: the file's content.
         path: gives the cases their ids and locations, and is where their files are looked for.
         file: the signature of the file that was read, by its path.
+        memory: bytes that a case of it may take; 0 for no limit.
 
     Returns:
         As :func:`read_yaml_file`.
     """
     root, errors = read_document(text, _SCHEMA, "onnxopt")
-    cases = _cases(root, path, file, errors) if root else []
+    cases = _cases(root, path, file, memory, errors) if root else []
     errors.sort(key=lambda error: error.line)
     problems = [problem_of(path, error) for error in errors[:_MOST_PROBLEMS]]
     more = errors[_MOST_PROBLEMS:]
@@ -85,7 +91,7 @@ def read_yaml_text(
 
 
 def _cases(
-    root: Node, path: Path, file: Mapping[str, Signature], errors: list[FormatError]
+    root: Node, path: Path, file: Mapping[str, Signature], memory: int, errors: list[FormatError]
 ) -> list[Case]:
     """Return the cases of a file that are right; collects what is wrong with the others."""
     nodes = root.field("cases")
@@ -107,7 +113,7 @@ def _cases(
     # Shared by the many cases that have no file of their own.
     alone: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
     for item in items:
-        fields = CaseFields(item, path.parent, broken)
+        fields = CaseFields(item, path.parent, broken, memory)
         try:
             with recorded() as opened:
                 declared = _declare(fields, root)

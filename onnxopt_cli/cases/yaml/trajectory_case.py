@@ -16,7 +16,7 @@ import numpy as np
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.suites.loop_model import loop_inputs, loop_model
 from onnxopt_cli.cases.values.declared import (
-    MAX_ELEMENTS,
+    BYTES_PER_ELEMENT,
     DeclaredTensor,
     PromisedTensor,
     element_count,
@@ -100,11 +100,12 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     _check_shapes({name: places[name] for name in feedback}, inputs, fields)
     returned = sum(element_count(inputs[like]) for like, _ in places.values())
     fed_anew = sum(map(element_count, series.values()))
-    if returned * len(recorded) + fed_anew > MAX_ELEMENTS:
+    if 0 < fields.memory < (returned * len(recorded) + fed_anew) * BYTES_PER_ELEMENT:
         fields.complain(
             fields.node.field("steps") or fields.node,
             f"found {len(recorded)} recorded steps of {returned} elements, and {fed_anew} of "
-            f"inputs that change, expected at most {MAX_ELEMENTS} in all",
+            f"inputs that change, expected at most {fields.memory // BYTES_PER_ELEMENT} in all "
+            "with the memory that --memory allows",
         )
     fields.finish()
 
