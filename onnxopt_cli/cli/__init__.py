@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -132,6 +133,8 @@ def _interrupted(stop: KeyboardInterrupt) -> int:
 def _exit_code(arguments: Sequence[str] | None) -> int:
     """Run the command, and turn what it raises into a message."""
     stream = sys.stdout
+    # NumPy says so of np.mean, which formulas may use, beside the NaN that is right.
+    warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
     try:
         require_memory()
         code = group.main(arguments, prog_name="onnxopt", standalone_mode=False)

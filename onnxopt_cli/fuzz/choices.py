@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,11 +44,12 @@ class Source:
         """Return True about once in so many times; False is simpler."""
         return self.integer(0, times - 1) == times - 1
 
-    def reject(self) -> Never:
-        """Give up this example: it would say nothing."""
-        import hypothesis
+    def reject(self) -> None:
+        """Give up this example, which would say nothing; the simplest one is taken as it is."""
+        if self._draw is not None:
+            import hypothesis
 
-        hypothesis.reject()
+            hypothesis.reject()
 
 
 @cache
@@ -70,6 +71,8 @@ _POWERS = {
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
+# What the elements of all tensors are where a finite result is looked for.
+_TENSORS = (1.0, 0.375)
 _SEEDS = 1 << 12
 #: Of so many seeds most give decimals as they are, the last scaled ones and special values.
 _STYLES = 6
@@ -192,12 +195,12 @@ def draw_scalar(source: Source, scalar: Scalar) -> Array:
 def has_result(
     operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Mapping[str, Array]
 ) -> bool:
-    """Tell whether the formula has a finite result where all tensors are one.
+    """Tell whether the formula has a finite result where all tensors are one, or a fraction.
 
     Where it has none, such as where a rate is divided by zero, the order of operations decides
     about what comes back, and every order is right.
     """
-    operands: dict[str, object] = dict.fromkeys(operator.tensors, WIDE.type(1))
+    operands: dict[str, object] = {}
     for name, value in scalars.items():
         number = value.reshape(()).astype(WIDE)[()]
         # NaN makes everything NaN, in any order.
@@ -207,7 +210,12 @@ def has_result(
         first = given[0] if isinstance(given, tuple) else given
         operands[attribute.name] = first if isinstance(first, str) else WIDE.type(np.float32(first))
     with np.errstate(all="ignore"):
-        return bool(np.all([np.isfinite(result) for result in operator.formula(**operands)]))
+        return any(
+            np.isfinite(
+                operator.formula(**operands, **dict.fromkeys(operator.tensors, value))
+            ).all()
+            for value in map(WIDE.type, _TENSORS)
+        )
 
 
 @cache
@@ -215,9 +223,9 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     if attribute.limits is not None:
         least, most = attribute.limits
         return tuple(round(least + share * (most - least), 3) for share in _SHARES)
-    return tuple(
-        value for value in _FRACTIONS if not undefined_at(operator, {attribute.name: value})
-    )
+    defined = [it for it in _FRACTIONS if not undefined_at(operator, {attribute.name: it})]
+    # Where none is, the attribute is not why.
+    return tuple(defined) or _FRACTIONS
 
 
 @cache

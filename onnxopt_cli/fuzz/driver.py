@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.findings import FailureKind
@@ -116,10 +117,13 @@ class Driver:
 
         Returns:
             Whether it ended by itself, and whether failures failed every time.
+
+        Raises:
+            UsageError: if no example says anything.
         """
         import hypothesis
         from hypothesis import HealthCheck, Phase, Verbosity
-        from hypothesis.errors import Flaky
+        from hypothesis.errors import Flaky, Unsatisfiable
 
         phases = [Phase.generate, Phase.shrink] if number else [Phase.reuse]
         settings = hypothesis.settings(
@@ -153,6 +157,9 @@ class Driver:
             raise abort.reason from None
         except Flaky:
             return False, False
+        except Unsatisfiable:
+            names = ", ".join(it.name for it in self._operators)
+            raise UsageError(f"found no inputs of {names} with a finite result") from None
         except (Failure, SkipTest):
             # Skipped is what has nothing to replay.
             return True, True

@@ -96,6 +96,8 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('"np.sign(blend)": "blend"', '"np.sign(mix)": "mix"', r"'step by the blend': lion has no"),
         ("np.sign(blend) +", "np.sinh(blend) +", r"(?s)lion.py:9: Lion: .*numpy\.sinh"),
         ('{"X_new": "X"', '{"X_new": "Y"', r"the output X_new is like Y, which is no"),
+        ("return X_new, M_new", "return X_new", r"returns a value, .* of 2: return X_new, M_new"),
+        ("return X_new, M_new", "return X_new, M_new, R", r"returns 3 values, expected"),
         ('name="Lion"', 'name="adam"', r"there is an operator of this name already"),
         ('"my.company"', '"my.spec"', r"the suite spec is another"),
         ("LION = Operator", "LION = dict", r"lion.py defines no operator"),
@@ -112,6 +114,20 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(place, old, new, says):
     done = call(place, "show Lion --operators lion.py")
     assert done.returncode == 2
     assert re.search(says, " ".join(done.stderr.split())), done.stderr
+
+
+@pytest.mark.parametrize(("added", "code"), [("np.log(1 - X)", 0), ("np.log(X * 0 - 1)", 2)])
+def test_what_is_not_finite_at_one_is_fuzzed_and_what_never_is_is_said(place, added, code):
+    (place / "lion.py").write_text(LION.replace("blend = ", f"blend = 0 * {added} + "))
+    done = call(place, "fuzz -b numpy --operator Lion --examples 20 --operators lion.py")
+    assert done.returncode == code, done.stderr
+    assert code == 0 or "found no inputs of Lion with a finite result" in done.stderr
+
+
+def test_what_numpy_says_of_an_empty_mean_is_not_shown(place):
+    (place / "lion.py").write_text(LION.replace("np.sign(blend)", "(blend - np.mean(blend))"))
+    done = call(place, "run company -q --operators lion.py")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_file_that_is_not_there_is_named(place):

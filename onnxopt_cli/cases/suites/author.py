@@ -187,6 +187,7 @@ def unreadable(operator: Operator) -> str:
     from onnxopt_cli.readings.lower.model import lower
 
     try:
+        _check_returned(operator)
         author = Author(operator)
         for setting in author.settings:
             question = author.ask("", "", setting=setting)
@@ -199,3 +200,22 @@ def unreadable(operator: Operator) -> str:
         place = f"{path}:{lines[-1] if lines else operator.formula.__code__.co_firstlineno}"
         return f"{printable(place)}: {operator.name}: {exception_text(error)}"
     return ""
+
+
+def _check_returned(operator: Operator) -> None:
+    """Call the formula with ones.
+
+    Raises:
+        TypeError: if it does not return as many values as there are outputs.
+    """
+    choices = {it.name: it.choices[0] for it in operator.attributes if it.choices}
+    names = [*(it.name for it in operator.scalars), *operator.tensors]
+    names += [it.name for it in operator.attributes]
+    with np.errstate(all="ignore"):
+        found = operator.formula(**dict.fromkeys(names, WIDEST.type(1)) | choices)
+    if not isinstance(found, tuple) or len(found) != len(operator.outputs):
+        number = f"{len(found)} values" if isinstance(found, tuple) else "a value"
+        raise TypeError(
+            f"returns {number}, expected a tuple of {len(operator.outputs)}: "
+            f"return {', '.join(operator.outputs)}{',' * (len(operator.outputs) == 1)}"
+        )
