@@ -63,17 +63,21 @@ _LONGEST_DIMENSION = 1 << 48
 _FOREIGN = re.compile(r"[fc](12|16|24|32)|[mM]8(\[\w{1,12}\])?")
 
 
-def read_json(text: bytes) -> Any:
+def read_json(text: bytes, most_parts: int = _MOST_PARTS) -> Any:
     """Return what JSON holds.
+
+    Args:
+        text: the JSON.
+        most_parts: how many it may consist of.
 
     Raises:
         ValueError: saying what the text is instead: no UTF-8, no JSON, NaN or an infinity, a field
             twice in an object, nested too deep, or of more parts than may be parsed.
     """
-    if len(text) >= _MOST_PARTS:
+    if len(text) > most_parts:
         parts = sum(text.count(mark) for mark in (b",", b"[", b"{"))
-        if parts > _MOST_PARTS:
-            raise ValueError(f"JSON of {parts} parts; at most {_MOST_PARTS} are accepted")
+        if parts > most_parts:
+            raise ValueError(f"JSON of {parts} parts; at most {most_parts} are accepted")
     try:
         return _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError:

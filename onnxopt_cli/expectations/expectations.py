@@ -261,7 +261,7 @@ def exit_code(
 
     Returns:
         2 if a case is invalid that is not expected to be, 1 if something else does not conform, 5
-        if no case applies to some backend.
+        if no case applies to some backend, or there is none.
     """
     unexpected = [result for result in results if not result.conforms]
     if problems or any(result.outcome is Outcome.INVALID for result in unexpected):
@@ -270,4 +270,4 @@ def exit_code(
         return 1
     names = {result.backend for result in results}
     tried = {result.backend for result in results if result.outcome is not Outcome.SKIP}
-    return 0 if part or names == tried else 5
+    return 0 if part or (names and names == tried) else 5

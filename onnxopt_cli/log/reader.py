@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from io import BytesIO
@@ -100,20 +101,38 @@ def read_log(path: Path) -> Log | None:
         if data.startswith(_BEGINNING) or _BEGINNING.startswith(data):
             return None
         raise _malformed(path, 1, "found no log, expected a header")
-    log: Log | None = None
-    rules: Rules | None = None
-    for number, line in enumerate(BytesIO(whole), start=1):
-        try:
-            record = _parsed(line)
-            kind = check_record(record)
-            if log is None or rules is None:
-                digest = blake2b(whole).digest()
-                log = Log(path, _header(kind, record), size=len(whole), digest=digest)
-                rules = Rules(log.header, log.results)
-            else:
-                _take(log, rules, kind, record)
-        except ValueError as error:
-            raise _malformed(path, number, str(error)) from error
+    lines = BytesIO(whole)
+    number = 0
+
+    def parsed() -> Iterator[Any]:
+        nonlocal number
+        for line in lines:
+            number += 1
+            yield _parsed(line)
+
+    try:
+        log = log_of(path, parsed())
+    except ValueError as error:
+        raise _malformed(path, number, str(error)) from error
+    log.size, log.digest = len(whole), blake2b(whole).digest()
+    return log
+
+
+def log_of(path: Path, records: Iterator[Any]) -> Log:
+    """Return the log that records make.
+
+    Args:
+        path: where they stand.
+        records: what JSON holds.
+
+    Raises:
+        ValueError: saying what is wrong with the first that is no record, or not where it stands.
+    """
+    first = next(records)
+    log = Log(path, _header(check_record(first), first))
+    rules = Rules(log.header, log.results)
+    for record in records:
+        _take(log, rules, check_record(record), record)
     return log
 
 

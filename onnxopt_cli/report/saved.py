@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
-from onnxopt_cli.core.record import BackendIdentity, RunRecord
-from onnxopt_cli.core.record_json import (
-    explanation_from_json,
-    explanation_to_json,
-    problem_from_json,
-    problem_to_json,
-    result_from_json,
-    result_to_json,
-)
+from onnxopt_cli.core.codec import read_json
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.record_json import explanation_to_json, problem_to_json, result_to_json
+from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.expectations.expectations import contradiction
-from onnxopt_cli.log.reader import read_record
-from onnxopt_cli.log.rules import contradiction as result_contradiction
+from onnxopt_cli.log.header import SCHEMA as LOG_SCHEMA
+from onnxopt_cli.log.reader import log_of, read_record
 from onnxopt_cli.log.writer import MAX_BYTES
 from onnxopt_cli.report.verdict import by_capability
 
@@ -90,48 +84,51 @@ def read_saved_run(path: Path) -> RunRecord:
         del data
         return read_record(path)
     try:
-        document = json.loads(data)
+        json.loads(data)
     except (ValueError, RecursionError):
         # Not one document: a log has one a line, and its reader says what is wrong with it.
         return read_record(path)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        return read_record(path)
     try:
-        return _checked(_record(document))
+        # Longer than anything else that is read: no number of parts is too many.
+        document = read_json(data, most_parts=len(data))
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            return read_record(path)
+        log = log_of(path, _records(document))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{path} is no report of onnxopt: {error}") from error
+        what = f"it has no field {error}" if isinstance(error, KeyError) else error
+        raise UsageError(f"{printable(str(path))} is no report of onnxopt: {what}") from error
+    return log.record
 
 
-def _checked(record: RunRecord) -> RunRecord:
-    """Refuse a report that contradicts itself, by the same rules as a log.
-
-    Raises:
-        ValueError: saying how.
-    """
-    names = {backend.name for backend in record.backends}
-    for result in record.results:
-        wrong = result_contradiction(result)
-        if result.backend not in names:
-            wrong = "on a backend that was not run"
-        if wrong:
-            raise ValueError(f"found a result of {result.case} {wrong}")
-    wrong = contradiction(record, part=bool(record.options.get("shard")))
-    if wrong:
-        raise ValueError(wrong)
-    return record
-
-
-def _record(document: dict[str, Any]) -> RunRecord:
-    return RunRecord(
-        versions=document["versions"],
-        backends=tuple(BackendIdentity(it["name"], it["version"]) for it in document["backends"]),
-        options=document["options"],
-        results=tuple(map(result_from_json, document["results"])),
-        problems=tuple(map(problem_from_json, document["problems"])),
-        findings=tuple(map(problem_from_json, document["findings"])),
-        explanations=tuple(map(explanation_from_json, document["explanations"])),
-        exit_code=document["exit_code"],
+def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the records of the log of a report's run, so that the rules of logs hold for it."""
+    results, options = document["results"], document["options"]
+    cases = {it["case"] for it in results if not it["case"].startswith(f"{OUTSIDE_CASES}/")}
+    expect = options.get("expect") or options.get("update_expect")
+    yield {
+        "record": "header",
+        "schema": LOG_SCHEMA,
         # Reports of earlier versions lack them.
-        started=str(document.get("started", "")),
-        hostname=str(document.get("hostname", "")),
-    )
+        "started": document.get("started") or _EARLIEST,
+        "hostname": document.get("hostname", ""),
+        "versions": document["versions"],
+        "backends": document["backends"],
+        "cases": {"count": len(cases), "hash": "0" * 32},
+        "shard": {"index": 1, "count": 1} if options.get("shard") else None,
+        "expectations": "known" if expect else "",
+        "options": options,
+    }
+    for result in results:
+        yield {"record": "start", "case": result["case"], "backend": result["backend"]}
+        yield {"record": "end", "result": result}
+    counts = dict(Counter(it["outcome"] for it in results))
+    if counts != document["summary"]:
+        raise ValueError("found a summary that is not that of the results")
+    # A run that did not finish has none.
+    if document["exit_code"] is not None:
+        lists = {name: document[name] for name in ("problems", "findings", "explanations")}
+        exit_code = document["exit_code"]
+        yield {"record": "footer", "exit_code": exit_code, "counts": counts, **lists}
+
+
+_EARLIEST = "0001-01-01T00:00:00Z"

@@ -309,3 +309,64 @@ def test_a_backend_cannot_open_what_the_runner_has_open(tmp_path):
 def test_what_others_may_write_is_no_log(demo, onnxopt):
     onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
     assert (demo / "run.jsonl").stat().st_mode & 0o022 == 0
+
+
+def put(document, place, value):
+    for step in place[:-1]:
+        document = document[step]
+    document[place[-1]] = value
+
+
+RESULT = ("results", 0)
+OUTPUT = (*RESULT, "outputs", 0)
+FALSE_REPORTS = {
+    "results left out": (("results",), []),
+    "another summary": (("summary",), {"pass": 99}),
+    "a pass outside of cases": ((*RESULT, "case"), "worker/teardown"),
+    "a case that is a number": ((*RESULT, "case"), 5),
+    "a standing without expectations": ((*RESULT, "standing"), "expected"),
+    "time that never ends": ((*RESULT, "seconds"), float("inf")),
+    "less than no elements": ((*OUTPUT, "elements"), -1),
+    "a share that is a text": ((*OUTPUT, "budget_used"), "much"),
+    "an infinite count": ((*OUTPUT, "ulp_counts"), [float("inf")]),
+    "a step that is a text": ((*RESULT, "curve"), [[1, "much"]]),
+    "no versions": (("versions",), 5),
+    "no options": (("options",), []),
+    "what was left out as a list": (("options", "without"), ["double"]),
+    "an exit code that is a text": (("exit_code",), "0"),
+}
+
+
+@pytest.fixture
+def report(demo, onnxopt):
+    assert onnxopt(*run_arguments("numpy", "--report", "json=run.json", "-k", "a")).code == 0
+    return json.loads((demo / "run.json").read_text())
+
+
+def rendered(onnxopt):
+    """Return what reading the report comes to, whether there is a green badge, and a comparison."""
+    answer = onnxopt("report", "render", "run.json", "--report", "badge=-", "--report", "html=h")
+    assert "is no report of onnxopt" in answer.err
+    compared = onnxopt("report", "diff", "run.json", "run.json")
+    return answer.code, "brightgreen" in answer.out, compared.code
+
+
+@pytest.mark.parametrize("name", FALSE_REPORTS)
+def test_a_report_that_no_run_writes_is_refused(name, report, demo, onnxopt):
+    put(report, *FALSE_REPORTS[name])
+    (demo / "run.json").write_text(json.dumps(report))
+    assert rendered(onnxopt) == (2, False, 2)
+
+
+def test_a_report_with_a_field_twice_is_refused(report, demo, onnxopt):
+    text = json.dumps(report)
+    (demo / "run.json").write_text(text.replace('"results": [', '"results": [], "results": [', 1))
+    assert rendered(onnxopt) == (2, False, 2)
+
+
+def test_no_results_are_no_green_badge(report, demo, onnxopt):
+    (demo / "run.json").write_text(json.dumps(report | {"results": [], "summary": {}}))
+    assert rendered(onnxopt) == (2, False, 2)
+    arguments = run_arguments("numpy", "--shard", "7/1000000", "--report", "badge=-", "-q")
+    answer = onnxopt(*arguments)
+    assert (answer.code, "brightgreen" in answer.out) == (0, False)
