@@ -39,6 +39,9 @@ class Stop(KeyboardInterrupt):
 
 def stop_by_raising() -> None:
     """Let a signal raise :class:`Stop`, so that what was begun is cleaned up."""
+    if sys.platform != "win32":
+        # Whoever started the command may ignore the ends of children, and so would it and they.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.unraisablehook = _signal_again
     for number in _SIGNALS:
         # Whoever started the command may have it ignore them.

@@ -56,6 +56,8 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
             enter_folder(folder)
         return
     signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
+    # A program that calls the command may ignore it, and what is ignored is never waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     become_subreaper()
     # From here on the end of the runner is a signal that waits to be seen, so what is made now is

@@ -38,7 +38,7 @@ from onnxopt_cli.run.select import Selection
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
     from onnxopt_cli.log.contents import Witness
-    from onnxopt_cli.log.header import Header
+    from onnxopt_cli.log.header import CaseList, Header
     from onnxopt_cli.log.reader import Log
     from onnxopt_cli.log.writer import LogWriter
 
@@ -98,16 +98,9 @@ def open_session(
             nothing is selected.
     """
     expectations = Expectations.read(terms.expect)
-    witness = None
-    if terms.log:
-        # A run without a log has no use for it.
-        from onnxopt_cli.log.contents import Witness
 
-        witness = Witness()
-        witness.see_backends(list(dict.fromkeys(terms.backends)))
-    with open_plan(terms.backends, terms.setting, terms.judging, interruption) as plan:
-        with interruption.at_once():
-            collection = find()
+    def chosen() -> tuple[Collection, Mapping[str, str], Sequence[Case], Mapping[str, str]]:
+        collection = find()
         suites = suite_versions(collection.cases)
         without = {}
         if expectations.layers:
@@ -121,6 +114,23 @@ def open_session(
                 f"none of {len(collection.cases)} cases is selected",
                 hint="onnxopt list shows the ids that -k matches",
             )
+        return collection, suites, selected, left_out
+
+    witness = listed = found = None
+    if terms.log:
+        # A run without a log has no use for it. With one all files are looked at before any code
+        # of a backend runs.
+        from onnxopt_cli.log.contents import Witness
+        from onnxopt_cli.log.header import CaseList
+
+        witness = Witness()
+        witness.see_backends(list(dict.fromkeys(terms.backends)))
+        with interruption.at_once():
+            found = chosen()
+            listed = CaseList.of(found[2], witness)
+    with open_plan(terms.backends, terms.setting, terms.judging, interruption) as plan:
+        with interruption.at_once():
+            collection, suites, selected, left_out = found or chosen()
         if weak := weak_isolation(terms.setting, terms.backends):
             tell(weak)
         for backend in plan.backends:
@@ -134,8 +144,8 @@ def open_session(
         )
         ids = [case.id for case in collection.cases]
         session = Session(filled, terms, expectations, ids, suites, left_out)
-        if witness:
-            session.begin(witness, selected)
+        if witness and listed:
+            session.begin(witness, listed)
         yield session
 
 
@@ -185,12 +195,12 @@ class Session:
             review=self._review,
         )
 
-    def begin(self, witness: Witness, selected: Sequence[Case]) -> None:
+    def begin(self, witness: Witness, cases: CaseList) -> None:
         """Open the log, or take the results that it has and run the other cases.
 
         Args:
-            witness: knows what the files of the backends held before these started.
-            selected: the selected cases, those of other shards too.
+            witness: knows what the files of backends and cases held before any backend started.
+            cases: the selected cases, those of other shards too.
 
         Raises:
             UsageError: if it is no log, cannot be written, or is of another run.
@@ -203,7 +213,7 @@ class Session:
         self._witness = witness
         resume = self.terms.resume
         log = read_log(path) if resume else None
-        header = self._header(witness, selected)
+        header = self._header(witness, cases)
         if log is None:
             self._writer = LogWriter.append(path, 0) if resume else LogWriter.create(path)
             self._writer.write(header.to_json())
@@ -359,10 +369,9 @@ class Session:
                 hint="run it with the same cases, backends and options, or write another log",
             )
 
-    def _header(self, witness: Witness, selected: Sequence[Case]) -> Header:
-        from onnxopt_cli.log.header import CaseList, Header
+    def _header(self, witness: Witness, cases: CaseList) -> Header:
+        from onnxopt_cli.log.header import Header
 
-        cases = CaseList.of(selected, witness)
         self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
         return Header(
             started=self.started,

@@ -10,7 +10,7 @@ import time
 import uuid
 
 import pytest
-from isolated import Run
+from isolated import Run, start, write_cases
 from places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -128,3 +128,11 @@ def test_a_signal_during_an_import_acts_after_it(tmp_path):
         check=False,
     )
     assert done.stdout.split() == ["whole", "130"]
+
+
+def test_who_ignores_the_ends_of_children_costs_nobody_a_verdict(tmp_path):
+    write_cases(tmp_path, {"a": 0.25})
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    ignoring = (sys.executable, "-c", f"{ignore}os.execv(sys.argv[1], sys.argv[1:])")
+    run = start(tmp_path, "Well", "--no-explain", prefix=ignoring).wait()
+    assert (run.outcomes, run.code) == ({"a": "pass"}, 0)

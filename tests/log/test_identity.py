@@ -226,6 +226,14 @@ def test_a_file_that_changes_while_the_run_goes_on_is_named(place, onnxopt, chan
     assert onnxopt(*ARGUMENTS, "-j", "1", "--resume", "run.jsonl").code == 2
 
 
+def test_a_file_that_a_plugin_changes_while_it_is_imported_is_named(place, onnxopt):
+    early = "np.save('y.npy', np.float32([9, 9]))\n\nclass"
+    plugin = MEDDLER.format(change="").replace("class", early).replace("] + 1", "] * 0 + 9")
+    (place / "plugin.py").write_text(plugin)
+    answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
+    assert (answer.code, "y.npy: changed while the run" in answer.out) == (2, True)
+
+
 def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
     monkeypatch.setattr("onnxopt_cli.log.contents._MOST_NAMED", 6)
     onnxopt(*LIGHT, "--log", "run.jsonl")
