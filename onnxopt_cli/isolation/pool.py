@@ -83,6 +83,7 @@ class Pool:
         jobs: how many workers there may be; the first is started at once.
         loop: where it is waited for.
         interruption: set when the user wants the run to end.
+        closed: whether no worker of another pool may look into its workers.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ class Pool:
         jobs: int,
         loop: WorkerLoop,
         interruption: Interruption,
+        *,
+        closed: bool = False,
     ) -> None:
         self.name = backend
         self.version = ""
@@ -102,6 +105,7 @@ class Pool:
         self._limits = limits
         self._jobs = jobs
         self._interruption = interruption
+        self._closed = closed
         self._queue: deque[Job] = deque()
         self._running: dict[Worker, Job] = {}
         self._workers: list[Worker] = []
@@ -231,7 +235,10 @@ class Pool:
                 self._jobs = len(at_work)
 
     def _start(self) -> None:
-        self._workers.append(Worker(self.name, self._lowering, self._limits, self.loop.selector))
+        worker = Worker(
+            self.name, self._lowering, self._limits, self.loop.selector, closed=self._closed
+        )
+        self._workers.append(worker)
 
     def _end_workers(self) -> None:
         self._queue.clear()

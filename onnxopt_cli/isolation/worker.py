@@ -67,6 +67,7 @@ class Worker:
         lowering: when it is given primitive operators.
         limits: what it may use.
         selector: where its descriptors are registered.
+        closed: whether no other worker may look into it.
 
     Attributes:
         state: what it is doing.
@@ -79,7 +80,13 @@ class Worker:
     """
 
     def __init__(
-        self, backend: str, lowering: LoweringMode, limits: Limits, selector: selectors.BaseSelector
+        self,
+        backend: str,
+        lowering: LoweringMode,
+        limits: Limits,
+        selector: selectors.BaseSelector,
+        *,
+        closed: bool = False,
     ) -> None:
         self.state = State.STARTING
         self.version: str | None = None
@@ -99,7 +106,7 @@ class Worker:
         self._first_response: Response | None = None
         self._check_leak_at = self._next_memory_check = float("inf")
         self._begin(State.STARTING)
-        self._process = WorkerProcess(limits.memory, selector)
+        self._process = WorkerProcess(limits.memory, selector, closed=closed)
         self._conversation = self._process.conversation
         self._conversation.ask(hello(backend, lowering), limits.startup)
 

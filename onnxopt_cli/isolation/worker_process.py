@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import warnings
 from contextlib import suppress
 from functools import cache, partial
+from itertools import pairwise
+from typing import NoReturn
 
 from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.core.text import printable
@@ -50,6 +54,7 @@ class WorkerProcess:
     Args:
         memory: bytes that each process of it may hold, or 0.
         selector: where its descriptors are registered, until they are closed.
+        closed: whether no other worker may look into it, from its first moment on (Linux).
 
     Attributes:
         popen: the process that was started: the keeper, where there is one.
@@ -59,11 +64,13 @@ class WorkerProcess:
         returned: the file in memory with those that it returns; None where there is none.
     """
 
-    def __init__(self, memory: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, memory: int, selector: selectors.BaseSelector, *, closed: bool = False
+    ) -> None:
         self._folder = name_folder()
         self.given, self.returned = memory_file(), memory_file()
         shared = [-1 if it is None else it for it in (self.given, self.returned)]
-        self.popen, self._channel, printed = _start(memory, self._folder, shared)
+        self.popen, self._channel, printed = _start(memory, self._folder, shared, closed)
         self._writing = os.dup(self._channel.fileno())
         self.conversation = Conversation(
             self.popen,
@@ -121,7 +128,7 @@ class WorkerProcess:
 
 
 def _start(
-    memory: int, folder: str, shared: list[int]
+    memory: int, folder: str, shared: list[int], closed: bool
 ) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
     _close_to_others()
@@ -130,15 +137,21 @@ def _start(
     _gets_orphans()
     numbers = [theirs.fileno(), *shared, os.getpid(), memory]
     arguments = [*map(str, numbers), folder, *sys.path]
+    # What is executed can be looked into while it starts; what is only forked is as closed as we.
+    instead = partial(_serve_instead, folder, *numbers) if closed and forks() else None
     try:
-        popen = subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, "-u", "-P", "-c", _START, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            pass_fds=[it for it in (theirs.fileno(), *shared) if it >= 0],
-            start_new_session=True,
-        )
+        with warnings.catch_warnings():
+            # Newer Pythons warn of forks beside threads, such as those of BLAS.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            popen = subprocess.Popen(  # noqa: S603 - our own interpreter
+                [sys.executable, "-u", "-P", "-c", _START, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=[it for it in (theirs.fileno(), *shared) if it >= 0],
+                start_new_session=True,
+                preexec_fn=instead,  # noqa: PLW1509 - it never returns
+            )
     except BaseException:
         ours.close()
         for descriptor in (printed, *shared):
@@ -150,6 +163,32 @@ def _start(
         os.close(write_end)
     _keepers.add(popen.pid)
     return popen, ours, printed
+
+
+def forks() -> bool:
+    """Tell whether closed workers are forked; a program that calls us may have any threads."""
+    return sys.platform == "linux" and claimed()
+
+
+def _serve_instead(
+    folder: str, channel: int, given: int, returned: int, runner: int, memory: int
+) -> NoReturn:
+    """Be a worker in a process that was just forked, in place of executing anything."""
+    code = 1
+    try:
+        gc.freeze()
+        kept = sorted({2, channel, given, returned} - {-1})
+        for before, after in pairwise([*kept, os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(before + 1, after)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        from onnxopt_cli.isolation.worker_main import main
+
+        main(channel, runner, memory, folder, given, returned)
+        code = 0
+    finally:
+        os._exit(code)
 
 
 @cache

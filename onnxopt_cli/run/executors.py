@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits, weakness
+from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits, resident, weakness
 from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
 
@@ -156,13 +157,21 @@ def open_executors(
                 return InProcess(ASKED, never, interruption, None).submit
             from onnxopt_cli.isolation.pool import Pool
 
-            longest = min(setting.limits.timeout, LONGEST_SECONDS)
-            limits = replace(setting.limits, timeout=longest)
-            return Pool(ASKED, never, limits, setting.jobs, loop(), interruption).submit
+            limits = _limits_of_asking(setting.limits, LONGEST_SECONDS)
+            asked = Pool(ASKED, never, limits, setting.jobs, loop(), interruption, closed=True)
+            return asked.submit
 
         if asker is not None:
             asker.open_workers = partial(open_asked, asker)
         yield executors
+
+
+def _limits_of_asking(limits: Limits, longest: float) -> Limits:
+    from onnxopt_cli.isolation.worker_process import forks
+
+    # What this process holds is in a fork of it, too.
+    ours = resident(os.getpid()) if limits.memory and forks() else 0
+    return replace(limits, timeout=min(limits.timeout, longest), memory=limits.memory + ours)
 
 
 class InProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -98,9 +98,20 @@ def open_session(
             nothing is selected.
     """
     expectations = Expectations.read(terms.expect)
+    opened = open_plan(terms.backends, terms.setting, terms.judging, interruption)
+    witness = listed = None
+    if terms.log:
+        # A run without a log has no use for it.
+        from onnxopt_cli.log.contents import Witness
+        from onnxopt_cli.log.header import CaseList
 
-    def chosen() -> tuple[Collection, Mapping[str, str], Sequence[Case], Mapping[str, str]]:
-        collection = find()
+        witness = Witness()
+        witness.see_backends(list(dict.fromkeys(terms.backends)))
+    with ExitStack() as stack:
+        # With a log all files are looked at before any code of a backend runs.
+        plan = None if witness else stack.enter_context(opened)
+        with interruption.at_once():
+            collection = find()
         suites = suite_versions(collection.cases)
         without = {}
         if expectations.layers:
@@ -114,23 +125,10 @@ def open_session(
                 f"none of {len(collection.cases)} cases is selected",
                 hint="onnxopt list shows the ids that -k matches",
             )
-        return collection, suites, selected, left_out
-
-    witness = listed = found = None
-    if terms.log:
-        # A run without a log has no use for it. With one all files are looked at before any code
-        # of a backend runs.
-        from onnxopt_cli.log.contents import Witness
-        from onnxopt_cli.log.header import CaseList
-
-        witness = Witness()
-        witness.see_backends(list(dict.fromkeys(terms.backends)))
-        with interruption.at_once():
-            found = chosen()
-            listed = CaseList.of(found[2], witness)
-    with open_plan(terms.backends, terms.setting, terms.judging, interruption) as plan:
-        with interruption.at_once():
-            collection, suites, selected, left_out = found or chosen()
+        if witness:
+            with interruption.at_once():
+                listed = CaseList.of(selected, witness)
+        plan = plan or stack.enter_context(opened)
         if weak := weak_isolation(terms.setting, terms.backends):
             tell(weak)
         for backend in plan.backends:

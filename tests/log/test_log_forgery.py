@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from demo import records, run_arguments, write_demo
 from isolated import run_to_end, write_cases
+from onnx import helper
+from onnx_directories import make_directory, tensor
 
 ONE_ERROR = ("-k", "demo/demo/[abd]")
 ARGUMENTS = run_arguments("RaisesAtB", *ONE_ERROR, "--shard", "1/1", "--rerun", "1")
@@ -304,6 +308,60 @@ def test_a_backend_cannot_open_what_the_runner_has_open(tmp_path):
     results = json.loads((tmp_path / "r.json").read_text())["results"]
     assert {it["case"]: it["outcome"] for it in results}["demo/demo/bad"] == "error"
     assert "PermissionError" in next(it["message"] for it in results if it["outcome"] == "error")
+
+
+LOOKER = """\
+import os, time
+from pathlib import Path
+
+def stat(process):
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+def children(process):
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+class Backend:
+    def run(self, model, inputs):
+        keeper = os.getppid()
+        runner = stat(keeper)[1]
+        others = []
+        while not others:
+            others = [it for it in children(runner) if it != str(keeper)]
+        # It may execute something yet.
+        for _ in range(50):
+            time.sleep(0.02)
+            try:
+                os.open(f"/proc/{others[0]}/mem", os.O_RDWR)
+                break
+            except PermissionError as error:
+                refused = error
+        else:
+            raise refused
+        return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_backend_cannot_look_into_the_process_that_says_what_is_right(tmp_path):
+    node = helper.make_node("Sigmoid", ["x"], ["y"])
+    values = {name: helper.make_tensor_value_info(name, 1, [2]) for name in "xy"}
+    model = helper.make_model(helper.make_graph([node], "g", [values["x"]], [values["y"]]))
+    x = np.array([0.5, 2], np.float32)
+    make_directory(tmp_path / "test_it", model, [tensor(x)], [tensor(1 / (1 + np.exp(-x)))])
+    (tmp_path / "looker.py").write_text(LOOKER)
+    # Root may look into every process; without that right it is as any user.
+    drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
+    command = [sys.executable, "-m", "onnxopt_cli", "run", "test_it", "--no-explain", "-j", "1"]
+    command += ["-b", "python:looker.py:Backend", "--report", "json=r.json"]
+    subprocess.run(
+        [sys.executable, "-c", f"{drop}os.execv(sys.argv[1], sys.argv[1:])", *command],
+        cwd=tmp_path, env=os.environ | {"ONNXOPT_CACHE_DIR": str(tmp_path / "cache")},
+        check=False, capture_output=True,
+    )  # fmt: skip
+    (result,) = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert result["outcome"] == "error"
+    assert "PermissionError" in result["message"]
 
 
 def test_what_others_may_write_is_no_log(demo, onnxopt):
