@@ -73,6 +73,11 @@ def fault_of_environment(error: Exception) -> UsageError | None:
                 "there is no folder for temporary files that takes any",
                 hint="set TMPDIR to a folder with room",
             )
+        if error.filename == sys.executable:
+            return UsageError(
+                f"Python cannot be started: {error.strerror} ({printable(sys.executable)})",
+                hint="backends run in processes of it; --isolation none runs them in this one",
+            )
         hint = _LACKS.get(error.errno or 0)
         if hint is None:
             return None

@@ -121,13 +121,13 @@ class Answers:
         try:
             if not self._usable or not _signature(path):
                 return {}
-            found = json.loads(read_regular_file(path, _INDEX_LIMIT))
+            found = read_json(read_regular_file(path, _INDEX_LIMIT))
             return {
                 str(key): [int(size), int(mtime), int(ctime), str(digest)]
                 for key, (size, mtime, ctime, digest) in found.items()
                 if "/" not in key
             }
-        except (OSError, Malformed, ValueError, TypeError, AttributeError, RecursionError):
+        except (OSError, Malformed, ArithmeticError, ValueError, TypeError, AttributeError):
             return {}
 
 

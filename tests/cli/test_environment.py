@@ -239,6 +239,13 @@ def test_what_the_machine_lacks_is_named_and_is_not_our_defect(place, script, co
     assert says in b" ".join(done.stderr.split())
 
 
+def test_a_python_that_cannot_be_started_is_named(place, onnxopt, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "executable", str(place / "demo.yaml"))
+    answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")
+    assert (answer.code, "Python cannot be started" in answer.err) == (2, True)
+
+
 def test_where_few_files_may_be_open_fewer_workers_run_all_cases(place):
     head, case = CASES.split("  - name: wrong", maxsplit=1)[0].split("  - name: right")
     cases = "".join(f"  - name: right{number}{case}" for number in range(30))

@@ -268,6 +268,8 @@ def test_what_was_asked_is_kept_and_no_longer_asked(onnxopt, tmp_path, backend, 
     written = cache().stat().st_ctime_ns
     assert onnxopt(*run).code == 1
     assert cache().stat().st_ctime_ns == written
+    (cache().parent / "index.json").write_text('{"a": [1e999, 1, 1, "x"]}')
+    assert onnxopt(*run).code == 1
     # Who can do this can run programs as the same user. It shows that nobody was asked.
     widen(cache())
     sign(cache())
