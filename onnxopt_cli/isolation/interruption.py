@@ -21,6 +21,8 @@ _AGAIN_SECONDS = 0.001
 # How long to wait where nothing can be raised, and how many times.
 _LATER_SECONDS = 0.01
 _MOST_WAITS = 100
+# Whoever calls these is in jsonschema_rs, which drops what a handler raises.
+_DROPPING = {"iter_errors", "validator_for"}
 #: Exit codes after one of them.
 INTERRUPTED = frozenset(128 + number for number in _SIGNALS)
 
@@ -78,10 +80,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _must_wait(frame: FrameType | None) -> bool:
-    """Tell whether something is being imported, or an exception that was dropped is dealt with."""
+    """Tell whether something is imported, or where exceptions are dropped."""
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib") or code is _signal_again.__code__:
+            return True
+        if not _DROPPING.isdisjoint(code.co_names):
             return True
         frame = frame.f_back
     return False

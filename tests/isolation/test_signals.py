@@ -136,3 +136,33 @@ def test_who_ignores_the_ends_of_children_costs_nobody_a_verdict(tmp_path):
     ignoring = (sys.executable, "-c", f"{ignore}os.execv(sys.argv[1], sys.argv[1:])")
     run = start(tmp_path, "Well", "--no-explain", prefix=ignoring).wait()
     assert (run.outcomes, run.code) == ({"a": "pass"}, 0)
+
+
+DROPPED = """\
+import os, signal, time
+from onnxopt_cli.cases.yaml import syntax
+from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
+
+class Drops:
+    def iter_errors(self, _):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(100_000):
+                pass
+        except Stop:
+            pass
+        return iter(())
+
+syntax._validator = lambda _: Drops()
+stop_by_raising()
+try:
+    syntax.read_document("onnxopt: 1", "onnxopt_cli.cases.yaml", "onnxopt")
+    time.sleep(30)
+except Stop as stop:
+    print(stop.exit_code)
+"""
+
+
+def test_a_signal_while_a_file_is_checked_is_not_lost():
+    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"143\n", b"")
