@@ -44,16 +44,24 @@ _LOCK_SECONDS = 3.0
 
 
 class Answers:
-    """The answers that are there, and those that come."""
+    """The answers that are there at first, and those that come."""
 
     def __init__(self) -> None:
         self._folder = cache_folder() / f"asked-{_origin()[:16]}"
         self._new: dict[str, list[Any]] = {}
-        self._usable = self._prepared()
+        self._unusable = self._prepared()
+        self._told = False
         self._entries = self._index()
 
     def get(self, key: str) -> list[Value] | None:
         """Return what asking yielded; None if nothing is there that can be trusted."""
+        if self._unusable and not self._told:
+            self._told = True
+            logging.getLogger(__name__).warning(
+                "what is right is asked without a cache, which takes longer: cannot use %s: %s",
+                printable(str(self._folder)),
+                printable(self._unusable),
+            )
         entry = self._entries.get(key)
         try:
             if entry is None or _signature(self._folder / key) != entry[:-1]:
@@ -71,7 +79,7 @@ class Answers:
 
     def put(self, key: str, outputs: Sequence[Value]) -> None:
         """Keep what asking has yielded, if it can be kept."""
-        if not self._usable or not key:
+        if self._unusable or not key:
             return
         values = ValueWriter()
         with suppress(OSError, UsageError, UnusableOutput):
@@ -96,30 +104,23 @@ class Answers:
             write_atomically(self._folder / _INDEX, json.dumps(entries).encode())
         self._new = {}
 
-    def _prepared(self) -> bool:
-        """Make the folder if it is not there; tell whether it can be used."""
+    def _prepared(self) -> str:
+        """Make the folder if it is not there; say why it cannot be used, if so."""
         try:
             for missing in reversed([it for it in self._folder.parents if not it.exists()]):
                 missing.mkdir(0o700, exist_ok=True)
             self._folder.mkdir(0o700, exist_ok=True)
             status = self._folder.lstat()
-            reason = "" if stat.S_ISDIR(status.st_mode) else "it is no folder"
-            if not reason and not is_private(status):
-                reason = "others may write to it"
         except OSError as error:
-            reason = error.strerror or str(error)
-        if reason:
-            logging.getLogger(__name__).warning(
-                "what is right is asked without a cache, which takes longer: cannot use %s: %s",
-                printable(str(self._folder)),
-                printable(reason),
-            )
-        return not reason
+            return error.strerror or str(error)
+        if not stat.S_ISDIR(status.st_mode):
+            return "it is no folder"
+        return "" if is_private(status) else "others may write to it"
 
     def _index(self) -> dict[str, list[Any]]:
         path = self._folder / _INDEX
         try:
-            if not self._usable or not _signature(path):
+            if self._unusable or not _signature(path):
                 return {}
             found = read_json(read_regular_file(path, _INDEX_LIMIT))
             return {

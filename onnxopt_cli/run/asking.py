@@ -60,6 +60,19 @@ class Asker:
     _submit: Submit | None = None
     _answers: Answers | None = None
 
+    def see_what_is_kept(self) -> None:
+        """Look up what earlier runs have asked, while no backend can have written it."""
+        if self._answers is None and self._may_ask:
+            # Not worth importing for our own reference on its own formulas.
+            from onnxopt_cli.run.answers import Answers
+
+            self._answers = Answers()
+
+    @property
+    def _may_ask(self) -> bool:
+        unasked = {ToleranceRule.DERIVED, ToleranceRule.ONNX}
+        return self.judging.override is None and self.judging.rule not in unasked
+
     def ask(
         self, content: Content, key: AnswerKey, math: str = ""
     ) -> Callable[[], AnswerKey] | None:
@@ -73,10 +86,9 @@ class Asker:
         Returns:
             What waits for the answer and completes the key; None if there is nothing to ask.
         """
-        rule = self.judging.rule
-        if self.judging.override is not None or rule in {ToleranceRule.DERIVED, ToleranceRule.ONNX}:
+        if not self._may_ask:
             return None
-        everything = rule is ToleranceRule.CONDITIONED
+        everything = self.judging.rule is ToleranceRule.CONDITIONED
         wanted = [it for it in key.outputs if everything or key.tolerances[it] is ONNX_DEFAULT]
         has_formula = key.formula is not None or content.trajectory is not None
         if not wanted or has_formula or self.open_workers is None:
@@ -88,9 +100,11 @@ class Asker:
         if laws:
             chosen = {name: laws[name] for name in wanted}
             return lambda: replace(key, tolerances={**key.tolerances, **chosen})
-        from onnxopt_cli.run.answers import Answers, question_key
+        from onnxopt_cli.run.answers import question_key
 
-        answers = self._answers = self._answers or Answers()
+        self.see_what_is_kept()
+        answers = self._answers
+        assert answers is not None  # noqa: S101 - seen just now
         model, count = _declaring(content.model, math), len(key.outputs)
         question = question_key(model, content.inputs)
         known = answers.get(question)

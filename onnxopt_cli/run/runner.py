@@ -71,6 +71,8 @@ def open_plan(
         BackendUnavailable: if a backend in this process does not start.
     """
     asker = Asker(judging)
+    if set(backends) != {"numpy"}:
+        asker.see_what_is_kept()
     with open_executors(backends, setting, interruption, asker) as opened:
         yield Plan((), opened, judging=judging, interruption=interruption, asker=asker)
 

@@ -331,6 +331,39 @@ def test_a_cache_that_is_not_as_it_was_written_lets_nothing_pass(
     assert onnxopt(*run, backend("Off")).code == 1
 
 
+FORGING = """\
+import hashlib, json, os
+from pathlib import Path
+
+kept, forged = Path({kept!r}), Path({forged!r})
+if forged.exists():
+    forged.replace(kept)
+    status, digest = kept.stat(), hashlib.sha256(kept.read_bytes()).hexdigest()
+    entry = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, digest]
+    kept.with_name("index.json").write_text(json.dumps({{kept.name: entry}}))
+
+class Off:
+    def run(self, model, inputs):
+        (x,) = inputs.values()
+        return [x * 0 + 0.5]
+"""
+
+
+def test_a_backend_that_forges_what_is_kept_while_it_starts_fails(
+    in_workers, tmp_path, backend, cache
+):
+    run = ("run", softmax(tmp_path), *CONDITIONED, "--no-explain", "-b")
+    assert in_workers(*run, backend("Right")).code == 0
+    right, forged = cache().read_bytes(), tmp_path / "forged"
+    widen(cache())
+    shutil.copy2(cache(), forged)
+    cache().write_bytes(right)
+    plugin = tmp_path / "forging.py"
+    plugin.write_text(FORGING.format(kept=str(cache()), forged=str(forged)))
+    assert in_workers(*run, f"python:{plugin}:Off").code == 1
+    assert not forged.exists()
+
+
 def test_other_inputs_are_asked_again(onnxopt, tmp_path, backend, cache):
     run = ("run", softmax(tmp_path), *CONDITIONED, "-b", backend("Right"))
     assert onnxopt(*run).code == 0
