@@ -118,7 +118,12 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "expectations": "known" if expect else "",
         "options": options,
     }
+    seen: set[tuple[str, str]] = set()
     for result in results:
+        key = result["case"], result["backend"]
+        if key in seen:
+            raise ValueError(f"found a result of {key[0]} on {key[1]} twice")
+        seen.add(key)
         yield {"record": "start", "case": result["case"], "backend": result["backend"]}
         yield {"record": "end", "result": result}
     counts = dict(Counter(it["outcome"] for it in results))
