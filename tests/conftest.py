@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -91,6 +92,24 @@ def _suites_are_written_once():
     written = cache(lambda name, *_: tuple(write(name)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suites, "yaml_files", lambda name: written(name, *OPERATORS))
+        yield
+
+
+# Their tests are about how workers start, end and are found.
+_STARTS_WORKERS = frozenset(
+    {"test_isolation_survivors", "test_other_systems", "test_signals", "test_temporary_files"}
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers_are_forked(request):
+    """To start a worker takes half a second."""
+    # Not before the environment is as it stays.
+    from forked import fork_or_start
+
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux" and request.path.stem not in _STARTS_WORKERS:
+            patch.setattr(subprocess, "_fork_exec", fork_or_start)
         yield
 
 

@@ -10,12 +10,20 @@ What is not the same: those modules are there already; one hash seed, and one th
 all commands; /proc shows the command line and environment of the process that forked. So what is
 about how the command starts must not come here. What Python or a library reads as it starts (a
 variable of :data:`_READ_EARLY`, another PYTHONPATH) is noticed, and an interpreter started.
+
+:func:`fork_or_start` does likewise for the workers that a command starts, and for those in which a
+plugin is checked: the process that asks forks, and the child forgets all modules that are ours.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextvars
+import ctypes
+import faulthandler
 import gc
+import importlib
+import io
 import json
 import os
 import pkgutil
@@ -26,8 +34,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+import traceback
+import types
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -72,7 +84,8 @@ def run_command(
     pipes = [os.pipe(), os.pipe()]
     with answers, theirs, Path(os.devnull).open("rb") as nothing:
         given = [nothing.fileno(), *(writer for _, writer in pipes), theirs.fileno()]
-        message = json.dumps([folder, arguments, environment]).encode()
+        workers = subprocess._fork_exec is fork_or_start
+        message = json.dumps([folder, arguments, environment, workers]).encode()
         socket.send_fds(_forker(), [message], given)
         theirs.close()
         for _, writer in pipes:
@@ -208,8 +221,14 @@ def _tell_how_it_ended(ended: int, number: int, answers: socket.socket) -> None:
 
 def _become(command: list, given: list[int]) -> None:
     """Make this process what an interpreter is that was started for a command."""
-    folder, arguments, environment = command
+    folder, arguments, environment, workers = command
+    if workers:
+        subprocess._fork_exec = fork_or_start
     os.setsid()
+    for name in environment:
+        if name.startswith("ONNXOPT_TEST_"):
+            # /proc does not show the variable.
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, name[-15:].encode(), 0, 0, 0)
     for number, descriptor in enumerate(given[:3]):
         os.dup2(descriptor, number)
     for descriptor in given:
@@ -226,6 +245,125 @@ def _become(command: list, given: list[int]) -> None:
     sys.orig_argv = [sys.executable, "-m", "onnxopt_cli", *arguments]
     random.seed()
     sys.modules["numpy"].random.seed()
+
+
+# Windows has none.
+_start = getattr(subprocess, "_fork_exec", None)
+# Each has the code that it starts Python with.
+_STARTING = ("onnxopt_cli.isolation.worker_process", "onnxopt_cli.backends.check.check")
+# Their threads are not in a process that is forked.
+_NOT_TO_BE_FORKED = frozenset({"openvino", "torch"})
+_PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
+
+
+def fork_or_start(
+    arguments: Sequence[str], executables: Sequence[bytes], close_fds: bool, *more: object
+) -> int:
+    """Start a process for ``subprocess``; where it is to run plugins, by a fork of this one.
+
+    It is to stand for ``subprocess._fork_exec``, takes the same, and returns the process's id.
+    """
+    kept, folder, variables, *streams = more[:9]
+    _, told, _, session, group, _, _, _, _, before = more[9:19]
+    words = list(arguments)
+    at = words.index("-c") + 1 if "-c" in words else 0
+    if (
+        not (at and words[at] in [getattr(sys.modules.get(it), "_START", None) for it in _STARTING])
+        or not (close_fds and folder is variables is None and group < 0)
+        or not _starts_as_others(os.environ)
+        or not _NOT_TO_BE_FORKED.isdisjoint(sys.modules)
+    ):
+        return _start(arguments, executables, close_fds, *more)
+    with warnings.catch_warnings():
+        # Other threads hold nothing that the child waits for.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        number = os.fork()
+    if number:
+        return number
+    code = 1
+    try:
+        # What closes when it is forgotten would close descriptors that are others by then.
+        gc.freeze()
+        if session:
+            os.setsid()
+        _take_descriptors([streams[0], streams[3], streams[5]], {*kept} - {told})
+        if before is not None:
+            before()
+        _forget_what_was()
+        code = contextvars.Context().run(_execute, *words[at:])
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        os._exit(code)
+
+
+def _take_descriptors(streams: Sequence[int], kept: set[int]) -> None:
+    """Make these the standard streams, where they are not -1, and close all others."""
+    copies = [os.dup(it) if it >= 0 else it for it in streams]
+    for number, copy in enumerate(copies):
+        if copy >= 0:
+            os.dup2(copy, number)
+    last = 2
+    for number in (*sorted(kept - {0, 1, 2}), 1 << 16):
+        os.closerange(last + 1, number)
+        last = number
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        unbuffered = os.fdopen(number, f"{mode}b", 0, closefd=False)
+        stream = io.TextIOWrapper(
+            unbuffered if mode == "w" else io.BufferedReader(unbuffered),
+            errors="backslashreplace" if number == 2 else "strict", write_through=True,
+        )  # fmt: skip
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _forget_what_was() -> None:
+    """Make the state of this interpreter what it is after a start."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.disable()
+    atexit._clear()
+    sys.settrace(None)
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    threading.excepthook = threading.__excepthook__
+    importlib.reload(warnings)
+    sys.meta_path[:] = [it for it in sys.meta_path if "_pytest" not in type(it).__module__]
+    libraries = (str(Path(os.__file__).parent), *(it for it in sys.path if "site-packages" in it))
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.startswith("onnxopt_cli") or (file and not file.startswith(libraries)):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _execute(code: str, *arguments: str) -> int:
+    """Execute code as an interpreter does; return its exit code."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["-c", *arguments]
+    ended = 0
+    try:
+        exec(compile(code, "<string>", "exec"), main.__dict__)  # noqa: S102 - it is ours
+    except SystemExit as exit_:
+        if isinstance(exit_.code, str):
+            sys.stderr.write(f"{exit_.code}\n")
+        ended = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except BaseException as error:  # noqa: BLE001 - it is shown
+        sys.excepthook(type(error), error, error.__traceback__)
+        ended = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    return ended & 255
 
 
 if __name__ == "__main__":

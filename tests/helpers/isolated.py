@@ -86,8 +86,8 @@ class Run:
                 continue
             try:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                environment = (entry / "environ").read_bytes()
-                if self.mark.encode() in environment or self.mark in command:
+                marked = (entry / "environ").read_bytes() + (entry / "comm").read_bytes()
+                if self.mark[-15:].encode() in marked or self.mark in command:
                     found.append(Process(int(entry.name), command))
             except OSError:
                 continue

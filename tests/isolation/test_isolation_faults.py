@@ -65,6 +65,8 @@ BREACHES = {
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
 HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")
+# A worker that is forked in tests prints all frames of the runner when it crashes.
+STARTED = ("env",)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +86,11 @@ def test_a_backend_that_dies_costs_one_case_and_is_a_crash(faults, way, says):
     require(faults, way, "crash", says)
 
 
-def test_what_a_dying_backend_printed_is_shown_with_the_failure(faults):
-    assert "about to fall" in faults.results["segfaults"]["printed"]
-    assert "Fatal Python error" in faults.results["segfaults"]["printed"]
-    assert "about to fall" in faults.out
+def test_what_a_dying_backend_printed_is_shown_with_the_failure(tmp_path):
+    run = run_in_turn(tmp_path, ["segfaults"], "-v", prefix=STARTED)
+    assert "about to fall" in run.results["segfaults"]["printed"]
+    assert "Fatal Python error" in run.results["segfaults"]["printed"]
+    assert "about to fall" in run.out
 
 
 @pytest.mark.parametrize(("way", "says"), ERRORS.items())
@@ -124,7 +127,7 @@ def test_a_backend_that_does_not_answer_is_a_timeout_and_is_killed(tmp_path):
 
 
 def test_a_backend_that_wants_all_memory_is_out_of_memory(tmp_path):
-    run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB")
+    run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB", prefix=STARTED)
     for way in HUNGRY:
         require(run, way, "oom")
     assert run.survivors() == []
