@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from digits.network import Array
 
@@ -36,6 +35,8 @@ class Images:
 
 def training_and_test_images() -> tuple[Images, Images]:
     """Return four fifths of the 1,797 images to train with and the others to test with."""
+    from sklearn.datasets import load_digits
+
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
     pixels = (pixels / 16).astype(np.float32)

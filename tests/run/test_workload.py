@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from places import REPOSITORY
 
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
-pytest.importorskip("onnxruntime")
+# To import them takes seconds, also of whoever runs none of these tests.
+if not all(map(find_spec, ("sklearn", "matplotlib", "onnxruntime"))):
+    pytest.skip("needs sklearn, matplotlib and onnxruntime", allow_module_level=True)
 
 sys.path.append(str(REPOSITORY / "scripts"))
 
