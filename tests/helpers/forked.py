@@ -34,6 +34,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -336,9 +337,13 @@ def _forget_what_was() -> None:
     libraries = (str(Path(os.__file__).parent), *(it for it in sys.path if "site-packages" in it))
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.startswith("onnxopt_cli") or (file and not file.startswith(libraries)):
+        if name.startswith(("onnxopt_cli", "multiprocessing")) or (
+            file and not file.startswith(libraries)
+        ):
             del sys.modules[name]
     importlib.invalidate_caches()
+    # Where this process has its files: a worker has its own folder.
+    tempfile.tempdir = None
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
