@@ -41,7 +41,8 @@ def command(context: click.Context, profile: str) -> int:
     ]
     table = Table("option", "value", "from", box=None, pad_edge=False)
     for option, value, place in rows:
-        row = (option, str(value), Path(place).name)
+        said = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        row = (option, said, Path(place).name)
         table.add_row(*(Text(printable(it), overflow="fold") for it in row))
     stdout().print(Text(f"configuration: {printable(str(found.path))}", "bold"))
     stdout().print(table)

@@ -24,7 +24,7 @@ from onnxopt_cli.cli.shared_options import (
     tolerance_option,
     worker_options,
 )
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import clipped, printable
 
 _LIMIT = Number(min=0)
 
@@ -135,6 +135,8 @@ def command(context: click.Context, targets: tuple[str, ...], **options: Any) ->
     return execute(options)
 
 
+# Characters that are shown of a command.
+_SHOWN = 2000
 # What a log that a run goes on with may say of how it runs.
 _BUILT_IN = frozenset({"numpy", "onnxruntime", "onnx-reference"})
 _TAKEN = (
@@ -188,12 +190,13 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
     targets = header.options.get("targets")
     words = [*_words(context.command, taken), "--"]
     words += map(str, targets) if isinstance(targets, list) else ()
-    stderr().print(f"as the log says: onnxopt run {printable(shlex.join(words))}", soft_wrap=True)
+    said = clipped(printable(shlex.join(words)), _SHOWN)
+    stderr().print(f"as the log says: onnxopt run {said}", soft_wrap=True)
     try:
-        said = context.command.make_context("run", words, parent=context.parent).params
+        options = context.command.make_context("run", words, parent=context.parent).params
     except click.UsageError as error:
         raise UsageError(f"{printable(str(path))}: {printable(error.message)}") from error
-    return {name: said[name] for name in [*taken, "targets"]}
+    return {name: options[name] for name in [*taken, "targets"]}
 
 
 def _words(command: click.Command, taken: Mapping[str, Any]) -> Iterator[str]:

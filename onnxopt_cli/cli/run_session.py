@@ -138,18 +138,7 @@ class Display:
         elif not passed:
             self._failures(record)
             self._reasons(results)
-        counts = [terminal.summary_table(results)]
-        if not passed:
-            counts.append(terminal.capability_table(results))
-        # Side by side where both fit.
-        tables: list[RenderableType | None] = [Columns(filter(None, counts), padding=(0, 4))]
-        if self._verbose:
-            from onnxopt_cli.report.accuracy import accuracy_table
-
-            tables.append(accuracy_table(results))
-        if self._options["durations"]:
-            tables.append(terminal.duration_table(results, self._options["durations"]))
-        for table in filter(None, tables):
+        for table in self._tables(results):
             self._console.print()
             self._console.print(table)
         self._console.print()
@@ -167,6 +156,18 @@ class Display:
         if record.problems:
             count = len(record.problems)
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
+
+    def _tables(self, results: Sequence[Result]) -> Iterator[RenderableType]:
+        counts = [terminal.summary_table(results), terminal.capability_table(results)]
+        if any(counts):
+            # Side by side where both fit.
+            yield Columns(filter(None, counts), padding=(0, 4))
+        if self._verbose:
+            from onnxopt_cli.report.accuracy import accuracy_table
+
+            yield from filter(None, [accuracy_table(results)])
+        if self._options["durations"]:
+            yield terminal.duration_table(results, self._options["durations"])
 
     def _near_misses(self, results: Sequence[Result]) -> Iterator[Text]:
         """Yield entries of expectation files that a misspelt backend may keep from being used."""

@@ -186,3 +186,6 @@ class Case:
     def suite(self) -> str:
         """The first part of the id."""
         return self.id.split("/", 1)[0]
+
+    def __str__(self) -> str:
+        return self.id

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.diff_text import ELSEWHERE
 from onnxopt_cli.report.verdict import verdict
@@ -36,9 +37,9 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
     for request in requests:
         name, equals, target = request.partition("=")
         if not equals or not target or name not in FORMATS:
+            known = f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json"
             raise UsageError(
-                f"--report takes FORMAT=PATH, not {request!r}",
-                hint=f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json",
+                f"--report takes FORMAT=PATH, not {request!r}", hint=nearest(name, FORMATS, known)
             )
         path = Path(target)
         if path.is_dir() or not path.absolute().parent.is_dir():

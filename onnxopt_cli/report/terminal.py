@@ -301,7 +301,8 @@ def summary_table(results: Sequence[Result]) -> Table | None:
 
 def duration_table(results: Sequence[Result], count: int) -> Table:
     """Return the cases that took longest in the backends, the longest first."""
-    slowest = sorted(results, key=lambda it: -it.seconds)[:count]
+    ran = [it for it in results if it.outcome is not Outcome.NOT_RUN]
+    slowest = sorted(ran, key=lambda it: -it.seconds)[:count]
     rows = [(it.case, it.backend, f"{it.seconds:.4f} s") for it in slowest]
     return plain_table(rows, ["slowest cases", "backend"], ["in the backend"])
 

@@ -125,9 +125,10 @@ def open_session(
                 f"none of {len(collection.cases)} cases is selected",
                 hint="onnxopt list shows the ids that -k matches",
             )
+        chosen = {case.id for case in selected}
         if witness:
             with interruption.at_once():
-                listed = CaseList.of(selected, witness)
+                listed = CaseList.of([it for it in collection.cases if it.id in chosen], witness)
         plan = plan or stack.enter_context(opened)
         if weak := weak_isolation(terms.setting, terms.backends):
             tell(weak)
@@ -141,6 +142,9 @@ def open_session(
             evidence=Evidence(collection.cases),
         )
         ids = [case.id for case in collection.cases]
+        if terms.selection.failed == "only":
+            # Others have failed last by the time that somebody goes on with the log.
+            terms = replace(terms, options={**terms.options, "patterns": sorted(chosen)})
         session = Session(filled, terms, expectations, ids, suites, left_out)
         if witness and listed:
             session.begin(witness, listed)
@@ -198,7 +202,7 @@ class Session:
 
         Args:
             witness: knows what the files of backends and cases held before any backend started.
-            cases: the selected cases, those of other shards too.
+            cases: the selected cases, those of other shards too, in the order of their files.
 
         Raises:
             UsageError: if it is no log, cannot be written, or is of another run.

@@ -29,6 +29,13 @@ def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
     assert done.stderr == ""
 
 
+def test_a_case_reads_as_its_id():
+    # pytest-xdist needs names of tests that are the same in each process.
+    assert [str(case) for case in api.load("spec", operators=["Adam"])] == [
+        "spec/adam/adam", "spec/adam/adam_multiple",
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_examples_satisfy_a_strict_type_checker(tmp_path):
     for place, text in enumerate(EXAMPLES):

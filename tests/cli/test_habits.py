@@ -145,6 +145,18 @@ def test_a_log_says_what_to_go_on_with(demo, onnxopt):
     assert json.loads((demo / "run.jsonl").read_text().splitlines()[-1])["exit_code"] == 0
 
 
+@pytest.mark.parametrize("option", ["--lf", "--ff"])
+def test_a_log_of_what_failed_last_is_gone_on_with_whatever_failed_since(demo, onnxopt, option):
+    run = ("run", "demo.yaml", *HERE, *OFF)
+    onnxopt(*run, "-k", "nesterov", "-k", "other")
+    before = onnxopt(*run, option, "--log", "run.jsonl")
+    cut(demo / "run.jsonl", 3)
+    onnxopt(*run, "-k", "nesterov", "--atol", "1")
+    answer = onnxopt("run", "--resume", "run.jsonl", *HERE, *OFF)
+    assert before.code == answer.code == 1, answer.text
+    assert ("2 fail" if option == "--lf" else "5 fail") in answer.out
+
+
 def test_a_log_does_not_choose_code_that_runs(demo, onnxopt):
     onnxopt("run", "demo.yaml", *HERE, *OFF, "--log", "run.jsonl")
     cut(demo / "run.jsonl", 3)
@@ -213,6 +225,7 @@ def test_cases_may_be_json(demo, onnxopt):
         (["run", "demo.yaml", "-b", "onnx-refrence"], "did you mean onnx-reference"),
         (["run", "demo.yaml", "-b", "onnxruntime,providr=x"], "did you mean provider?"),
         (["run", "conformanc"], "did you mean conformance?"),
+        (["run", "demo.yaml", "--report", "htlm=x"], "did you mean html?"),
         (["run", "wrong.yaml"], "did you mean Adam?"),
         (["run", "type.yaml"], "did you mean float64?"),
         (["run", "attribute.yaml"], "did you mean norm_coefficient?"),
