@@ -17,10 +17,13 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxopt_cli import operators as known_operators
 from onnxopt_cli.backends.configuration import (
@@ -28,31 +31,34 @@ from onnxopt_cli.backends.configuration import (
     find_configuration,
     read_configuration,
 )
-from onnxopt_cli.cases.collect import Collection, collect
-from onnxopt_cli.cases.suites.author import unreadable
-from onnxopt_cli.cases.suites.suites import suite_files
+from onnxopt_cli.cases.collect import Collection, collect, find_again
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError, UsageError
+from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError, Problem, UsageError
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.findings import Finding
-from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
-from onnxopt_cli.grade import audit as grading
-from onnxopt_cli.grade.audit import Grade
-from onnxopt_cli.grade.explain import explain as find_causes
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
+from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report.diff_text import failure_text, headline
 from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
 from onnxopt_cli.run.executors import Isolation, Setting
 from onnxopt_cli.run.runner import Plan, run_case
 from onnxopt_cli.run.runner import run as run_plan
-from onnxopt_cli.run.select import Selection
+from onnxopt_cli.run.select import CAPABILITIES, Selection
 from onnxopt_cli.run.session import Session, Terms, open_session
 
+if TYPE_CHECKING:
+    from onnxopt_cli.expectations.update import update_expectations
+    from onnxopt_cli.fuzz.findings import Finding
+    from onnxopt_cli.grade.audit import Grade
+    from onnxopt_cli.grade.planted import Planted
+    from onnxopt_cli.log.merge import merge_logs
+    from onnxopt_cli.log.reader import read_log
+
 __all__ = [
+    "CAPABILITIES",
     "Case",
     "Configuration",
     "Explanation",
@@ -64,22 +70,57 @@ __all__ = [
     "NotConformingError",
     "OnnxoptError",
     "Outcome",
+    "Planted",
     "Result",
+    "Selection",
+    "Session",
     "Setting",
+    "Shard",
     "Standing",
+    "Terms",
     "ToleranceRule",
     "add_operators",
     "audit",
     "check",
     "explain",
+    "explain_session",
     "fuzz",
     "generate",
     "load",
     "load_configuration",
+    "merge_logs",
+    "open_session",
+    "plant",
+    "read_log",
     "run",
+    "update_expectations",
 ]
 
+# Imported when they are asked for: a run that passes needs none of them, and they take a while.
+_LATER = {
+    "Finding": "fuzz.findings",
+    "Grade": "grade.audit",
+    "Planted": "grade.planted",
+    "merge_logs": "log.merge",
+    "read_log": "log.reader",
+    "update_expectations": "expectations.update",
+}
+_Problems: TypeAlias = list[Problem] | tuple[Problem, ...]
 _SETTING, _JUDGING = Setting(), JudgeOptions()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"onnxopt_cli.{_LATER[name]}"), name)
+
+
+def _ignore(*_: object) -> None:
+    """Take no note of progress."""
+
+
+def _refuse(problems: _Problems) -> None:
+    raise InvalidCase(problems)
 
 
 class NotConformingError(AssertionError):
@@ -100,7 +141,10 @@ def load(
     patterns: Sequence[str] = (),
     operators: Sequence[str] = (),
     tags: Sequence[str] = (),
+    without: Sequence[str] = (),
     memory: int = USUAL_MEMORY,
+    invalid: Callable[[_Problems], object] = _refuse,
+    tell: Callable[[str], None] = _ignore,
 ) -> list[Case]:
     """Return the cases of files, folders, suites and ids, in a stable order.
 
@@ -109,19 +153,22 @@ def load(
         patterns: ids, globs or pieces of ids, one of which a case must match.
         operators: names, one of which must be in the model of a case.
         tags: words, one of which a case must carry.
+        without: capabilities that no case may need.
         memory: bytes that a case of a case file may take; 0 for no limit.
+        invalid: called with all that is wrong with case files, which are left out.
+        tell: called with what matches nothing.
 
     Raises:
-        InvalidCase: with all that is wrong with case files.
-        UsageError: if a target, an operator or a tag is not there.
-        NothingSelected: if no case is left.
+        InvalidCase: with all that is wrong with case files, if nothing else is to be done.
+        UsageError: if a target, an operator, a tag or a capability is not there.
+        NothingSelected: if no case is left, and nothing is wrong with files.
     """
     collection = collect([str(target) for target in targets], memory)
+    selection = Selection(tuple(patterns), tuple(operators), tuple(tags), tuple(without))
+    chosen, _ = selection.choose(collection.cases, tell)
     if collection.problems:
-        raise InvalidCase(collection.problems)
-    selection = Selection(tuple(patterns), tuple(operators), tuple(tags))
-    chosen, _ = selection.choose(collection.cases)
-    if not chosen:
+        invalid(collection.problems)
+    elif not chosen:
         raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
     return chosen
 
@@ -201,32 +248,93 @@ def _session(
 
 def explain(
     results: Iterable[Result],
-    cases: Iterable[Case],
+    cases: Iterable[Case] | None = None,
     *,
     judging: JudgeOptions = _JUDGING,
-    seconds: float = 10.0,
+    seconds: float | None = 10.0,
+    progress: Callable[[str], None] = _ignore,
 ) -> list[Explanation]:
     """Return which known mistakes reproduce the failures among results.
 
     Args:
         results: of a run, the passing ones too: a mistake that fails what passes is none.
-        cases: those that ran.
+        cases: those that ran; None for what is found again where the results say.
         judging: how the run judged them.
-        seconds: how long to look.
+        seconds: how long to look; None for a fifth of the run's time, 10 at least.
+        progress: called now and then with what is going on.
     """
-    return find_causes(list(results), {case.id: case for case in cases}, judging, seconds=seconds)
+    from onnxopt_cli.grade.explain import explain, least_seconds
+
+    results = list(results)
+    known = {it.id: it for it in cases or ()}
+    if cases is None:
+        known = find_again({it.case: it.location for it in results})
+    if seconds is None:
+        seconds = least_seconds(sum(it.seconds for it in results))
+    return explain(results, known, judging, seconds=seconds, progress=progress)
 
 
-def audit(cases: Iterable[Case], *, judging: JudgeOptions = _JUDGING, jobs: int = 1) -> list[Grade]:
+def explain_session(
+    session: Session,
+    seconds: float | None = None,
+    progress: Callable[[str], None] = _ignore,
+) -> list[Explanation]:
+    """Return which known mistakes reproduce the failures of a session, which may ask its backends.
+
+    Args:
+        session: which has run.
+        seconds: how long to look; None for a fifth of the time that it took, 10 at least.
+        progress: called now and then with what is going on.
+    """
+    from onnxopt_cli.grade.explain import explain, least_seconds
+    from onnxopt_cli.run.rerun import questioning
+
+    if seconds is None:
+        seconds = least_seconds(perf_counter() - session.began)
+    plan = session.plan
+    cases = {case.id: case for case in plan.cases}
+    results = [*session.results.values()]
+    with questioning(plan.interruption, session.terms.setting) as ask:
+        return explain(results, cases, plan.judging, seconds=seconds, progress=progress, ask=ask)
+
+
+def audit(
+    cases: Iterable[Case],
+    *,
+    judging: JudgeOptions = _JUDGING,
+    jobs: int = 1,
+    thorough: bool = True,
+    progress: Callable[[int, int], None] = _ignore,
+    invalid: Callable[[_Problems], object] = _refuse,
+) -> list[Grade]:
     """Return which wrong implementations cases catch, a grade for each operator with a formula.
 
+    Args:
+        cases: from :func:`load`.
+        judging: how outputs are judged.
+        jobs: number of processes.
+        thorough: whether to look for redundant cases, too, which takes many times as long.
+        progress: called with how many implementations are done, and how many there are.
+        invalid: called with what is wrong with cases, which are left out.
+
     Raises:
-        InvalidCase: if a case contradicts itself or the formula.
+        InvalidCase: if a case contradicts itself or the formula, and nothing else is to be done.
     """
-    trials, problems = grading.find_trials(list(cases), judging)
+    from onnxopt_cli.grade.audit import audit, find_trials
+
+    trials, problems = find_trials(list(cases), judging)
     if problems:
-        raise InvalidCase(problems)
-    return grading.audit(trials, jobs)
+        invalid(problems)
+    return audit(trials, jobs, progress, thorough=thorough)
+
+
+def plant(
+    cases: Sequence[Case], *, jobs: int = 1, progress: Callable[[int, int], None] = _ignore
+) -> list[Planted]:
+    """Return which errors, put into right outputs of cases of any operators, tolerances catch."""
+    from onnxopt_cli.grade.planted import plant
+
+    return plant(cases, jobs, progress)
 
 
 def fuzz(
@@ -253,6 +361,8 @@ def fuzz(
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
+    from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
+
     chosen = chosen_operators(operators)
     with tempfile.TemporaryDirectory() as memory:
         task = Task(chosen, backend, setting, seed, examples, seconds, Path(memory))
@@ -284,6 +394,8 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     Raises:
         UsageError: naming file and line, if one defines no operator, or one that is wrong.
     """
+    from onnxopt_cli.cases.suites.author import unreadable
+
     added = [it for path in paths for it in known_operators.add_operators(Path(path))]
     variable = known_operators.VARIABLE
     given = [os.environ.get(variable, ""), *(str(Path(path).resolve()) for path in paths)]
@@ -299,4 +411,6 @@ def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]
     Raises:
         UsageError: if there is no such suite, or it is not written in that form.
     """
+    from onnxopt_cli.cases.suites.suites import suite_files
+
     return suite_files(suite, form)

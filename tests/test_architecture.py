@@ -30,6 +30,10 @@ ORDER = [
     {"cli", "pytest_plugin"},
 ]
 
+#: What commands reach through api alone. They name cases, operators and backends themselves, and
+#: drive the search of fuzz, example by example.
+BEHIND_API = {"expectations", "grade", "log", "run"}
+
 #: Packages that only the named parts may import.
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
@@ -82,6 +86,16 @@ def test_imports_run_one_way():
             assert part in RESERVED.get(package, {part}), f"{path} imports {package}"
             if immediate:
                 assert not module.startswith(LAZY), f"{path} imports {module} at load time"
+
+
+def test_commands_run_judge_and_grade_through_the_library():
+    found = [
+        (path.name, module)
+        for path in (PACKAGE / "cli").rglob("*.py")
+        for module, _ in imports(path)
+        if module.startswith("onnxopt_cli.") and part_of(module) in BEHIND_API
+    ]
+    assert found == []
 
 
 def module_of(path: Path) -> str:

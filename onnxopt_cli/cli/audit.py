@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from onnxopt_cli.cli.shared_options import (
 
 if TYPE_CHECKING:
     from onnxopt_cli.core.case import Case
+    from onnxopt_cli.errors import Problem
 
 
 @click.command("audit")
@@ -62,66 +63,80 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     Exits with 1 if a wrong implementation survives or a right one is rejected; with --planted, if
     neighbours may be exchanged in an output that has to be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli import api
     from onnxopt_cli.cli.console import tell_problems
     from onnxopt_cli.cli.environment import go_on_without_reader
     from onnxopt_cli.core.files import write_atomically
-    from onnxopt_cli.run.select import Selection
 
     if options["json_path"] is not None:
         go_on_without_reader()
-    collection = collect(targets)
-    chosen, _ = Selection(operators=operators).choose(collection.cases)
-    tell_problems(collection.problems)
-    if collection.problems and not chosen:
+    problems: list[Problem] = []
+
+    def invalid(found: Sequence[Problem]) -> None:
+        tell_problems(found)
+        problems.extend(found)
+
+    chosen = api.load(*targets, operators=operators, invalid=invalid)
+    if not chosen:
         return 2
-    wrong, document = (_planted if options["planted"] else _graded)(chosen, options)
+    wrong, document = (_planted if options["planted"] else _graded)(chosen, options, invalid)
     if options["json_path"] is not None:
         write_atomically(options["json_path"], document.encode())
-    return 2 if collection.problems else wrong
+    return 2 if problems else wrong
 
 
-def _graded(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
+def _graded(
+    chosen: Sequence[Case],
+    options: Mapping[str, Any],
+    invalid: Callable[[Sequence[Problem]], object],
+) -> tuple[int, str]:
     """Show what implementations become of; return the exit code, and all of it as JSON."""
-    from onnxopt_cli.cli.console import stdout, tell_problems, ticking
+    from onnxopt_cli import api
+    from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.errors import NothingSelected
-    from onnxopt_cli.grade.audit import audit, find_trials
     from onnxopt_cli.report.audit_report import audit_json, audit_page
-    from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
 
-    rule = ToleranceRule(options["rule"]) if options["rule"] else None
-    trials, problems = find_trials(chosen, JudgeOptions(rule=rule))
-    tell_problems(problems)
-    if not any(trials.values()):
+    rule = api.ToleranceRule(options["rule"]) if options["rule"] else None
+    verbose = options["verbose"]
+    with ticking("putting every implementation to every case") as tick:
+        grades = api.audit(
+            chosen,
+            judging=api.JudgeOptions(rule=rule),
+            jobs=options["jobs"],
+            thorough=verbose,
+            progress=tick,
+            invalid=invalid,
+        )
+    if not grades:
         raise NothingSelected(
             f"none of {len(chosen)} cases is one node of an operator with a formula"
         )
-    with ticking("putting every implementation to every case") as tick:
-        grades = audit(trials, options["jobs"], tick, thorough=options["verbose"])
     for grade in grades:
-        for renderable in audit_page(grade, verbose=options["verbose"]):
+        for renderable in audit_page(grade, verbose=verbose):
             stdout().print(renderable)
     survivors = {survivor.name for grade in grades for survivor in grade.survivors}
     wrong = {it for it in survivors if not any(fnmatchcase(it, g) for g in options["allowed"])}
     code = int(bool(wrong) or any(grade.false_alarms for grade in grades))
-    return 2 if problems else code, audit_json(grades)
+    return code, audit_json(grades)
 
 
-def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
+def _planted(
+    chosen: Sequence[Case], options: Mapping[str, Any], _invalid: object
+) -> tuple[int, str]:
     """Show which errors in right outputs are caught; return as :func:`_graded` does."""
+    from onnxopt_cli import api
     from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected
-    from onnxopt_cli.grade.planted import EXCHANGED, plant
     from onnxopt_cli.report.audit_report import planted_json, planted_page
 
     with ticking("putting errors into the outputs of every case") as tick:
-        found = plant(chosen, options["jobs"], tick)
+        found = api.plant(chosen, jobs=options["jobs"], progress=tick)
     if not found:
         raise NothingSelected(f"none of {len(chosen)} cases has outputs to put errors into")
     for renderable in planted_page(found):
         stdout().print(renderable)
-    missed = [it for it in found if it.moves and it.error == EXCHANGED and not it.conditioned]
+    missed = [it for it in found if it.exchange_missed]
     for it in missed:
         stdout().print(f"not caught: {it.error} in {printable(it.case)}", soft_wrap=True)
     return int(bool(missed)), planted_json(found)

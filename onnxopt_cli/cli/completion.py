@@ -114,7 +114,7 @@ def _backends(context: click.Context) -> list[str]:
 
 
 def _capabilities() -> Iterable[str]:
-    from onnxopt_cli.run.select import CAPABILITIES
+    from onnxopt_cli.api import CAPABILITIES
 
     return CAPABILITIES
 

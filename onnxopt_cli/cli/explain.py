@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import click
 from onnxopt_cli.cli.shared_options import explain_time_option, judging
 
 if TYPE_CHECKING:
-    from onnxopt_cli.run.answer_key import JudgeOptions
+    from onnxopt_cli.api import JudgeOptions
 
 
 @click.command("explain")
@@ -32,32 +30,19 @@ def command(saved: Path, explain_time: float | None) -> int:
 
     Exits with 1 if a failure is left unexplained.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.collect import find_again
+    from onnxopt_cli import api
     from onnxopt_cli.cli.console import stderr, stdout
-    from onnxopt_cli.grade.explain import explain, least_seconds
-    from onnxopt_cli.log.writer import MAX_BYTES
     from onnxopt_cli.report.saved import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
 
-    if str(saved) == "-":
-        with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
-            # A byte more than is taken, so that too much is refused as it is of a file.
-            copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
-            copy.flush()
-            record = read_saved_run(Path(copy.name))
-    else:
-        record = read_saved_run(saved)
+    record = read_saved_run(saved)
     if not any(it.failing for it in record.results):
         click.echo("no failing case to explain")
         return 0
-    if explain_time is None:
-        explain_time = least_seconds(sum(it.seconds for it in record.results))
     with stderr().status("looking for known mistakes") as status:
-        places = {it.case: it.location for it in record.results}
-        explanations = explain(
+        explanations = api.explain(
             record.results,
-            find_again(places),
-            _judging(record.options),
+            judging=_judging(record.options),
             seconds=explain_time,
             progress=status.update,
         )

@@ -29,18 +29,23 @@ def command(
     \b
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli import api
     from onnxopt_cli.cli.console import note, stdout, tell_problems
     from onnxopt_cli.core.text import printable
-    from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.errors import Problem
     from onnxopt_cli.report.listing import case_table
-    from onnxopt_cli.run.select import Selection
 
-    collection = collect(targets)
-    chosen, _ = Selection(patterns, operators, tags, without).choose(collection.cases, note)
-    tell_problems(collection.problems)
-    if not chosen and not collection.problems:
-        raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
+    problems: list[Problem] = []
+    chosen = api.load(
+        *targets,
+        patterns=patterns,
+        operators=operators,
+        tags=tags,
+        without=without,
+        invalid=problems.extend,
+        tell=note,
+    )
+    tell_problems(problems)
     console = stdout()
     if console.is_terminal:
         console.print(case_table(chosen))
@@ -48,4 +53,4 @@ def command(
         # One id a line, for other programs.
         for case in chosen:
             click.echo(printable(case.id))
-    return 2 if collection.problems else 0
+    return 2 if problems else 0

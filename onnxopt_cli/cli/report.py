@@ -61,11 +61,11 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     Exits as the whole run would have; with 2 if a shard is missing, given twice, not finished or of
     another run.
     """  # noqa: D301 - likewise
+    from onnxopt_cli import api
     from onnxopt_cli.cli.console import stdout
-    from onnxopt_cli.log.merge import merge_logs
     from onnxopt_cli.report import terminal
 
-    record = merge_logs(logs, output)
+    record = api.merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)
     for line in terminal.verdict(record, seconds):
         stdout().print(line, soft_wrap=True)

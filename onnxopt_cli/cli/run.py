@@ -163,11 +163,11 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
     """
     import shlex
 
+    from onnxopt_cli import api
     from onnxopt_cli.cli.console import stderr
     from onnxopt_cli.errors import UsageError
-    from onnxopt_cli.log.reader import read_log
 
-    log = read_log(path)
+    log = api.read_log(path)
     if log is None:
         return {}
     given = {

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.columns import Columns
 from rich.text import Text
 
+from onnxopt_cli import api
+from onnxopt_cli.api import Selection, Session, Shard, Terms, open_session
 from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli import console
 from onnxopt_cli.cli.console import note, stderr, stdout, tell_problems
@@ -23,14 +25,11 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import interruptible
-from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
 from onnxopt_cli.report.verdict import scope
-from onnxopt_cli.run.select import Selection, remember
-from onnxopt_cli.run.session import Session, Terms, open_session
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -311,9 +310,8 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
     terms, options = session.terms, session.terms.options
     seconds = perf_counter() - session.began
     failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
-    record = session.finish(_explanations(session, seconds) if failing else [])
+    record = session.finish(_explanations(session) if failing else [])
     display.finish(record, seconds, perf_counter() - session.began - seconds)
-    remember(record.results)
     if terms.shard and not session.plan.cases:
         display.print(f"no selected case belongs to shard {terms.shard}")
     writes: list[Callable[[], object]] = []
@@ -324,10 +322,10 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
         judged = session.plan.judging
         writes.append(partial(write_artifacts, options["artifacts"], record, cases, judged))
     if terms.update_expect:
-        from onnxopt_cli.expectations.update import update_expectations
-
         path, known = terms.update_expect, session.expectations
-        writes.append(lambda: display.print(update_expectations(path, known, record, session.ids)))
+        writes.append(
+            lambda: display.print(api.update_expectations(path, known, record, session.ids))
+        )
     if reports:
         writes.append(partial(write_reports, reports, record))
     if terms.log:
@@ -345,8 +343,8 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
     return record.exit_code or 0
 
 
-def _explanations(session: Session, ran: float) -> list[Explanation]:
-    """Explain the failures of a run of so many seconds.
+def _explanations(session: Session) -> list[Explanation]:
+    """Explain the failures of a run.
 
     After Ctrl-C nothing is explained: whoever wants the run to end does not want to wait for what
     ``onnxopt explain`` can say later.
@@ -355,24 +353,12 @@ def _explanations(session: Session, ran: float) -> list[Explanation]:
     seconds = options["explain_time"]
     if interruption.signal or not options["explain"] or seconds == 0:
         return []
-    from onnxopt_cli.grade.explain import explain, least_seconds
-    from onnxopt_cli.run.rerun import questioning
-
-    cases = {case.id: case for case in session.plan.cases}
     try:
         with (
             interruption.at_once(),
-            questioning(interruption, session.terms.setting) as ask,
             stderr().status("looking for known mistakes") as status,
         ):
-            return explain(
-                [*session.results.values()],
-                cases,
-                session.plan.judging,
-                seconds=least_seconds(ran) if seconds is None else seconds,
-                progress=status.update,
-                ask=ask,
-            )
+            return api.explain_session(session, seconds, status.update)
     except KeyboardInterrupt:
         note("interrupted while looking for known mistakes: failures are not explained")
         return []

@@ -22,9 +22,8 @@ from onnxopt_cli.cli.completion import (
 from onnxopt_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from onnxopt_cli.api import JudgeOptions, Setting
     from onnxopt_cli.backends.configuration import Configuration
-    from onnxopt_cli.run.answer_key import JudgeOptions
-    from onnxopt_cli.run.executors import Setting
 
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -209,9 +208,9 @@ worker_options = _together(
 
 def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
+    from onnxopt_cli.api import Isolation, Limits, Setting
     from onnxopt_cli.backends.lowering import LoweringMode
-    from onnxopt_cli.isolation.processes import Limits, allowed_memory
-    from onnxopt_cli.run.executors import Isolation, Setting
+    from onnxopt_cli.isolation.processes import allowed_memory
 
     return Setting(
         isolation=None if options["isolation"] is None else Isolation(options["isolation"]),
@@ -229,9 +228,9 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
     Raises:
         UsageError: if two of them contradict each other.
     """
+    from onnxopt_cli.api import JudgeOptions, ToleranceRule
     from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
     from onnxopt_cli.readings.bound.bound import FACTOR
-    from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
 
     relative = options["rtol"] is not None or options["atol"] is not None
     if sum((relative, options["ulp"] is not None, options["rule"] is not None)) > 1:

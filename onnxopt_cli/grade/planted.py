@@ -52,6 +52,11 @@ class Planted:
     onnx: bool
     conditioned: bool
 
+    @property
+    def exchange_missed(self) -> bool:
+        """True if ours lets neighbours be exchanged in an output that has to be exact."""
+        return self.moves and self.error == EXCHANGED and not self.conditioned
+
 
 def _off(share: float) -> Callable[[Array], Array]:
     """Return what moves each element by a share of the largest."""

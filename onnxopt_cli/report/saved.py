@@ -6,6 +6,8 @@ The document's ``schema`` names its version; a new field does not change it, a c
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -66,16 +68,23 @@ def _lines(document: Mapping[str, object]) -> str:
 _plain = partial(json.dumps, allow_nan=False)
 
 
+_STDIN = "-"
 # How the lines of a log begin, and no report.
 _LOG_LINE = b'{"record":'
 
 
 def read_saved_run(path: Path) -> RunRecord:
-    """Read a run from a log or a JSON report.
+    """Read a run from a log or a JSON report; from standard input if the path is ``-``.
 
     Raises:
         UsageError: if the file cannot be read, or is neither.
     """
+    if str(path) == _STDIN:
+        with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
+            # A byte more than is taken, so that too much is refused as it is of a file.
+            copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
+            copy.flush()
+            return read_saved_run(Path(copy.name))
     try:
         data = read_regular_file(path, MAX_BYTES)
     except Malformed as error:

@@ -33,7 +33,7 @@ from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import Setting, weak_isolation
 from onnxopt_cli.run.judge import not_run
 from onnxopt_cli.run.runner import Plan, open_plan, run
-from onnxopt_cli.run.select import Selection
+from onnxopt_cli.run.select import Selection, remember
 
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
@@ -315,6 +315,7 @@ class Session:
 
             self._writer.write(footer(record))
             self._writer.close()
+        remember(results)
         return record
 
     def require_log(self) -> None:
