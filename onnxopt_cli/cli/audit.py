@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,33 +71,30 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     if options["json_path"] is not None:
         go_on_without_reader()
     problems: list[Problem] = []
-
-    def invalid(found: Sequence[Problem]) -> None:
-        tell_problems(found)
-        problems.extend(found)
-
-    chosen = api.load(*targets, operators=operators, invalid=invalid)
+    chosen = api.load(*targets, operators=operators, invalid=problems.extend)
+    tell_problems(problems)
     if not chosen:
         return 2
-    wrong, document = (_planted if options["planted"] else _graded)(chosen, options, invalid)
+    if options["planted"]:
+        wrong, document = _planted(chosen, options)
+    else:
+        wrong, document = _graded(chosen, options, problems)
     if options["json_path"] is not None:
         write_atomically(options["json_path"], document.encode())
     return 2 if problems else wrong
 
 
 def _graded(
-    chosen: Sequence[Case],
-    options: Mapping[str, Any],
-    invalid: Callable[[Sequence[Problem]], object],
+    chosen: Sequence[Case], options: Mapping[str, Any], problems: list[Problem]
 ) -> tuple[int, str]:
     """Show what implementations become of; return the exit code, and all of it as JSON."""
     from onnxopt_cli import api
-    from onnxopt_cli.cli.console import stdout, ticking
+    from onnxopt_cli.cli.console import stdout, tell_problems, ticking
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.report.audit_report import audit_json, audit_page
 
     rule = api.ToleranceRule(options["rule"]) if options["rule"] else None
-    verbose = options["verbose"]
+    verbose, known = options["verbose"], len(problems)
     with ticking("putting every implementation to every case") as tick:
         grades = api.audit(
             chosen,
@@ -105,8 +102,9 @@ def _graded(
             jobs=options["jobs"],
             thorough=verbose,
             progress=tick,
-            invalid=invalid,
+            invalid=problems.extend,
         )
+    tell_problems(problems[known:])
     if not grades:
         raise NothingSelected(
             f"none of {len(chosen)} cases is one node of an operator with a formula"
@@ -120,9 +118,7 @@ def _graded(
     return code, audit_json(grades)
 
 
-def _planted(
-    chosen: Sequence[Case], options: Mapping[str, Any], _invalid: object
-) -> tuple[int, str]:
+def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
     """Show which errors in right outputs are caught; return as :func:`_graded` does."""
     from onnxopt_cli import api
     from onnxopt_cli.cli.console import stdout, ticking

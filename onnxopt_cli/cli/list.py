@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from onnxopt_cli.cli.shared_options import (
@@ -15,13 +17,7 @@ from onnxopt_cli.cli.shared_options import (
 @targets_argument
 @case_options
 @profile_option
-def command(
-    targets: tuple[str, ...],
-    patterns: tuple[str, ...],
-    operators: tuple[str, ...],
-    tags: tuple[str, ...],
-    without: tuple[str, ...],
-) -> int:
+def command(targets: tuple[str, ...], **filters: Any) -> int:
     """List cases: id, operator and what each asks.
 
     Without a target the cases are those in ./cases.
@@ -36,15 +32,7 @@ def command(
     from onnxopt_cli.report.listing import case_table
 
     problems: list[Problem] = []
-    chosen = api.load(
-        *targets,
-        patterns=patterns,
-        operators=operators,
-        tags=tags,
-        without=without,
-        invalid=problems.extend,
-        tell=note,
-    )
+    chosen = api.load(*targets, **filters, invalid=problems.extend, tell=note)
     tell_problems(problems)
     console = stdout()
     if console.is_terminal:

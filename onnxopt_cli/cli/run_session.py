@@ -113,6 +113,8 @@ class Display:
         if self._verbose:
             self.print(terminal.case_line(results, self._id_width))
             for result in results:
+                if result.diffs and len(results) > 1:
+                    self.print(Text(f"  on {printable(result.backend)}", "dim"))
                 for line in terminal.output_lines(result):
                     self.print(line)
 

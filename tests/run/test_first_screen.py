@@ -107,6 +107,14 @@ def test_what_passes_is_counted_and_not_named(screen):
     assert re.search(r"^Momentum +numpy +100 *$", answer.out, re.MULTILINE)
 
 
+def test_outputs_say_on_which_of_several_backends_they_are(screen):
+    lines = screen(1, "ThreeMistakes", "-b", "numpy", "-v").out.splitlines()
+    at = lines.index("  on python:vendor.py:ThreeMistakes")
+    assert lines[at + 1].startswith("  X_new  float32[2]  is float64[2]")
+    assert lines[lines.index("  on numpy") + 1].startswith("  X_new  float32[2]  as expected")
+    assert "  on numpy" not in screen(1, "Right", "-v").out
+
+
 def test_many_causes_are_named_with_a_case_each_and_the_rest_is_counted(screen):
     answer = screen(60, "EachItsOwn")
     assert len(answer.out.splitlines()) <= 60
