@@ -14,7 +14,6 @@ from rich.columns import Columns
 from rich.text import Text
 
 from onnxopt_cli import api
-from onnxopt_cli.api import Selection, Session, Shard, Terms, open_session
 from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli import console
 from onnxopt_cli.cli.console import note, stderr, stdout, tell_problems
@@ -45,7 +44,7 @@ _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 class Display:
     """Prints the run to standard output; a progress bar too where that is a terminal."""
 
-    def __init__(self, session: Session, options: Mapping[str, Any]) -> None:
+    def __init__(self, session: api.Session, options: Mapping[str, Any]) -> None:
         self._plan = session.plan
         self._found = len(session.ids)
         self._expectations = session.expectations
@@ -139,7 +138,19 @@ class Display:
         elif not passed:
             self._failures(record)
             self._reasons(results)
-        for table in self._tables(results):
+        counts = [terminal.summary_table(results)]
+        if not passed:
+            counts.append(terminal.capability_table(results))
+        tables: list[RenderableType | None] = []
+        # Side by side where both fit.
+        tables += [Columns(filter(None, counts), padding=(0, 4))] * any(counts)
+        if self._verbose:
+            from onnxopt_cli.report.accuracy import accuracy_table
+
+            tables.append(accuracy_table(results))
+        if self._options["durations"]:
+            tables.append(terminal.duration_table(results, self._options["durations"]))
+        for table in filter(None, tables):
             self._console.print()
             self._console.print(table)
         self._console.print()
@@ -157,18 +168,6 @@ class Display:
         if record.problems:
             count = len(record.problems)
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
-
-    def _tables(self, results: Sequence[Result]) -> Iterator[RenderableType]:
-        counts = [terminal.summary_table(results), terminal.capability_table(results)]
-        if any(counts):
-            # Side by side where both fit.
-            yield Columns(filter(None, counts), padding=(0, 4))
-        if self._verbose:
-            from onnxopt_cli.report.accuracy import accuracy_table
-
-            yield from filter(None, [accuracy_table(results)])
-        if self._options["durations"]:
-            yield terminal.duration_table(results, self._options["durations"])
 
     def _near_misses(self, results: Sequence[Result]) -> Iterator[Text]:
         """Yield entries of expectation files that a misspelt backend may keep from being used."""
@@ -257,7 +256,7 @@ def execute(options: Mapping[str, Any]) -> int:
     find = partial(collect, targets, options["memory"])
     with (
         interruptible() as interruption,
-        open_session(terms, find, interruption, note) as session,
+        api.open_session(terms, find, interruption, note) as session,
     ):
         with Display(session, {**options, "targets": targets}) as display:
             for row in session.rows():
@@ -267,13 +266,13 @@ def execute(options: Mapping[str, Any]) -> int:
         return _conclude(session, display, reports)
 
 
-def _terms(options: Mapping[str, Any]) -> Terms:
+def _terms(options: Mapping[str, Any]) -> api.Terms:
     """Return what the options ask for.
 
     Raises:
         UsageError: if one is wrong, or two contradict each other.
     """
-    shard = Shard.parse(options["shard"]) if options["shard"] else None
+    shard = api.Shard.parse(options["shard"]) if options["shard"] else None
     log, resume, update = options["log"], options["resume"], options["update_expect"]
     if shard and update:
         raise UsageError("--update-expect needs a whole run, --shard runs a part of one")
@@ -285,9 +284,9 @@ def _terms(options: Mapping[str, Any]) -> Terms:
             raise UsageError(f"--update-expect cannot write {update}: the folder must exist")
         files = [path for path in files if path.resolve() != Path(update).resolve()]
         files += [Path(update)] if Path(update).exists() else []
-    return Terms(
+    return api.Terms(
         backends=options["backends"],
-        selection=Selection(
+        selection=api.Selection(
             options["patterns"],
             options["operators"],
             options["tags"],
@@ -307,7 +306,7 @@ def _terms(options: Mapping[str, Any]) -> Terms:
     )
 
 
-def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, Path]]) -> int:
+def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[str, Path]]) -> int:
     """End a session, show the verdict, write what was asked for, and return the exit code."""
     terms, options = session.terms, session.terms.options
     seconds = perf_counter() - session.began
@@ -345,7 +344,7 @@ def _conclude(session: Session, display: Display, reports: Sequence[tuple[str, P
     return record.exit_code or 0
 
 
-def _explanations(session: Session) -> list[Explanation]:
+def _explanations(session: api.Session) -> list[Explanation]:
     """Explain the failures of a run.
 
     After Ctrl-C nothing is explained: whoever wants the run to end does not want to wait for what

@@ -208,14 +208,14 @@ worker_options = _together(
 
 def setting(options: Mapping[str, Any], jobs: int) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
-    from onnxopt_cli.api import Isolation, Limits, Setting
+    from onnxopt_cli import api
     from onnxopt_cli.backends.lowering import LoweringMode
     from onnxopt_cli.isolation.processes import allowed_memory
 
-    return Setting(
-        isolation=None if options["isolation"] is None else Isolation(options["isolation"]),
+    return api.Setting(
+        isolation=None if options["isolation"] is None else api.Isolation(options["isolation"]),
         lowering=LoweringMode(options["lower"]),
-        limits=Limits(
+        limits=api.Limits(
             options["timeout"], options["startup_timeout"], allowed_memory(options["memory"])
         ),
         jobs=jobs,
@@ -228,7 +228,7 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
     Raises:
         UsageError: if two of them contradict each other.
     """
-    from onnxopt_cli.api import JudgeOptions, ToleranceRule
+    from onnxopt_cli import api
     from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
     from onnxopt_cli.readings.bound.bound import FACTOR
 
@@ -244,9 +244,9 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
         )
     elif options["ulp"] is not None:
         override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
-    return JudgeOptions(
+    return api.JudgeOptions(
         override=override,
-        rule=None if options["rule"] is None else ToleranceRule(options["rule"]),
+        rule=None if options["rule"] is None else api.ToleranceRule(options["rule"]),
         factor=FACTOR if options["budget"] is None else options["budget"],
         signed_zeros=options["signed_zeros"],
         examine=options.get("verbose") is True,
@@ -361,9 +361,9 @@ def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
     try:
         if files:
-            from onnxopt_cli.api import add_operators
+            from onnxopt_cli import api
 
-            add_operators(*files)
+            api.add_operators(*files)
     except UsageError as error:
         if context.get_parameter_source(str(parameter.name)) is ParameterSource.DEFAULT_MAP:
             places = context.meta[_PLACES]
