@@ -360,3 +360,44 @@ def test_fast_pooling_is_the_references_to_the_bit(dtype, pad, ceil, operator):
         fast = evaluator.run(None, {"x": x})[0]
     assert fast.dtype == slow.dtype
     assert fast.tobytes() == slow.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_interpolated_values_may_be_off_by_roundings_of_coordinates_alone(mode):
+    x = np.random.default_rng(9).standard_normal((1, 1, 9, 31)).astype(np.float32)
+    inputs = {"x": x, "sizes": np.array([1, 1, 7, 29], np.int64)}
+    model = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], inputs)
+    exact = condition(model, inputs)[0].expected.astype(np.float64)
+    assert judged(model, inputs, exact * (1 + 1e-7))
+    assert not judged(model, inputs, exact * (1 + 1e-5))
+    # A reference that computes coefficients in float32 is off by more than a rounding of double.
+    twice = {**inputs, "x": x.astype(np.float64)}
+    double = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], twice)
+    found = condition(double, twice)[0]
+    assert np.abs(found.expected - exact).max() < 1e-6
+    assert np.median(found.limit / np.abs(found.expected)) < 1e-12
+
+
+def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
+    x = np.arange(12, dtype=np.float32).reshape(1, 1, 1, 12)
+    nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
+    for scale, at, either in ((1 / 3, 1, True), (1 / 3, 0, False), (2.0, 2, False)):
+        inputs = {"x": x, "s": np.array([1, 1, 1, scale], np.float32)}
+        model = model_of([("Resize", ["x", "", "s"], nearest | {"nearest_mode": "ceil"})], inputs)
+        right = condition(model, inputs)[0].expected
+        for change, passes in ((0, True), (1, either), (-1, False), (1e-4, False)):
+            wrong = right.copy()
+            wrong[0, 0, 0, at] += change
+            assert judged(model, inputs, wrong) == passes
+
+
+def test_a_product_is_off_by_roundings_of_its_own_however_many_its_factors():
+    x = np.random.default_rng(9).uniform(0.5, 2, 100).astype(np.float32)
+    model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": x})
+    exact = np.prod(x.astype(np.float64))
+    assert judged(model, {"x": x}, np.multiply.accumulate(x)[-1])
+    assert judged(model, {"x": x}, np.prod(x[:50]) * np.prod(x[50:]))
+    assert not judged(model, {"x": x}, exact * (1 + 1e-5))
+    alike = np.full(100_000, 1 - 2.0**-24, np.float32)
+    model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": alike})
+    assert judged(model, {"x": alike}, np.multiply.accumulate(alike)[-1])

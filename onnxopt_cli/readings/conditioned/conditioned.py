@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +19,7 @@ from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import published_body
+from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
 from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
@@ -46,9 +48,9 @@ _STEP = 2.0**27
 _MOST_VISITS = 20_000
 _LONGEST = 200
 _TRAINING = "ai.onnx.preview.training"
-# Rows of the Hadamard matrix of order 64 by which any two of 64 columns differ once and agree once.
-_ROWS = (0, 1, 2, 4, 8, 16, 32, 63)
-_COLUMNS = 64
+# Any two of these columns have all four pairs of signs; in the first row all are alike.
+_CHOSEN = tuple(combinations(range(1, 8), 3))
+_DESIGN = np.array([[1.0 if row in {0, *it} else -1.0 for it in _CHOSEN] for row in range(8)])
 
 
 class CannotAskError(Exception):
@@ -198,7 +200,8 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
         if narrows and found.row is Rounds.EXACT and len(roundoffs) > 1:
             found = Site(Rounds.ELEMENT)
         inner = _inner(node.op_type, found, roundoff, math)
-        visits.append(_Visit(node.op_type, found, roundoff, inner, given, outputs))
+        scales = compute(np.abs(given[0]), *given[1:]) if found.row is Rounds.COORDINATES else ()
+        visits.append(_Visit(node.op_type, found, roundoff, inner, given, outputs, scales))
         return outputs
 
     measured = _Measured(own, wide.run(inputs, ask))
@@ -207,15 +210,10 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
     if not rounding or (len(visits) == 1 and rounding[0].site.row is Rounds.ELEMENT):
         return measured
     measured.step = _STEP if coarsest == _DOUBLE else 1.0
-    # Every other time turned round, so that each element moves both ways.
-    steps = [measured.step * (-1) ** at for at in range(len(_ROWS))]
-    for row, step in zip(_ROWS, steps, strict=True):
-        noise = _Noise(visits, row, step)
-        measured.draws.append(wide.run(inputs, noise))
+    measured.draws = [wide.run(inputs, _Noise(visits, it, measured.step)) for it in _DESIGN]
     if any(_leaps(measured, place) for place in range(len(own))):
-        for row, step in zip(_ROWS, steps, strict=True):
-            noise = _Noise(visits, row, step / _FINER)
-            measured.finer.append(wide.run(inputs, noise))
+        step = measured.step / _FINER
+        measured.finer = [wide.run(inputs, _Noise(visits, it, step)) for it in _DESIGN]
     measured.in_order = _summed_in_order(model, inputs, rounding)
     return measured
 
@@ -258,12 +256,13 @@ class _Visit:
     inner: float
     inputs: Sequence[Any]
     outputs: tuple[Any, ...]
+    scales: tuple[Any, ...]
 
 
 class _Noise:
     """Puts a rounding, by a row of a balanced design, wherever a model may round."""
 
-    def __init__(self, visits: Sequence[_Visit], row: int, step: float) -> None:
+    def __init__(self, visits: Sequence[_Visit], row: Array, step: float) -> None:
         self._visits = visits
         self._row = row
         self._step = step
@@ -280,30 +279,35 @@ class _Noise:
         if found.row is Rounds.EXACT or not roundoff:
             same = all(map(operator.is_, given, visit.inputs))
             return visit.outputs if same else compute(*given)
-        moved = list(given)
+        moved, picks = list(given), found.row is Rounds.PICKS
         if found.moved:
-            own = visit.inner * self._step
             for place in floats(node.op_type, given):
-                moved[place] = np.asarray(given[place] * (1 + own * self._signs(given[place])))
-        outputs = compute(*moved)
+                step = visit.inner * self._step * self._signs(given[place])
+                if place == GRIDS.get(node.op_type):
+                    moved[place] = given[place] + step * sizes(node.op_type, given[place])
+                elif not picks:
+                    moved[place] = np.asarray(given[place] * (1 + step))
+        with moved_coordinates(lambda it: roundoff * self._signs(it) * it, picks=picks):
+            outputs = compute(*moved)
         # Of two long sums each has errors of its own, whatever moves the terms of both.
-        if found.row is Rounds.COMBINE and len(self._visits) > 1:
+        several = found.row is Rounds.COMBINE and len(self._visits) > 1
+        if several or found.row is Rounds.PRODUCT:
             roundoff *= _root(found)
+        scales = visit.scales or (0.0,) * len(outputs)
         return tuple(
-            self._rounded(it, found, roundoff, given) if is_wide(it) and it.size else it
-            for it in outputs
+            self._rounded(it, found, roundoff, scale) if is_wide(it) and it.size else it
+            for it, scale in zip(outputs, scales, strict=True)
         )
 
-    def _rounded(self, output: Array, found: Site, roundoff: float, given: Sequence[Any]) -> Array:
+    def _rounded(self, output: Array, found: Site, roundoff: float, scale: Any) -> Array:
         signs = self._signs(output)
-        error: Array = np.abs(output)
+        error: Array = np.abs(output) + np.abs(scale)
         if found.row is Rounds.MIX:
             error = error + _largest(output)
         elif found.row is Rounds.GATES:
             error = error + max(1.0, _largest(output))
-        elif found.row is Rounds.COORDINATES:
-            spatial = max((max(it.shape, default=1) for it in (output, *given[:1])), default=1)
-            error = error + spatial * _largest(given[0])
+        elif found.row is Rounds.PICKS:
+            return output
         moved: Array = np.asarray(
             output + signs * roundoff * np.where(np.isfinite(error), error, 0)
         )
@@ -311,11 +315,12 @@ class _Noise:
 
     def _signs(self, array: Array) -> Array:
         """Return 1 or -1 for each element, so that elements that cancel move apart once."""
-        numbers = np.arange(self._elements, self._elements + array.size, dtype=np.uint64)
+        numbers = np.arange(self._elements, self._elements + array.size)
         self._elements += array.size
-        columns = numbers ^ (numbers >> np.uint64(6)) ^ (numbers >> np.uint64(12))
-        odd = np.bitwise_count(columns & np.uint64(self._row)) & np.uint8(1)
-        return (1.0 - 2.0 * odd).reshape(array.shape)
+        count = self._row.size
+        # Elements that far apart have other columns, too.
+        columns = (numbers + numbers // count + numbers // count**2) % count
+        return self._row[columns].reshape(array.shape)
 
 
 def _largest(array: Any) -> float:
@@ -392,7 +397,7 @@ def _of_floats(forms: Sequence[_Measured], own: Array, exact: Array, place: int)
     touched = False
     for form in forms:
         moved, leaps = _unit(form, exact, place)
-        touched |= form.rounds and (not form.draws or bool((moved > 0).any()) or bool(leaps))
+        touched |= form.rounds and (not form.draws or bool((moved > 0).any()))
         unit = np.maximum(unit, moved)
         others += leaps
     if touched:

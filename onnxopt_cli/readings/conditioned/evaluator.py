@@ -13,6 +13,7 @@ import onnx
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.nodes import spell_out_defaults
+from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates, operators
 from onnxopt_cli.readings.conditioned.pooling import fast_pooling
 from onnxopt_cli.readings.conditioned.widen import (
     widened_function,
@@ -61,11 +62,15 @@ class Evaluated:
             def __init__(self, proto: Any, **settings: Any) -> None:
                 if wide and isinstance(proto, onnx.FunctionProto):
                     proto = widened_function(proto)
-                super().__init__(proto, **settings)
+                super().__init__(proto, **settings | {"new_ops": operators()})
 
             def _init(self) -> None:
                 super()._init()
                 for node in self.rt_nodes_:
+                    # A number of NumPy makes what is computed with Python's float32.
+                    for name, value in list(vars(node).items()) if wide else ():
+                        if isinstance(value, np.floating):
+                            setattr(node, name, float(value))
                     inner = isinstance(node, (OpFunction, OpFunctionContextDependant))
                     if not inner and not node.has_subgraph:
                         node.run = partial(visited, node, node.run)
@@ -83,7 +88,7 @@ class Evaluated:
         """
         self._visitor = visitor or _pass
         fed = {name: widened_value(it) if self._wide else it for name, it in inputs.items()}
-        with np.errstate(all="ignore"), fast_pooling():
+        with np.errstate(all="ignore"), fast_pooling(), moved_coordinates(np.zeros_like):
             return list(self._evaluator.run(None, fed))
 
 
@@ -95,7 +100,7 @@ def sums_in_order() -> Iterator[None]:
     made within.
     """
     numpy: Any = np
-    kept = {name: getattr(np, name) for name in ("sum", "mean", "dot", "matmul")}
+    kept = {name: getattr(np, name) for name in ("sum", "mean", "prod", "dot", "matmul")}
 
     def added(name: str, array: Any, axis: Any = None, *more: Any, **rest: Any) -> Any:
         given = np.asarray(array)
@@ -106,7 +111,7 @@ def sums_in_order() -> Iterator[None]:
         summed = sorted(int(it) % given.ndim for it in places)
         terms = np.moveaxis(given, summed, range(-len(summed), 0))
         terms = terms.reshape(*terms.shape[: given.ndim - len(summed)], -1)
-        found = np.cumsum(terms, axis=-1)[..., -1]
+        found = (np.cumprod if name == "prod" else np.cumsum)(terms, axis=-1)[..., -1]
         found = found / given.dtype.type(terms.shape[-1]) if name == "mean" else found
         return np.expand_dims(found, summed) if rest.get("keepdims") else found
 

@@ -5,7 +5,7 @@ The row is found by asking: the node is run again with inputs that are moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -24,6 +24,8 @@ class Rounds(Enum):
     COMBINE = auto()
     MIX = auto()
     COORDINATES = auto()
+    PICKS = auto()
+    PRODUCT = auto()
     GATES = auto()
 
 
@@ -43,7 +45,7 @@ class Site:
     @property
     def moved(self) -> bool:
         """Whether a node's inputs are moved, beside its outputs."""
-        return self.row not in {Rounds.EXACT, Rounds.ELEMENT}
+        return self.row not in {Rounds.EXACT, Rounds.ELEMENT, Rounds.PRODUCT}
 
 
 # What is not found by asking, each with its reason in docs/conditioned.md.
@@ -63,8 +65,8 @@ _LISTED = {
         ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
         Rounds.MIX,
     ),
-    # They compute coordinates, in float32 whatever the inputs are, which do not move with these.
-    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), Rounds.COORDINATES),
+    # They compute coordinates, which round whatever the data are.
+    **dict.fromkeys(("Resize", "GridSample", "RoiAlign"), Rounds.COORDINATES),
     # Integers come from rounding a quotient, which the node computes itself.
     **dict.fromkeys(
         ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Rounds.COMBINE
@@ -84,6 +86,7 @@ PRODUCTS = frozenset(
 
 _EXACT_VALUES = np.array([0.0, np.inf])
 _MOST_OPERANDS = 2
+_SAME = 1e-9
 _GOLDEN = 0.6180339887498949
 
 
@@ -114,13 +117,14 @@ def site(
         return Site(Rounds.EXACT)
     if not places:
         return Site(listed or Rounds.ELEMENT)
-    if listed is None and _moves(node, compute, inputs, places):
-        return Site(Rounds.EXACT)
-    length = _length(compute, inputs, outputs, places) if results else 1.0
+    if listed in {None, Rounds.COORDINATES} and _moves(node, compute, inputs, places):
+        return Site(Rounds.EXACT if listed is None else Rounds.PICKS)
+    length, product = _length(compute, inputs, outputs, places) if results else (1.0, False)
     if listed is not None:
         return Site(listed, length)
-    one = length <= 1 and len(places) <= _MOST_OPERANDS
-    return Site(Rounds.ELEMENT if one else Rounds.COMBINE, length)
+    if length <= 1 and len(places) <= _MOST_OPERANDS:
+        return Site(Rounds.ELEMENT)
+    return Site(Rounds.PRODUCT if product else Rounds.COMBINE, length)
 
 
 def _moves(
@@ -142,17 +146,21 @@ def _moves(
             outputs = compute(*moved)
         except Exception:  # noqa: BLE001, S112 - it may not be defined there
             continue
+        wide = [it for it in outputs if is_wide(it) and it.size]
+        finite = all(np.isfinite(moved[at]).all() for at in places)
+        # Where all is zero, or overflows, nothing is to be learnt.
+        if any(not it.any() or (finite and np.isinf(it).any()) for it in wide):
+            continue
         known += 1
         allowed = np.concatenate(
             [np.abs(moved[at]).reshape(-1) for at in places] + [_EXACT_VALUES, np.abs(given)]
         )
-        for output in outputs:
-            if is_wide(output):
-                size = np.abs(output[np.isfinite(output)])
-                # What is rounded to an integer is exact, too.
-                size = size[size != np.floor(size)]
-                if not np.isin(size, allowed).all():
-                    return False
+        for output in wide:
+            size = np.abs(output[np.isfinite(output)])
+            # What is rounded to an integer is exact, too.
+            size = size[size != np.floor(size)]
+            if not np.isin(size, allowed).all():
+                return False
     return known > 0
 
 
@@ -170,50 +178,34 @@ def _length(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     places: Sequence[int],
-) -> float:
-    """Return how many elements of an input an element of the outputs depends on, on average.
+) -> tuple[float, bool]:
+    """Return how many elements of an input an element of the outputs is made of, on average.
 
-    One element is moved, of each input; what else moves is counted.
+    And whether it is their product. One element is moved, of each input; what else moves is looked
+    at.
     """
     size = sum(it.size for it in outputs if is_wide(it))
-    longest = 1.0
+    longest, product = 1.0, True
     for at in places:
-        touched = [
-            count
-            for count in (
-                _touched(compute, inputs, outputs, at, element)
-                for element in {inputs[at].size // 2, inputs[at].size // 3}
-            )
-            if count is not None
-        ]
+        touched = []
+        for element in {inputs[at].size // 2, inputs[at].size // 3}:
+            moved = list(inputs)
+            moved[at] = inputs[at].copy()
+            flat, before = moved[at].reshape(-1), inputs[at].reshape(-1)[element]
+            flat[element] = before * 1.37 + 0.11
+            try:
+                others = compute(*moved)
+            except Exception:  # noqa: BLE001, S112 - it may not be defined there
+                continue
+            touched.append(0)
+            for mine, theirs in zip(outputs, others, strict=True):
+                if is_wide(mine) and is_wide(theirs) and mine.shape == theirs.shape:
+                    changed = ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
+                    touched[-1] += int(np.count_nonzero(changed))
+                    if product:
+                        scaled = mine[changed] * (flat[element] / before)
+                        off = np.abs(theirs[changed] - scaled)
+                        product = bool((off <= _SAME * np.abs(scaled)).all())
         if touched:
             longest = max(longest, inputs[at].size * float(np.mean(touched)) / size)
-    return longest
-
-
-def _touched(
-    compute: Callable[..., Any],
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    at: int,
-    element: int,
-) -> int | None:
-    """Return how many elements of the outputs depend on one of an input; None if it fails."""
-    moved = list(inputs)
-    moved[at] = inputs[at].copy()
-    flat = moved[at].reshape(-1)
-    flat[element] = flat[element] * 1.37 + 0.11
-    try:
-        others = compute(*moved)
-    except Exception:  # noqa: BLE001 - it may not be defined there
-        return None
-    return sum(
-        int(np.count_nonzero(~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))))
-        for mine, theirs in _pairs(outputs, others)
-    )
-
-
-def _pairs(outputs: Sequence[Any], others: Sequence[Any]) -> Iterator[tuple[Array, Array]]:
-    for mine, theirs in zip(outputs, others, strict=True):
-        if is_wide(mine) and is_wide(theirs) and mine.shape == theirs.shape:
-            yield mine, theirs
+    return longest, product
