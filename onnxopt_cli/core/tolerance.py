@@ -110,10 +110,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """A random output: no value is right, but a distribution.
+    """A random output: no value is right, but a distribution; or elements in any order.
 
     Attributes:
-        law: the distribution, in words.
+        law: the distribution or the elements, in words.
         test: says what is wrong with a sample of the output's dtype and shape; empty if nothing.
     """
 
@@ -122,7 +122,7 @@ class Drawn:
     provenance: Provenance = Provenance.CONDITIONED
 
     def __str__(self) -> str:
-        return f"{self.law} (random)"
+        return f"{self.law} ({self.provenance})"
 
 
 Tolerance = Relative | Ulps | Budget | Drawn

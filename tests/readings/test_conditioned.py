@@ -401,3 +401,26 @@ def test_a_product_is_off_by_roundings_of_its_own_however_many_its_factors():
     alike = np.full(100_000, 1 - 2.0**-24, np.float32)
     model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": alike})
     assert judged(model, {"x": alike}, np.multiply.accumulate(alike)[-1])
+
+
+def test_the_largest_elements_may_come_in_any_order_where_none_is_stated():
+    inputs = {"x": f32(3, 1, 4, 4, 5)[None], "k": np.array([3], np.int64)}
+    laws = {}
+    for is_sorted in (0, 1):
+        model = model_of([("TopK", ["x", "k"], {"sorted": is_sorted})], inputs, outputs=2)
+        laws[is_sorted] = drawn(model, inputs)
+    values, places = laws[0]["y0"].test, laws[0]["y1"].test
+    assert not values(f32(4, 5, 4)[None])
+    assert values(f32(5, 4, 3)[None])
+    assert not places(np.array([[3, 4, 2]]))
+    assert places(np.array([[4, 2, 0]]))
+    assert laws[1] == {}
+    assert drawn(model_of([("TopK", ["x", "k"], {"sorted": 0})], inputs, outputs=2), {}) == {}
+
+
+def test_the_mean_of_nothing_may_be_anything():
+    for name, shape, known in (("ReduceMean", (0, 2), 1), ("ReduceMean", (1, 2), 0)):
+        inputs = {"x": np.zeros(shape, np.float32), "axes": np.array([0])}
+        found = drawn(model_of([(name, ["x", "axes"], {"keepdims": 0})], inputs), inputs)
+        assert len(found) == known
+        assert not any(law.test(f32(7, np.nan)) for law in found.values())

@@ -6,6 +6,7 @@ A right sample is rejected with a probability below 1e-9 for each output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from math import erfc, log, sqrt
 from statistics import NormalDist
@@ -45,13 +46,23 @@ def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Draw
     versions = {it.domain: it.version for it in model.opset_import}
     version = versions.get("", versions.get("ai.onnx", 0))
     nodes = list(all_nodes(model))
-    if not any(_is_random(node, version, inputs) for node in nodes):
-        return {}
     names = [output.name for output in model.graph.output]
+    if len(nodes) == 1 and nodes[0].op_type == "TopK":
+        # Whoever asks next says what is wrong with the node.
+        with suppress(IndexError, ValueError, TypeError):
+            return {name: law for name, law in _top(nodes[0], inputs) if name in names}
+    undefined = len(nodes) == 1 and nodes[0].op_type == "ReduceMean" and not _size(nodes[0], inputs)
+    if not undefined and not any(_is_random(node, version, inputs) for node in nodes):
+        return {}
     laws = dict.fromkeys(names, Drawn("any values of this type and shape", lambda _sample: ""))
     if len(nodes) == 1:
         laws |= {name: law for name, law in _laws(nodes[0], inputs) if name in laws}
     return laws
+
+
+def _size(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> int:
+    first = inputs.get(node.input[0]) if node.input else None
+    return first.size if isinstance(first, np.ndarray) else 1
 
 
 def _is_random(node: onnx.NodeProto, version: int, inputs: Mapping[str, Value]) -> bool:
@@ -79,7 +90,7 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
         low, high = given.get("low", 0.0), given.get("high", 1.0)
         law = f"uniform from {low:g} to {high:g}"
         test = _continuous(np.asarray, low, high - low)
-    elif not isinstance(first, np.ndarray):
+    elif node.op_type == "ReduceMean" or not isinstance(first, np.ndarray):
         return
     elif node.op_type == "Bernoulli":
         chances = first.astype(np.float64)
@@ -99,6 +110,29 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
                 Drawn(f"true with chance {kept:g}", partial(_test_chances, chances)),
             )
     yield node.output[0], Drawn(law, test)
+
+
+def _top(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[str, Drawn]]:
+    """Let the largest or least elements, and where they are, come in any order if that is open."""
+    given = {"axis": -1, "largest": 1, "sorted": 1}
+    given |= {it.name: it.i for it in node.attribute}
+    x, count = (np.asarray(inputs.get(name)) for name in node.input)
+    axis = given["axis"]
+    if given["sorted"]:
+        return
+    # The first of equal elements counts.
+    order = np.argsort(x, axis, "stable")
+    if given["largest"]:
+        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, "stable"), axis)
+    chosen = np.moveaxis(np.moveaxis(order, axis, 0)[: int(count.reshape(-1)[0])], 0, axis)
+    for name, right in zip(node.output, (np.take_along_axis(x, chosen, axis), chosen), strict=True):
+        test = partial(_test_elements, np.sort(right, axis), axis)
+        yield name, Drawn("these elements in any order", test)
+
+
+def _test_elements(right: Array, axis: int, sample: Array) -> str:
+    same = np.array_equal(np.sort(sample, axis), right, equal_nan=True)
+    return "" if same else "has other elements, whatever their order"
 
 
 def _continuous(
