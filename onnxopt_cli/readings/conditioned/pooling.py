@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -61,21 +62,17 @@ def _pool(
         rest = (x_shape, kernel, strides, out_shape, pooling_type, pads_required, pads, dilations)
         result: Array = slow(padded, *rest, count_include_pad, p)
         return result
-    index: list[Any] = [slice(None), slice(None)]
-    for it in range(rank):
-        starts = np.arange(counts[it]) * steps[it]
-        pixels = starts[:, None] + np.arange(kernel[it]) * spread[it]
-        shape = [1] * (2 * rank)
-        shape[2 * it : 2 * it + 2] = pixels.shape
-        index.append(pixels.reshape(shape))
-    windows = padded[tuple(index)]
-    order = [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)]
-    values = np.ascontiguousarray(windows.transpose(order)).reshape(*x_shape[:2], *counts, -1)
+    windows = []
+    for starts in product(*(range(0, reach[it], spread[it]) for it in range(rank))):
+        stops = [start + ends[it] - reach[it] + 1 for it, start in enumerate(starts)]
+        place: tuple[Any, ...] = (..., *map(slice, starts, stops, steps))
+        windows.append(padded[place])
+    values = np.stack(windows, axis=-1)
     means = np.mean(values, axis=-1)
     if count_include_pad != 1:
-        for place in zip(*np.nonzero(np.isnan(values).any(axis=-1)), strict=True):
-            window = values[place]
-            means[place] = np.average(window[~np.isnan(window)])
+        for at in zip(*np.nonzero(np.isnan(values).any(axis=-1)), strict=True):
+            window = values[at]
+            means[at] = np.average(window[~np.isnan(window)])
     pooled = np.zeros([*x_shape[:2], *out_shape], dtype=padded.dtype)
     pooled[tuple(map(slice, means.shape))] = means
     return pooled
