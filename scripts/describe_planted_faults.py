@@ -24,7 +24,7 @@ from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.grade.audit import find_trials
 from onnxopt_cli.grade.ground import common_ground, sample
-from onnxopt_cli.grade.parallel import parallel
+from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate, nonnegative_tensors

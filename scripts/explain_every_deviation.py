@@ -22,7 +22,7 @@ from onnxopt_cli.core.record import UNEXPLAINED
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.grade.audit import AuditedCase, find_trials
 from onnxopt_cli.grade.explain import explain
-from onnxopt_cli.grade.parallel import parallel
+from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import deviations

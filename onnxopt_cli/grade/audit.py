@@ -19,7 +19,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.formula.call import Attributes, Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.grade.parallel import parallel
+from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import deviations

@@ -49,6 +49,8 @@ class Order:
         collect: whether garbage is to be collected before the answer, so that what is left is
             left for good.
         returned: bytes that the outputs of a right backend have, where that is known.
+        ours: True if the model is a loop of ours around a formula, of as many steps as the case
+            says.
     """
 
     model: onnx.ModelProto
@@ -57,6 +59,7 @@ class Order:
     keep: bool = False
     collect: bool = False
     returned: int = 0
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import (
+    HELPERS,
     children,
     claimed,
+    close_to_others,
     end_descendants,
     visible,
 )
@@ -32,7 +34,6 @@ _START = (
     "from onnxopt_cli.isolation.worker_main import main; "
     "main(int(channel), int(runner), int(memory), folder, int(given), int(returned))"
 )
-_PR_SET_DUMPABLE = 4
 # How long a keeper may take to leave nothing behind.
 _PATIENCE_SECONDS = 1.0
 # How long what has no keeper any more may take to end.
@@ -131,7 +132,7 @@ def _start(
     memory: int, folder: str, shared: list[int], closed: bool
 ) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
-    _close_to_others()
+    close_to_others()
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
     _gets_orphans()
@@ -196,23 +197,12 @@ def _gets_orphans() -> bool:
     """Take in what loses its keeper, from the first worker on; return whether it comes here."""
     # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
     # of a container, may get others; when that one ends the kernel ends all the rest.
-    if not claimed() or os.getpid() == 1 or children(os.getpid()) or not visible():
+    others = set(children(os.getpid())) - HELPERS
+    if not claimed() or os.getpid() == 1 or others or not visible():
         return False
     from onnxopt_cli.isolation.keeper import become_subreaper
 
     return become_subreaper()
-
-
-@cache
-def _close_to_others() -> None:
-    """Keep other processes of this user out of this one: its memory and /proc/PID/fd.
-
-    Workers are not closed so: what they execute is open again. Only Linux has this.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:

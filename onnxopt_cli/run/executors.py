@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.backends.specification import parse_specification
@@ -174,6 +175,19 @@ def _limits_of_asking(limits: Limits, longest: float) -> Limits:
     return replace(limits, timeout=min(limits.timeout, longest), memory=limits.memory + ours)
 
 
+class NotHereError(Exception):
+    """A process that only runs and judges formulas was to start workers."""
+
+
+def not_here() -> NoReturn:
+    """Start no workers.
+
+    Raises:
+        NotHereError: always.
+    """
+    raise NotHereError
+
+
 class InProcess:
     """A backend in the runner's own process: if it crashes, so does the runner.
 
@@ -181,10 +195,10 @@ class InProcess:
         text: the backend as the user asked for it.
         lowering: when it is given primitive operators.
         interruption: set when the user wants the run to end.
-        open_pool: starts it in workers, for all models but a single node with a formula; None to
-            run everything here. A formula takes as much time and memory as its inputs let expect,
-            and its nodes are checked before; any other model may loop without end or make
-            terabytes out of a few bytes.
+        open_pool: starts it in workers, for all models but a single node with a formula, or a loop
+            of ours around one; None to run everything here. A formula takes as much time and memory
+            as its inputs let expect, and its nodes are checked before; any other model may loop
+            without end or make terabytes out of a few bytes.
     """
 
     def __init__(
@@ -203,12 +217,24 @@ class InProcess:
         self.name = text
         self.version = self._host.version
 
+    @property
+    def ours(self) -> bool:
+        """True if formulas alone are run here, by our own reference."""
+        return self._open_pool is not None
+
+    def apart(self) -> InProcess:
+        """Return one for a process that must not start workers."""
+        other = copy(self)
+        vars(other)["_open_pool"] = not_here
+        return other
+
     def ready(self) -> None:
         """Do nothing: it has started as far as is known to be needed."""
 
     def submit(self, order: Order) -> Pending:
         """Have a case run in a worker, or here when its result is asked for."""
-        if self._open_pool is not None and sole_operator(order.model) is None:
+        isolated = not order.ours and sole_operator(order.model) is None
+        if isolated and self._open_pool is not None:
             self._pool = self._pool or self._open_pool()
             self.ahead = self._pool.ahead
             return self._pool.submit(order)

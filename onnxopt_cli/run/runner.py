@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 
@@ -15,11 +19,21 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.parallel import parallel
+from onnxopt_cli.isolation.processes import claimed
 from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
 from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
-from onnxopt_cli.run.executors import Executor, Pending, Setting, open_executors
+from onnxopt_cli.run.executors import (
+    Executor,
+    InProcess,
+    NotHereError,
+    Pending,
+    Setting,
+    not_here,
+    open_executors,
+)
 from onnxopt_cli.run.judge import (
     AskedCase,
     judge,
@@ -29,6 +43,16 @@ from onnxopt_cli.run.judge import (
     unasked_result,
     with_key,
 )
+
+# Fewer cases are not worth forking for; and how many a process takes at a time, at most, and how
+# many times it does.
+_FEWEST = 20
+_CHUNK = 32
+_CHUNKS = 400
+# Bytes of the files of a case.
+_LARGE = 16 << 20
+# What may come out otherwise where the case is the only one that runs.
+_ASKED_HERE = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +70,7 @@ class Plan:
         interruption: set when the user wants the run to end.
         evidence: what backends have shown to earn passes that need it.
         asker: asks models without a formula what is right; None to ask none.
+        judges: number of processes that run and judge what needs no worker; 1 for this one.
     """
 
     cases: Sequence[Case]
@@ -58,6 +83,7 @@ class Plan:
     interruption: Interruption = field(default_factory=Interruption)
     evidence: Evidence = field(default_factory=Evidence)
     asker: Asker | None = None
+    judges: int = 1
 
 
 @contextmanager
@@ -74,7 +100,8 @@ def open_plan(
     if set(backends) != {"numpy"}:
         asker.see_what_is_kept()
     with open_executors(backends, setting, interruption, asker) as opened:
-        yield Plan((), opened, judging=judging, interruption=interruption, asker=asker)
+        plan = Plan((), opened, judging=judging, interruption=interruption, asker=asker)
+        yield replace(plan, judges=setting.jobs)
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
@@ -85,28 +112,91 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     run, so that nothing is lost in silence. What workers did outside of any case comes last.
     """
     cases = iter(plan.cases)
-    asked: deque[_Asked] = deque()
+    asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
     failed = 0
     stopped = ""
-    while not stopped:
-        ahead = max((executor.ahead for executor in plan.backends), default=1)
-        while len(asked) < ahead and (case := next(cases, None)) is not None:
-            asked.append(_ask(plan, case))
-        if not asked:
-            break
-        results = _results(plan, asked.popleft())
-        failed += any(not result.conforms for result in results)
-        yield results
-        if plan.interruption.signal:
-            stopped = "interrupted"
-        elif plan.max_fail and failed >= plan.max_fail:
-            stopped = "stopped by --max-fail"
-    for case in (*(it.question.case for it in asked), *cases):
+    judged = _judged(plan) if plan.judges > 1 and len(plan.cases) >= _FEWEST else None
+    with closing(judged) if judged else nullcontext():
+        while not stopped:
+            ahead = max((executor.ahead for executor in plan.backends), default=1)
+            while len(asked) < ahead and (case := next(cases, None)) is not None:
+                row = next(judged, None) if judged else None
+                asked.append((case, row or _ask(plan, case)))
+            if not asked:
+                break
+            case, begun = asked.popleft()
+            if isinstance(begun, tuple):
+                results = _told(plan, case, begun)
+            else:
+                results = _results(plan, begun)
+            failed += any(not result.conforms for result in results)
+            yield results
+            if plan.interruption.signal:
+                stopped = "interrupted"
+            elif plan.max_fail and failed >= plan.max_fail:
+                stopped = "stopped by --max-fail"
+    for case in (*(case for case, _ in asked), *cases):
         yield tuple(plan.review(not_run(case, it.name, stopped)) for it in plan.backends)
     if not stopped:
         asides = tuple(_asides(plan))
         if asides:
             yield asides
+
+
+def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None]:
+    """Yield the results of each case, run and judged in other processes; None where that is not.
+
+    Only what our own reference computes by a formula is: a backend has processes of its own, which
+    must not be those that know what is right.
+    """
+    ours = [it.apart() for it in plan.backends if isinstance(it, InProcess) and it.ours]
+    # A program that calls us may have threads, with which no process can be forked.
+    if len(ours) < len(plan.backends) or not claimed():
+        return
+    asker = plan.asker and replace(plan.asker, open_workers=not_here)
+    alone = Plan((), ours, judging=plan.judging, evidence=plan.evidence, asker=asker)
+    # Cases of one place are of one trajectory, whose limits are derived once.
+    groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
+    chunk = min(_CHUNK, max(1, len(groups) // _CHUNKS))
+    work = partial(_alone, alone, os.getpid())
+    for rows in parallel(work, groups, plan.judges, chunk, lambda: plan.interruption.signal):
+        yield from rows
+
+
+def _alone(plan: Plan, parent: int, cases: Sequence[Case]) -> list[tuple[Result, ...] | None]:
+    """Run and judge cases in a process of its own; None for each that the parent has to."""
+    here = os.getpid() != parent
+    return [_results_of(plan, case) if here else None for case in cases]
+
+
+def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
+    try:
+        # Two large ones at a time take twice the memory.
+        sizes = [
+            seen[2] if seen else Path(path).stat().st_size for path, seen in case.files().items()
+        ]
+        if sum(sizes) > _LARGE:
+            return None
+        results = _results(plan, _ask(plan, case))
+    except (NotHereError, OSError):
+        return None
+    return None if any(it.outcome in _ASKED_HERE for it in results) else results
+
+
+def _told(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
+    """Take the results that another process has sent; what many share is ours, and not a copy."""
+    told = []
+    for executor, result in zip(plan.backends, results, strict=True):
+        plan.started(case.id, executor.name)
+        own = replace(
+            result,
+            case=case.id,
+            location=case.location,
+            operators=case.operators or result.operators,
+            backend=executor.name,
+        )
+        told.append(plan.review(own))
+    return tuple(told)
 
 
 def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
@@ -141,7 +231,10 @@ def _ask(plan: Plan, case: Case) -> _Asked:
         for executor in plan.backends:
             started = partial(plan.started, case.id, executor.name)
             if content.trajectory is None or not content.stepwise:
-                order = Order(content.model, content.inputs, started, returned=returned)
+                looped = content.trajectory is not None
+                order = Order(
+                    content.model, content.inputs, started, returned=returned, ours=looped
+                )
                 pending.append(executor.submit(order))
             else:
                 # Not worth importing for cases of one step.

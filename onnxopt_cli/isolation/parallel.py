@@ -1,0 +1,172 @@
+"""The same work on many things, in several processes where the system can fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from onnxopt_cli.isolation.interruption import held_signals, plain_signals
+from onnxopt_cli.isolation.processes import HELPERS, close_to_others
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+# Chunks that a process has at a time, so that it need not wait; and how far all may be ahead.
+_ASKED = 2
+_AHEAD = 4
+# How often it is asked whether to stop.
+_TICK_SECONDS = 0.05
+
+
+def parallel(
+    work: Callable[[Item], Done],
+    items: Sequence[Item],
+    jobs: int,
+    chunk: int = 8,
+    stop: Callable[[], object] = lambda: False,
+) -> Iterator[Done]:
+    """Yield ``work(item)`` for every item, in order.
+
+    What a process cannot do, because it ends, or the work raises or returns what cannot be sent,
+    is done again in this process. So nothing is lost, and what is raised is raised here.
+
+    Args:
+        work: any function; what it returns should be picklable if jobs is more than one.
+        items: what to call it with.
+        jobs: number of processes; one means this process.
+        chunk: number of items that a process takes at a time.
+        stop: tells whether to stop early.
+    """
+    count = -(-len(items) // chunk)
+    # macOS can fork, but its libraries may crash in a process that was forked.
+    if min(jobs, count) <= 1 or sys.platform in {"darwin", "win32"}:
+        yield from map(work, items)
+        return
+    from multiprocessing.connection import wait
+
+    unasked = deque(range(count))
+    done: dict[int, list[Done] | None] = {}
+    with ExitStack() as stack:
+        helpers: list[_Helper] = []
+        with held_signals(), suppress(OSError):
+            while len(helpers) < min(jobs, count):
+                helpers.append(_Helper(partial(_some, work, items, chunk), helpers))
+                stack.callback(helpers[-1].end)
+        for number in range(count):
+            while number not in done and not stop():
+                for helper in helpers:
+                    while (
+                        unasked
+                        and len(helper.asked) < _ASKED
+                        and (unasked[0] < number + _AHEAD * jobs)
+                    ):
+                        helper.ask(unasked.popleft())
+                ready = wait([it.connection for it in helpers if it.asked], _TICK_SECONDS)
+                for helper in [it for it in helpers if it.connection in ready]:
+                    done |= helper.answer()
+                if not any(number in helper.asked for helper in helpers):
+                    done.setdefault(number, None)
+            if stop():
+                return
+            found = done.pop(number)
+            here = map(work, items[number * chunk : (number + 1) * chunk])
+            yield from here if found is None else found
+
+
+def _some(
+    work: Callable[[Item], Done], items: Sequence[Item], chunk: int, number: int
+) -> list[Done]:
+    return [work(item) for item in items[number * chunk : (number + 1) * chunk]]
+
+
+class _Helper:
+    """A process that was forked to work.
+
+    Args:
+        work: what it calls with each number that it is asked for.
+        others: what it must not hold the connections of.
+
+    Attributes:
+        connection: from which answers come.
+        asked: the numbers that it has not answered, in order.
+
+    Raises:
+        OSError: if the system allows no more processes or open files.
+    """
+
+    def __init__(self, work: Callable[[int], object], others: Sequence[_Helper]) -> None:
+        from multiprocessing.connection import Pipe
+
+        self.asked: deque[int] = deque()
+        self.connection, theirs = Pipe()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # Of threads: those of NumPy's libraries see to it themselves that they can be forked.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process = os.fork()
+        if not self._process:
+            try:
+                for held in (self, *others):
+                    held.connection.close()
+                _begin(parent)
+                _work(theirs, work)
+            finally:
+                os._exit(1)
+        HELPERS.add(self._process)
+        theirs.close()
+
+    def ask(self, number: int) -> None:
+        """Have it call its work with a number."""
+        self.asked.append(number)
+        # Whether it has ended is seen where its answer is awaited.
+        with suppress(OSError):
+            self.connection.send(number)
+
+    def answer(self) -> dict[int, list[Done] | None]:
+        """Return what it has answered by number; None for what it could not do."""
+        try:
+            found: list[Done] | None = self.connection.recv()
+            return {self.asked.popleft(): found}
+        except (OSError, EOFError):
+            left, self.asked = self.asked, deque()
+            return dict.fromkeys(left)
+
+    def end(self) -> None:
+        """Kill it."""
+        # Where whoever started the command ignores the end of children, nothing is left of one.
+        with suppress(OSError):
+            os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
+        HELPERS.discard(self._process)
+        self.connection.close()
+
+
+def _begin(parent: int) -> None:
+    """End with the parent, however that ends, leave Ctrl-C to it, and be closed to backends."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    plain_signals()
+    if sys.platform == "linux":
+        from onnxopt_cli.isolation.keeper import end_with
+
+        close_to_others()
+        end_with(parent, signal.SIGKILL)
+
+
+def _work(connection: Connection, work: Callable[[int], object]) -> NoReturn:
+    while True:
+        number = connection.recv()
+        try:
+            connection.send(work(number))
+        except Exception:  # noqa: BLE001 - whatever it is, it happens again in the parent
+            connection.send(None)

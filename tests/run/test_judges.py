@@ -1,0 +1,122 @@
+"""Small cases run and are judged in several processes, and nobody can tell by the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from forked import run_command
+from isolated import Run
+from places import REPOSITORY
+
+# Where X is 7 the formula does something to the process, or to the one that forked it.
+OPERATOR = """\
+import os, signal
+from pathlib import Path
+
+import numpy as np
+from onnxopt_cli.formula.operator import FLOATS, Operator, Scalar
+
+odd = [0.0]
+
+
+def scaled(R, X):
+    if isinstance(X, np.ndarray) and (X == 7).any():
+        {misdeed}
+    return (R * X,)
+
+
+SCALED = Operator(
+    name="Scaled", domain="my.company", version=1, formula=scaled, scalars=(Scalar("R", FLOATS),),
+    tensors=("X",), outputs={{"Y": "X"}}, attributes=(), about="R X.", source="none", forms=(),
+    deviations=(),
+)
+"""
+ONCE = "Path('done').exists() or Path('done').touch() or "
+KILLED = f"{ONCE}os.kill(os.getpid(), signal.SIGKILL)"
+# Whoever asks every second time gets another result: the runner asks first, then the backend.
+UNEQUAL = "X = X + odd[0]; odd[0] = 1 - odd[0]"
+INTERRUPTS = f"{ONCE}os.kill(os.getppid(), signal.SIGINT)"
+CASES = 60
+
+
+@pytest.fixture
+def write(workplace):
+    def write(misdeed, *sevens):
+        (workplace / "scaled.py").write_text(OPERATOR.format(misdeed=misdeed))
+        text = "onnxopt: 1\nsuite: demo\noperator: Scaled\ncases:\n"
+        for number in range(CASES):
+            first = 7.0 if number in sevens else 1.25
+            text += f"  - name: case_{number}\n    inputs: {{R: 0.3, X: [{first}, {number}.5]}}\n"
+        text += "  - name: refused\n    rejects: true\n    inputs: {R: [0.3, 0.4], X: [1.0]}\n"
+        text += "  - name: wrong\n    inputs: {R: 0.3, X: [1.0]}\n    outputs: {Y: [5.0]}\n"
+        (workplace / "demo.yaml").write_text(text)
+
+    return write
+
+
+def words(*options):
+    report = "--report=json=report.json"
+    return ("run", "demo.yaml", "--operators", "scaled.py", "--no-explain", report, *options)
+
+
+def results(*options):
+    done = run_command(*words(*options))
+    assert "Traceback" not in done.stderr
+    found = json.loads(Path("report.json").read_text())["results"]
+    for result in found:
+        del result["seconds"]
+    return done.returncode, found
+
+
+def test_results_are_the_same_with_one_process_and_with_more(write):
+    write(UNEQUAL, 3, 31)
+    code, alone = results("-j", "1", "--log", "alone.jsonl")
+    outcomes = [result["outcome"] for result in alone]
+    assert [place for place, outcome in enumerate(outcomes) if outcome == "fail"] == [3, 31]
+    assert outcomes[-2:] == ["pass", "invalid"]
+    for jobs in ("2", "3"):
+        assert results("-j", jobs, "--log", f"{jobs}.jsonl") == (code, alone)
+        done = run_command("report", "diff", "alone.jsonl", f"{jobs}.jsonl")
+        assert done.returncode == 0, done.stdout
+
+
+def test_what_a_killed_process_leaves_is_done_by_another(write, workplace):
+    write(KILLED, 20)
+    assert results("-j", "2")[0] == 2
+    assert (workplace / "done").exists()
+    (workplace / "done").unlink()
+    assert [it["outcome"] for it in results("-j", "2")[1]] == ["pass"] * (CASES + 1) + ["invalid"]
+
+
+def test_x_stops_at_the_first_failure_in_the_order_of_the_cases(write):
+    write(UNEQUAL, 11, 12)
+    code, found = results("-j", "2", "-x")
+    assert code == 1
+    assert [it["outcome"] for it in found] == ["pass"] * 11 + ["fail"] + ["not-run"] * (CASES - 10)
+
+
+def test_ctrl_c_ends_the_run_in_order_and_leaves_no_process(write, workplace):
+    write(INTERRUPTS, 40)
+    mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxopt_cli", *words("-j", "2", "--log", "log.jsonl")],
+        env={**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = Run(process, mark, workplace / "report.json").wait()
+    assert run.code == 128 + signal.SIGINT
+    assert run.survivors(0) == []
+    outcomes = list(run.outcomes.values())
+    passed = outcomes.count("pass")
+    assert passed <= CASES
+    assert outcomes == ["pass"] * passed + ["not-run"] * (CASES + 2 - passed)
+    resumed = run_command(*words("-j", "2", "--resume", "log.jsonl"))
+    assert resumed.returncode == 2
+    assert run.read().outcomes == dict.fromkeys(run.outcomes, "pass") | {"wrong": "invalid"}
