@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TypeAlias
 
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
-from onnxopt_cli.cases.yaml.file import read_yaml_file
+from onnxopt_cli.cases.yaml.file import read_apart, read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import nearest, printable
@@ -25,7 +27,14 @@ _CASES = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD = 1 << 16
 _DEFAULT = "cases"
 # Cases and problems of the suites that were asked for so far: finding them takes a second.
-_Suites: TypeAlias = dict[str, tuple[list[Case], list[Problem]]]
+_Found: TypeAlias = tuple[list[Case], list[Problem]]
+_Suites: TypeAlias = dict[str, _Found]
+#: Calls a function with each of many files, in order, perhaps in other processes.
+Each: TypeAlias = Callable[
+    [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
+]
+# Bytes of case files from which on other processes are worth starting to read them.
+_LONG = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +95,15 @@ def default_targets() -> list[str]:
     return [name for name in suites() if name not in NAMED_ONLY]
 
 
-def collect(targets: Sequence[str], memory: int = USUAL_MEMORY) -> Collection:
+def collect(
+    targets: Sequence[str], memory: int = USUAL_MEMORY, each: Each | None = None
+) -> Collection:
     """Find the cases that the targets name.
 
     Args:
         targets: files, folders, names of suites or ids; none means the default ones.
         memory: bytes that a case of a case file may take; 0 for no limit.
+        each: reads the many files of a folder.
 
     Raises:
         UsageError: if a target is neither, two different cases have one id, or one has an id that
@@ -103,7 +115,7 @@ def collect(targets: Sequence[str], memory: int = USUAL_MEMORY) -> Collection:
     problems: list[Problem] = []
     suites: _Suites = {}
     for target in targets:
-        found, wrong = _find(target, suites, memory)
+        found, wrong = _find(target, suites, memory, each)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
@@ -147,13 +159,13 @@ def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
     return found
 
 
-def _find(target: str, suites: _Suites, memory: int) -> tuple[list[Case], list[Problem]]:
+def _find(target: str, suites: _Suites, memory: int, each: Each | None = None) -> _Found:
     if not target:
         # An unset variable of a script; as a path it would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.is_dir():
-        return _find_in_folder(path, memory)
+        return _find_in_folder(path, memory, each)
     if path.exists():
         if path.suffix.lower() in _YAML:
             return read_yaml_file(path, memory)
@@ -190,16 +202,21 @@ def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]
     return chosen, []
 
 
-def _find_in_folder(folder: Path, memory: int) -> tuple[list[Case], list[Problem]]:
+def _find_in_folder(folder: Path, memory: int, each: Each | None) -> _Found:
     """Find case files and ONNX directories under a folder; hidden folders are left out."""
     cases, problems = find_directories(folder)
+    paths: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith(".") and _may_hold_cases(Path(parent, name)):
-                found, wrong = read_yaml_file(Path(parent, name), memory)
-                cases += found
-                problems += wrong
+        found = [Path(parent, name) for name in sorted(files) if not name.startswith(".")]
+        paths += filter(_may_hold_cases, found)
+    apart: Iterable[_Found | None] = repeat(None)
+    if each and sum(path.stat().st_size for path in paths) > _LONG:
+        apart = each(partial(read_apart, memory=memory), paths)
+    for path, sent in zip(paths, apart, strict=False):
+        read, wrong = sent or read_yaml_file(path, memory)
+        cases += read
+        problems += wrong
     return cases, problems
 
 

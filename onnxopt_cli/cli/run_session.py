@@ -24,6 +24,8 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import interruptible
+from onnxopt_cli.isolation.parallel import parallel
+from onnxopt_cli.isolation.processes import claimed
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
@@ -253,7 +255,11 @@ def execute(options: Mapping[str, Any]) -> int:
     if reports or terms.log or options["artifacts"] or terms.update_expect:
         go_on_without_reader()
     targets = options["targets"] or default_targets()
-    find = partial(collect, targets, options["memory"])
+    each = None
+    # Backends in this process, and programs that call us, may have threads.
+    if terms.setting.jobs > 1 and terms.setting.isolation is not api.Isolation.NONE and claimed():
+        each = partial(parallel, jobs=terms.setting.jobs, chunk=1)
+    find = partial(collect, targets, options["memory"], each)
     with (
         interruptible() as interruption,
         api.open_session(terms, find, interruption, note) as session,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -118,6 +119,8 @@ class _Helper:
             try:
                 for held in (self, *others):
                     held.connection.close()
+                # Looking for garbage among what the parent has would copy all of it.
+                gc.freeze()
                 _begin(parent)
                 _work(theirs, work)
             finally:

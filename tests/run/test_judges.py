@@ -61,18 +61,20 @@ def write(workplace):
     return write
 
 
-def words(*options):
+def words(*options, targets="demo.yaml"):
     report = "--report=json=report.json"
-    return ("run", "demo.yaml", "--operators", "scaled.py", "--no-explain", report, *options)
+    return ("run", targets, "--operators", "scaled.py", "--no-explain", report, *options)
 
 
 def results(*options):
     done = run_command(*words(*options))
     assert "Traceback" not in done.stderr
     found = json.loads(Path("report.json").read_text())["results"]
-    for result in found:
-        del result["seconds"]
-    return done.returncode, found
+    return done.returncode, [without_seconds(it) for it in found]
+
+
+def without_seconds(result):
+    return {name: value for name, value in result.items() if name != "seconds"}
 
 
 def test_results_are_the_same_with_one_process_and_with_more(write):
@@ -85,6 +87,27 @@ def test_results_are_the_same_with_one_process_and_with_more(write):
         assert results("-j", jobs, "--log", f"{jobs}.jsonl") == (code, alone)
         done = run_command("report", "diff", "alone.jsonl", f"{jobs}.jsonl")
         assert done.returncode == 0, done.stdout
+
+
+def test_long_files_say_the_same_read_by_one_process_and_by_more(write, workplace):
+    write(UNEQUAL)
+    text = (workplace / "demo.yaml").read_text() + "# long\n" * 100_000
+    (workplace / "cases").mkdir()
+    for name in "ab":
+        (workplace / "cases" / f"{name}.yaml").write_text(text)
+    drawn = "{random: {normal: {}, seed: 1}, shape: [2]}"
+    (workplace / "cases" / "drawn.yaml").write_text(text.replace("[1.25, 3.5]", drawn))
+    (workplace / "cases" / "wrong.yaml").write_text(text.replace("[1.25, 3.5]", "[1.25, much]"))
+    found = []
+    for jobs in "12":
+        run_command(*words("-j", jobs, "--log", f"{jobs}.jsonl", targets="cases/"))
+        record = json.loads(Path("report.json").read_text())
+        found.append((record["problems"], [without_seconds(it) for it in record["results"]]))
+        header = json.loads(Path(f"{jobs}.jsonl").read_text().split("\n")[0])
+        found[-1] += (header["cases"], header["contents"])
+    assert len(found[0][0]) == 1
+    assert len(found[0][1]) == 4 * (CASES + 2) - 1
+    assert found[0] == found[1]
 
 
 def test_what_a_killed_process_leaves_is_done_by_another(write, workplace):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -66,14 +67,21 @@ def case_of_one_step(
     rejects: bool = False,
 ) -> DeclaredCase:
     """Return a case whose inputs and outputs are in the graph's order; see Content and above."""
-
-    def make() -> Content:
-        fed = {name: value.make() for name, value in inputs.items()}
-        if outputs is None:
-            return Content(model(), fed, None, rejects=rejects)
-        return Content(model(), fed, {name: value.make() for name, value in outputs.items()})
-
+    make = partial(_content, model, inputs, outputs, rejects=rejects)
     return DeclaredCase(operators, tuple(output_names), {"": make})
+
+
+def _content(
+    model: Callable[[], onnx.ModelProto],
+    inputs: Mapping[str, Declared],
+    outputs: Mapping[str, Declared] | None,
+    *,
+    rejects: bool,
+) -> Content:
+    fed = {name: value.make() for name, value in inputs.items()}
+    if outputs is None:
+        return Content(model(), fed, None, rejects=rejects)
+    return Content(model(), fed, {name: value.make() for name, value in outputs.items()})
 
 
 class Incomplete(Exception):

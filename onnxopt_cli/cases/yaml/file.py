@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,10 +31,13 @@ from onnxopt_cli.cases.yaml.syntax import (
 from onnxopt_cli.core.case import Case, Content, Location, Signature
 from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS, find_operator
 
 # Nobody reads more of them, and showing all that a long file can have takes minutes.
 _MOST_PROBLEMS = 100
+# Cases whose contents are packed together.
+_PACKED = 32
 _LIMITS = ("rtol", "atol", "ulp")
 _NO_LIMITS: dict[str, Any] = {}
 _SCHEMA = "onnxopt_cli.cases.yaml"
@@ -60,6 +65,47 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
         return [], list(error.problems)
     except MemoryError:
         return [], [Problem(f"{path}:1", f"{OUT_OF_MEMORY} to read the file")]
+
+
+def read_apart(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], list[Problem]] | None:
+    """Read a case file as :func:`read_yaml_file` does, to send what is found to another process.
+
+    The contents of the cases stay packed until they are read, so that very many take less memory.
+
+    Returns:
+        None if the cases cannot be sent.
+    """
+    cases, problems = read_yaml_file(path, memory)
+    packed: list[Case] = []
+    for start in range(0, len(cases), _PACKED):
+        some, buffer = cases[start : start + _PACKED], BytesIO()
+        pickler = pickle.Pickler(buffer)
+        pickler.dispatch_table = {Operator: _reduced}
+        try:
+            pickler.dump([case.read for case in some])
+        except (pickle.PicklingError, AttributeError, TypeError):
+            # What is random, or of several steps, is made by functions that have no name.
+            return None
+        reads = buffer.getvalue()
+        packed += [
+            replace(case, read=partial(_read_packed, reads, place))
+            for place, case in enumerate(some)
+        ]
+    return packed, problems
+
+
+def _reduced(operator: Operator) -> tuple[Callable[[str, str], Operator | None], tuple[str, str]]:
+    return find_operator, (operator.domain, operator.name)
+
+
+def _read_packed(reads: bytes, place: int) -> Content:
+    return _unpacked(reads)[place]()
+
+
+@lru_cache(2)
+def _unpacked(reads: bytes) -> list[Callable[[], Content]]:
+    found: list[Callable[[], Content]] = pickle.loads(reads)  # noqa: S301 - of our own process
+    return found
 
 
 def read_yaml_text(
