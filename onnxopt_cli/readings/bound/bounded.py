@@ -9,7 +9,7 @@ right results (:class:`Either`), and tensors of unlike types may be combined in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from operator import attrgetter
@@ -78,7 +78,10 @@ class Bounded(Approximate, _Operand):
     def span(self) -> tuple[float, float]:
         """Smallest magnitude and largest reach of an element or 1, zero and infinity aside."""
         small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
-        least, most = small.min(initial=np.inf), large.max(initial=0.0)
+        if small.ndim == large.ndim == 0:
+            least, most = small, large
+        else:
+            least, most = small.min(initial=np.inf), large.max(initial=0.0)
         if not 0 < least <= most < np.inf:
             least = np.min(small, initial=1.0, where=_is_usual(small))
             most = np.max(large, initial=1.0, where=_is_usual(large))
@@ -142,7 +145,8 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDE) -> Bo
     if precision.dtype is not None and tensor.dtype != precision.dtype:
         difference = np.abs(value - value.astype(precision.dtype).astype(wide))
         error = np.float64(np.where(np.isfinite(value), difference, 0.0))
-    return Bounded(value, _in_range(value, error, precision), precision=precision)
+    magnitude = np.abs(np.float64(value))
+    return Bounded(value, _in_range(value, error, precision, magnitude), precision=precision)
 
 
 def number(value: float, wide: np.dtype[Any] = WIDE) -> Bounded:
@@ -215,21 +219,8 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     one, but that is no reason to compute tensors in it.
     """
     coarse = [it.coarse if isinstance(it, Mixed) else it for it in operands]
-    match row:
-        case Comparison():
-            return _compared(function, *coarse)
-        case Logical():
-            return _logical(function, *coarse)
-        case Choice():
-            return _chosen(coarse[0], *operands[1:])
-        case MatrixProduct():
-            return _matrix_product(*coarse)
-        case Reduction() | Percentile():
-            reduced = _reduced(row, *coarse)
-            if isinstance(operands[0], Mixed):
-                return Mixed(reduced, _reduced(row, operands[0].fine, *coarse[1:]))
-            return reduced
-    assert isinstance(row, Elementwise)  # noqa: S101 - what is left
+    if not isinstance(row, Elementwise):
+        return _of_all(function, row, operands, coarse)
     precision = _coarsest(coarse)
     result = _computed(function, row, coarse, precision)
     highest = [it for it in coarse if it.precision.level == precision.level]
@@ -243,8 +234,33 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     return result
 
 
+def _of_all(
+    function: Callable[..., Any],
+    row: Row,
+    operands: Sequence[Bounded | Mixed],
+    coarse: Sequence[Bounded],
+) -> Any:
+    match row:
+        case Comparison():
+            return _compared(function, *coarse)
+        case Logical():
+            return _logical(function, *coarse)
+        case Choice():
+            return _chosen(coarse[0], *operands[1:])
+        case MatrixProduct():
+            return _matrix_product(*coarse)
+    assert isinstance(row, Reduction | Percentile)  # noqa: S101 - what is left
+    reduced = _reduced(row, *coarse)
+    if isinstance(operands[0], Mixed):
+        return Mixed(reduced, _reduced(row, operands[0].fine, *coarse[1:]))
+    return reduced
+
+
 def _coarsest(operands: Sequence[Bounded]) -> Precision:
     """Return what operands are combined in: of those of the highest level, the coarsest type."""
+    first = operands[0].precision
+    if all(it.precision is first for it in operands):
+        return first
     return max((it.precision for it in operands), key=attrgetter("level", "unit_roundoff"))
 
 
@@ -256,8 +272,12 @@ def _joining(operand: Bounded, precision: Precision) -> Bounded:
     if own is UNTYPED:
         # The error of an expression of attributes alone is scaled to the type that it meets.
         error = operand.error * (precision.unit_roundoff / UNTYPED.unit_roundoff)
-        error = _in_range(operand.value, error, precision)
-        return replace(operand, error=error, precision=precision)
+        error = _in_range(operand.value, error, precision, operand.magnitude)
+        value, may_cross, doubt = operand.value, operand.may_cross, operand.doubt
+        return _known(
+            Bounded(value, error, may_cross, precision, doubt, operand.reach, operand.factors),
+            operand.magnitude,
+        )
     if own.level == precision.level and own.unit_roundoff < precision.unit_roundoff:
         return _converted(operand, precision)
     return operand
@@ -274,7 +294,7 @@ def _converted(operand: Bounded, precision: Precision) -> Bounded:
     if _somewhere(exact):
         held = operand.value == np.asarray(operand.value).astype(precision.dtype)
         rounding = np.where(exact & held, 0.0, rounding)
-    error = _in_range(operand.value, operand.error + rounding, precision)
+    error = _in_range(operand.value, operand.error + rounding, precision, operand.magnitude)
     return Bounded(operand.value, error, operand.may_cross, precision)
 
 
@@ -283,9 +303,8 @@ def _somewhere(mask: Any) -> bool:
     return bool(mask if mask.ndim == 0 else np.count_nonzero(mask))
 
 
-def _in_range(value: Any, error: Any, precision: Precision) -> Any:
+def _in_range(value: Any, error: Any, precision: Precision, magnitude: Any) -> Any:
     """Allow for flushing of what may be subnormal, and give up on what may leave the range."""
-    magnitude = np.abs(np.float64(value))
     subnormal = magnitude - error < precision.smallest_normal
     if _somewhere(subnormal):
         # An exact zero stays one; another may be so small that its magnitude underflows here.
@@ -320,7 +339,7 @@ def _computed(
     )
     if factors:
         error = _in_any_order(value, error, factors, precision)
-    error = _in_range(value, error, precision)
+    error = _in_range(value, error, precision, magnitude)
     reach = None
     if row.is_sum:
         error = _as_a_share(value, error, operands, precision.largest)
@@ -329,17 +348,25 @@ def _computed(
     doubt = None
     if row.is_sum or not row.roundings:
         doubt = _doubt(value, magnitude, error, operands, precision)
-    return Bounded(value, error, may_cross, precision, doubt, reach, factors)
+    return _known(Bounded(value, error, may_cross, precision, doubt, reach, factors), magnitude)
+
+
+def _known(operand: Bounded, magnitude: Any) -> Bounded:
+    """Return an operand whose magnitude, which will be asked for many times, is known."""
+    vars(operand)["magnitude"] = magnitude
+    return operand
 
 
 def _doubt(
     value: Any, magnitude: Any, error: Any, operands: Sequence[Bounded], precision: Precision
 ) -> Any:
     """Return the error without that of exact results of exact operands, if there are such."""
+    if precision is UNTYPED:
+        return None
     exact: Any = error > 0
     for operand in operands:
         exact = exact & (operand.doubtful == 0)
-    if precision is UNTYPED or not _somewhere(exact):
+    if not _somewhere(exact):
         return None
     normal = (value == 0) | (magnitude >= precision.smallest_normal)
     held = value == np.asarray(value).astype(precision.dtype)
@@ -491,5 +518,5 @@ def _reduced(row: Reduction | Percentile, elements: Bounded, *others: Bounded) -
 
 
 def _in(precision: Precision, result: Approximate) -> Bounded:
-    error = _in_range(result.value, result.error, precision)
+    error = _in_range(result.value, result.error, precision, result.magnitude)
     return Bounded(result.value, error, result.may_cross, precision)

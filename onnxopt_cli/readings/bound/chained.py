@@ -180,6 +180,8 @@ class InexactTensor:
         """Return it as an operand that an implementation may convert to a precision."""
         if not isinstance(self.content, Bounded):
             return given(self.content, precision)
+        if self.content.precision is precision:
+            return self.content
         if self.content.precision.dtype == precision.dtype:
             return replace(self.content, precision=precision)
         return covering(*output(self.content, precision))
