@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -35,7 +35,7 @@ def parallel(
     jobs: int,
     chunk: int = 8,
     stop: Callable[[], object] = lambda: False,
-) -> Iterator[Done]:
+) -> Generator[Done]:
     """Yield ``work(item)`` for every item, in order.
 
     What a process cannot do, because it ends, or the work raises or returns what cannot be sent,

@@ -17,7 +17,7 @@ import numpy as np
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.isolation.processes import claimed
@@ -49,7 +49,7 @@ from onnxopt_cli.run.judge import (
 _FEWEST = 20
 _CHUNK = 32
 _CHUNKS = 400
-# Bytes of the files of a case.
+# Bytes of a case.
 _LARGE = 16 << 20
 # What may come out otherwise where the case is the only one that runs.
 _ASKED_HERE = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
@@ -172,13 +172,15 @@ def _alone(plan: Plan, parent: int, cases: Sequence[Case]) -> list[tuple[Result,
 def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
     try:
         # Two large ones at a time take twice the memory.
-        sizes = [
-            seen[2] if seen else Path(path).stat().st_size for path, seen in case.files().items()
-        ]
-        if sum(sizes) > _LARGE:
+        files = case.files().items()
+        if sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files) > _LARGE:
             return None
-        results = _results(plan, _ask(plan, case))
-    except (NotHereError, OSError):
+        content = case.read()
+        arrays = [it for it in content.inputs.values() if isinstance(it, np.ndarray)]
+        if sum(it.nbytes for it in arrays) > _LARGE:
+            return None
+        results = _results(plan, _ask(plan, replace(case, read=lambda: content)))
+    except (NotHereError, InvalidCase, OSError):
         return None
     return None if any(it.outcome in _ASKED_HERE for it in results) else results
 
