@@ -21,6 +21,9 @@ def _instead_of(right: str, table: str) -> tuple[Deviation, ...]:
 REGULARIZED_GRADIENT = _instead_of(
     "norm_coefficient * X + G",
     """
+    no regularisation
+        There is no norm_coefficient: G is taken as it is, even where X is infinite.
+        G
     regularisation of twice the strength
         The gradient of norm_coefficient * ||X||^2, without the half.
         2 * norm_coefficient * X + G
