@@ -211,11 +211,13 @@ def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
     if "math" in written:
         options["math"] = written["math"]
     for key, value in options.items():
-        if not isinstance(value, (str, int, float)) or "," in str(value):
+        if not isinstance(value, (str, int, float)) or "," in str(value) or "=" in key:
             raise ValueError(f"has {printable(key)} = {printable(repr(value))}, which is no option")
         backend += f",{key}={str(value).lower() if isinstance(value, bool) else value}"
     if "unsupported" in written:
         backend += f",unsupported={written['unsupported']}"
+    if "\0" in backend:
+        raise ValueError("has a character of code 0")
     return backend
 
 

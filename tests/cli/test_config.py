@@ -139,6 +139,8 @@ def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
         ("[backends.mine]\npython = '1'", "onnxopt.toml:1: backends.mine names no backend"),
         ("[backends.mine]\nbackend = 'a'\ndevice = 'b'", ":3: there is no backends.mine.device"),
         ("[backends.mine]\nbackend = 'a'\noptions = {a = 'b,c'}", "which is no option"),
+        ("[backends.mine]\nbackend = 'a'\nenvironment = {'A=B' = 'c'}", "which is no option"),
+        ("[backends.mine]\nbackend = 'a'\nenvironment = {A = \"\\u0000\"}", "mine has a character"),
         ("[profiles.ci]\nrerum = 1", "onnxopt.toml:2: there is no profiles.ci.rerum; did you mean"),
         ("\ntimeout = true", "onnxopt.toml:2: found true or false, expected text or a number"),
         ("tag = [['a']]", "onnxopt.toml:1: found ['a'], expected text or a number"),
