@@ -124,8 +124,9 @@ def test_a_small_model_that_takes_everything_costs_its_case_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [256 << 20, 512 << 20])
-def test_a_case_of_as_many_elements_as_may_be_takes_no_more_than_the_memory_given(tmp_path, memory):
+def test_a_case_of_as_many_elements_as_may_be_takes_no_more_than_the_memory_given(tmp_path):
+    # The system counts what this process held when it started the command.
+    memory = 1 << 30
     # X alone is large, the types are unlike.
     others = [PLAIN % dtype for dtype in ("float32", "float64", "float32")]
     text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *others)

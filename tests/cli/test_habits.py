@@ -288,7 +288,7 @@ def test_the_slowest_cases_are_shown_when_asked_for(workplace, onnxopt):
         "from mistaken import Right\n"
         "class Backend(Right):\n"
         "    def run(self, model, inputs):\n"
-        "        time.sleep(0.05 * (model.graph.node[0].op_type == 'Adagrad'))\n"
+        "        time.sleep(0.5 * (model.graph.node[0].op_type == 'Adagrad'))\n"
         "        return super().run(model, inputs)\n"
     )
     backend = "python:slow.py:Backend"

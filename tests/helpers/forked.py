@@ -248,6 +248,8 @@ def _become(command: list, given: list[int]) -> None:
     sys.modules["numpy"].random.seed()
 
 
+# Tests may let it stand for what cannot be started.
+_PYTHON = sys.executable
 # Windows has none.
 _start = getattr(subprocess, "_fork_exec", None)
 # Each has the code that it starts Python with.
@@ -269,7 +271,10 @@ def fork_or_start(
     words = list(arguments)
     at = words.index("-c") + 1 if "-c" in words else 0
     if (
-        not (at and words[at] in [getattr(sys.modules.get(it), "_START", None) for it in _STARTING])
+        words[0] != _PYTHON
+        or not (
+            at and words[at] in [getattr(sys.modules.get(it), "_START", None) for it in _STARTING]
+        )
         or not (close_fds and folder is variables is None and group < 0)
         or not _starts_as_others(os.environ)
         or not _NOT_TO_BE_FORKED.isdisjoint(sys.modules)
