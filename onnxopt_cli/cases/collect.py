@@ -26,8 +26,8 @@ _YAML = (".yaml", ".yml", ".json")
 _CASES = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD = 1 << 16
 _DEFAULT = "cases"
-# Cases and problems of the suites that were asked for so far: finding them takes a second.
 _Found: TypeAlias = tuple[list[Case], list[Problem]]
+# Those of the suites that were asked for so far: finding them takes a second.
 _Suites: TypeAlias = dict[str, _Found]
 #: Calls a function with each of many files, in order, perhaps in other processes.
 Each: TypeAlias = Callable[
@@ -211,13 +211,21 @@ def _find_in_folder(folder: Path, memory: int, each: Each | None) -> _Found:
         found = [Path(parent, name) for name in sorted(files) if not name.startswith(".")]
         paths += filter(_may_hold_cases, found)
     apart: Iterable[_Found | None] = repeat(None)
-    if each and sum(path.stat().st_size for path in paths) > _LONG:
+    if each and sum(map(_size, paths)) > _LONG:
         apart = each(partial(read_apart, memory=memory), paths)
     for path, sent in zip(paths, apart, strict=False):
         read, wrong = sent or read_yaml_file(path, memory)
         cases += read
         problems += wrong
     return cases, problems
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file; 0 where it cannot be seen, which its reader says."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _may_hold_cases(path: Path) -> bool:

@@ -100,8 +100,14 @@ def open_plan(
     if set(backends) != {"numpy"}:
         asker.see_what_is_kept()
     with open_executors(backends, setting, interruption, asker) as opened:
-        plan = Plan((), opened, judging=judging, interruption=interruption, asker=asker)
-        yield replace(plan, judges=setting.jobs)
+        yield Plan(
+            (),
+            opened,
+            judging=judging,
+            interruption=interruption,
+            asker=asker,
+            judges=setting.jobs,
+        )
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:

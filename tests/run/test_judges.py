@@ -110,6 +110,14 @@ def test_long_files_say_the_same_read_by_one_process_and_by_more(write, workplac
     assert found[0] == found[1]
 
 
+def test_a_file_of_a_folder_that_is_not_there_is_named_and_the_others_run(write, workplace):
+    write(UNEQUAL)
+    (workplace / "gone.yaml").symlink_to("nowhere")
+    done = run_command(*words("-q", "-j", "2", targets="."))
+    assert (done.returncode, "gone.yaml: the file is missing" in done.stderr) == (2, True)
+    assert "pass" in done.stdout
+
+
 def test_what_a_killed_process_leaves_is_done_by_another(write, workplace):
     write(KILLED, 20)
     assert results("-j", "2")[0] == 2
