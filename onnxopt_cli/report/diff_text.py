@@ -227,6 +227,8 @@ def _comes_with_a_package(result: Result) -> bool:
     if suite in suites():
         return path.parent == Path(suite) and not path.exists()
     parts = path.parts
+    # Node cases stand in a folder of the cache that is named for their suite.
     return suite.startswith("onnx-") and any(
-        parts[start : start + len(_INSTALLED)] == _INSTALLED for start in range(len(parts))
+        parts[start : start + len(_INSTALLED)] == _INSTALLED or part.startswith(f"{suite}-")
+        for start, part in enumerate(parts)
     )

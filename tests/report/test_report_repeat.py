@@ -61,6 +61,13 @@ def test_an_id_that_is_part_of_another_or_looks_like_a_pattern_stands_for_itself
         assert [it.case for it in repeated(run, result)] == [result.case]
 
 
+def test_a_node_case_of_onnx_is_named_by_its_id(run):
+    (result,), _ = run("run", "onnx-node", "-k", "onnx-node/test_acos/0")
+    command = shlex.split(repeat_command(result, {}))
+    assert command == ["onnxopt", "run", "onnx-node/test_acos/0", "-b", "numpy"]
+    assert [it.case for it in repeated(run, result)] == ["onnx-node/test_acos/0"]
+
+
 def test_the_command_judges_as_the_run_did(run, workplace):
     (workplace / "demo.yaml").write_text(CASE)
     given = ["--atol", "0.25", "--rtol", "1e-05", "--signed-zeros", "--lower", "always"]
