@@ -27,6 +27,7 @@ from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.readings.evaluate import WIDE, rounded
 from onnxopt_cli.readings.lower.call import GraphTensor, lower_call
 from onnxopt_cli.readings.lower.model import OLDEST_OPSET
+from onnxopt_cli.readings.vocabulary import EXTREMES_OF_NOTHING
 
 Operation = Callable[..., Any]
 
@@ -50,6 +51,8 @@ class Arithmetic:
     def operate(self, ufunc: np.ufunc, operands: Sequence[Any]) -> Machine:
         """Carry out an operation on machine operands and plain numbers."""
         values = [self.finish(_value(operand)) for operand in operands]
+        if _are_numbers(values):
+            return Machine(self.finish(_of_numbers(ufunc, values)), self)
         value = self.operations.get(ufunc, ufunc)(*values)
         if not self.fused:
             return Machine(self.finish(value), self)
@@ -62,10 +65,10 @@ class Arithmetic:
 
 @dataclass(frozen=True, eq=False)
 class Machine(NDArrayOperatorsMixin):
-    """An array of a machine type.
+    """An array of a machine type, or a plain number.
 
     Attributes:
-        value: the array.
+        value: the array or number.
         arithmetic: how operations on it are carried out.
         unrounded: the same in a wider type, if it is a product.
     """
@@ -73,6 +76,9 @@ class Machine(NDArrayOperatorsMixin):
     value: Any
     arithmetic: Arithmetic
     unrounded: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
 
     def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> Machine:
         return self.arithmetic.operate(ufunc, inputs)
@@ -83,14 +89,13 @@ class Machine(NDArrayOperatorsMixin):
         values = list(map(_value, inputs))
         if function is np.sum:
             return Machine(self.arithmetic.finish(self.arithmetic.add_up(*values)), self.arithmetic)
-        if (
-            function is np.where
-            and np.ndim(values[0]) == 0
-            and all(isinstance(each, (int, float)) for each in values[1:])
-        ):
+        if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
             # A plain number that is chosen stays one.
-            return values[1] if values[0] else values[2]
-        return Machine(function(*values), self.arithmetic)
+            return Machine(values[1] if values[0] else values[2], self.arithmetic)
+        if function in EXTREMES_OF_NOTHING and not np.size(values[0]):
+            return Machine(values[0].dtype.type(EXTREMES_OF_NOTHING[function]), self.arithmetic)
+        value = _of_numbers(function, values) if _are_numbers(values) else function(*values)
+        return Machine(value, self.arithmetic)
 
 
 def computed(
@@ -111,7 +116,7 @@ def computed(
             results = call.apply(
                 lambda scalar: Machine(scalar.reshape(()).astype(rate), arithmetic),
                 lambda tensor: Machine(tensor, arithmetic),
-                number,
+                lambda value: Machine(number(value), arithmetic),
             )
             return [
                 rounded(_value(result), like.dtype, first.shape) for result, like, first in results
@@ -198,6 +203,16 @@ def _value(operand: Any) -> Any:
     return operand.value if isinstance(operand, Machine) else operand
 
 
+def _are_numbers(values: Sequence[Any]) -> bool:
+    """Tell whether all are Python's own numbers, which take the type of what they meet."""
+    return all(type(value) in (bool, int, float) for value in values)
+
+
+def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
+    """Return a function of plain numbers as one: infinite or NaN where Python's own would raise."""
+    return np.asarray(function(*values)).item()
+
+
 def _widened(value: Any) -> Any:
     narrow = np.asarray(value).dtype == np.float32
     return np.asarray(value, np.float64 if narrow else WIDE)
@@ -240,10 +255,11 @@ def computed_by_torch(call: Call[Array]) -> list[Array]:
     results = call.apply(
         lambda scalar: _TorchOperand(torch.tensor(scalar.reshape(()).astype(rate))),
         lambda tensor: _TorchOperand(torch.tensor(tensor)),
-        float,
+        lambda value: _TorchOperand(float(value)),
     )
     return [
-        rounded(result.tensor.numpy(), like.dtype, first.shape) for result, like, first in results
+        rounded(np.asarray(result.tensor), like.dtype, first.shape)
+        for result, like, first in results
     ]
 
 
@@ -281,13 +297,19 @@ def _session(model: bytes) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _TorchOperand(NDArrayOperatorsMixin):
-    """A tensor of PyTorch that joins in through NumPy's dispatch."""
+    """A tensor of PyTorch, or a plain number, that joins in through NumPy's dispatch."""
 
     tensor: Any
 
+    def __bool__(self) -> bool:
+        return bool(self.tensor)
+
     def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> _TorchOperand:
+        values = list(map(_torch_value, inputs))
+        if _are_numbers(values):
+            return _TorchOperand(_of_numbers(ufunc, values))
         operation = _OPERATIONS.get(ufunc) or _torch_function(ufunc)
-        return _TorchOperand(operation(*map(_torch_value, inputs)))
+        return _TorchOperand(operation(*values))
 
     def __array_function__(
         self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], __: Any
@@ -312,7 +334,16 @@ _OPERATIONS: Mapping[np.ufunc, Callable[..., Any]] = {
 def _torch_function(function: Callable[..., Any]) -> Any:
     if function is percentile:
         return _torch_percentile
+    if function in EXTREMES_OF_NOTHING:
+        return lambda tensor: _torch_extreme(function, tensor)
     return getattr(import_module("torch"), function.__name__)
+
+
+def _torch_extreme(function: Callable[..., Any], tensor: Any) -> Any:
+    torch = import_module("torch")
+    if not tensor.numel():
+        return torch.tensor(EXTREMES_OF_NOTHING[function], dtype=tensor.dtype)
+    return getattr(torch, function.__name__)(tensor)
 
 
 def _torch_percentile(tensor: Any, percent: float) -> Any:

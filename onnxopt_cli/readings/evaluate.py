@@ -15,6 +15,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Attribute, Operator
 from onnxopt_cli.readings.vocabulary import (
+    EXTREMES_OF_NOTHING,
     MatrixProduct,
     Percentile,
     Reduction,
@@ -44,7 +45,7 @@ def evaluate(
                 rounded(result, like.dtype, np.shape(first))
                 for result, like, first in call.apply(
                     lambda scalar: scalar.reshape(()).astype(dtype),
-                    lambda tensor: tensor.astype(dtype),
+                    lambda it: it.astype(dtype) if it.size else it.astype(dtype).view(_Nothing),
                     (attributes or dtype).type,
                 )
             ]
@@ -54,6 +55,16 @@ def evaluate(
     reference = dtype == WIDE != enough_for(call) and attributes is None
     part_of = partial(_mostly_in_double, compute) if reference else compute
     return call.by_group(lambda part: computed_in_blocks(part, part_of))
+
+
+class _Nothing(np.ndarray):
+    """A tensor without elements that has a maximum and a minimum all the same."""
+
+    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+        if function in EXTREMES_OF_NOTHING:
+            return self.dtype.type(EXTREMES_OF_NOTHING[function])
+        result = super().__array_function__(function, types, inputs, options)
+        return result if np.size(result) else result.view(_Nothing)
 
 
 def _mostly_in_double(

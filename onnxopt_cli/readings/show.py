@@ -17,9 +17,20 @@ def formula_text(operator: Operator) -> str:
     source = textwrap.dedent(inspect.getsource(operator.formula))
     function = ast.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef)  # noqa: S101 - a formula is a function
-    docstring = function.body[0]
-    body = source.splitlines()[docstring.end_lineno :]
+    lines = source.splitlines()
+    first = function.body[0]
+    start = first.lineno - 1
+    if _has_docstring(function):
+        start = first.end_lineno or start
+    else:
+        while lines[start - 1].lstrip().startswith("#"):
+            start -= 1
+    body = lines[start:]
     return re.sub(r"\bnp\.", "", textwrap.dedent("\n".join(body)))
+
+
+def _has_docstring(function: ast.FunctionDef) -> bool:
+    return ast.get_docstring(function, clean=False) is not None
 
 
 def formula_difference(operator: Operator, formula: Formula) -> list[str]:
@@ -33,7 +44,7 @@ def formula_difference(operator: Operator, formula: Formula) -> list[str]:
         return []
     texts = []
     for tree in trees:
-        body = "\n".join(map(ast.unparse, tree.body[1:]))
+        body = "\n".join(map(ast.unparse, tree.body[_has_docstring(tree) :]))
         texts.append(re.sub(r"\bnp\.", "", body).splitlines())
     if texts[0] == texts[1]:
         return []

@@ -96,6 +96,9 @@ class Precision:
     dtype: np.dtype[Any] | None
 
 
+#: What ONNX says of a tensor without elements, where NumPy's own functions fail.
+EXTREMES_OF_NOTHING: Mapping[Callable[..., Any], float] = {np.max: -math.inf, np.min: math.inf}
+
 #: Of attributes and literals, which take the type of what they meet: the errors of expressions of
 #: these alone are counted as in float32, and scaled when the type is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
@@ -192,11 +195,13 @@ class Reduction:
         node: the ONNX operator.
         reduce: the result with its error, given the elements and the precision.
         mean: whether the result is divided by the number of elements.
+        is_extreme: whether the result is one of the elements.
     """
 
     node: str
     reduce: Callable[[Approximate, Precision], Approximate]
     mean: bool = False
+    is_extreme: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +345,8 @@ def _growth(roundings: int, precision: Precision) -> float:
 
 def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approximate:
     """Return the largest or the smallest of all elements, which rounds nothing; NaN if one is."""
+    if not np.size(a.value):
+        return Approximate(EXTREMES_OF_NOTHING[find], np.float64(0.0))
     value = find(a.value)
     errors = np.broadcast_to(a.error, np.shape(a.value))
     if np.isnan(value):
@@ -471,8 +478,8 @@ VOCABULARY: Mapping[Callable[..., Any], Row] = {
     np.where: Choice("Where"),
     np.sum: Reduction("ReduceSum", _summed),
     np.mean: Reduction("ReduceMean", _summed, mean=True),
-    np.max: Reduction("ReduceMax", partial(_extreme, np.max)),
-    np.min: Reduction("ReduceMin", partial(_extreme, np.min)),
+    np.max: Reduction("ReduceMax", partial(_extreme, np.max), is_extreme=True),
+    np.min: Reduction("ReduceMin", partial(_extreme, np.min), is_extreme=True),
     np.matmul: MatrixProduct("MatMul"),
     percentile: Percentile(),
     np.square: Shorthand(lambda a: a * a),

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
+from onnxopt_cli.core import numbers
 from onnxopt_cli.core.case import Case, Content, Trajectory
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
@@ -54,7 +55,8 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     yield Padding(
         Syntax(formula_text(operator), "python", background_color="default", word_wrap=True), (0, 2)
     )
-    yield Padding(Text(formula_description(operator)), (1, 2, 0, 2))
+    if description := formula_description(operator):
+        yield Padding(Text(description), (1, 2, 0, 2))
     first = operator.tensors[0]
     inputs = [
         (it.name, " or ".join(it.dtypes), "one element, of any rank") for it in operator.scalars
@@ -82,7 +84,9 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
         kind = "floats, one for all or one for each"
     if attribute.limits:
         kind += f", {attribute.limits[0]:g} to {attribute.limits[1]:g}"
-    default = "required" if attribute.default is None else f"default {attribute.default!r}"
+    default = "required"
+    if attribute.default is not None:
+        default = f"default {numbers.element(attribute.default, 'float32')}"
     return attribute.name, kind, default
 
 
@@ -103,7 +107,10 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
         yield Text("no input is known that shows it")
         return
     given, inputs = apart
-    attributes = {name: np.asarray(value) for name, value in given.items()}
+    attributes = {
+        name: np.asarray(value, None if isinstance(value, str) else np.float32)
+        for name, value in given.items()
+    }
     yield from _section("An input that shows it", _values({**inputs, **attributes}))
     omitted = frozenset(it.name for it in operator.attributes) - set(given)
     complete = complete_attributes(operator, given)
@@ -177,12 +184,13 @@ def _heading(text: str) -> Padding:
 
 
 def _section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
-    """Yield a heading and a table without lines."""
-    yield _heading(title)
+    """Yield a heading and a table without lines; nothing if there are no rows."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
         table.add_row(*(it if isinstance(it, Text) else Text(printable(it)) for it in row))
-    yield table
+    if table.row_count:
+        yield _heading(title)
+        yield table
 
 
 _STYLES = {RuleOutcome.PASS: "green", RuleOutcome.FAIL: "bold red", RuleOutcome.NOT_SHOWN: "dim"}

@@ -130,6 +130,25 @@ def test_what_numpy_says_of_an_empty_mean_is_not_shown(place):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_maximum_of_nothing_and_a_division_by_no_decay_are_right(place):
+    step = "(blend * (1 / beta1) - np.max(blend))"
+    (place / "lion.py").write_text(LION.replace("np.sign(blend)", step))
+    for options in ("run company -q", "run company -q -b onnxruntime --lower always"):
+        done = call(place, f"{options} --operators lion.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = call(place, "audit company/lion/empty company/lion/beta2_alone --operators lion.py")
+    assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
+
+
+def test_a_formula_without_a_docstring_is_shown_whole(place):
+    docstring = re.search(r'    """.*"""\n', LION).group()
+    (place / "lion.py").write_text(LION.replace(docstring, "    # Blended first.\n"))
+    done = call(place, "show Lion --operators lion.py")
+    assert re.search(r"# Blended first\.\s+blend = beta1", done.stdout), done.stdout
+    done = call(place, "show Lion --mistake 'step by the blend' --operators lion.py")
+    assert "blend = beta1" in done.stdout
+
+
 def test_a_file_that_is_not_there_is_named(place):
     done = call(place, "run --operators nowhere.py")
     assert done.returncode == 2

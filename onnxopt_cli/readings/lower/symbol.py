@@ -100,7 +100,9 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
         case Reduction():
             (operand,) = operands
             name = recorder.node(row.node, operand.name, keepdims=0)
-            return Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
+            result = Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
+            # ONNX does not say what is the largest of some numbers and NaN.
+            return result + _nan_if_any(operand) if row.is_extreme else result
         case MatrixProduct():
             a, b = (as_dtype(recorder, operand, common) for operand in operands)
             name = recorder.node(row.node, a.name, b.name)
@@ -168,7 +170,6 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     flat = node("Reshape", operand.name, integers(-1))
     is_nan = node("IsNaN", flat.name, dtype=_BOOL)
     numbers = node("Where", is_nan.name, zero.name, flat.name)
-    nan = node("ReduceSum", recorder.node("Where", is_nan.name, flat.name, zero.name), keepdims=0)
     size = node("Reshape", recorder.node("Size", flat.name), integers(1), dtype=_INTEGER)
     infinity = recorder.constant(np.array([np.inf], dtype))
     padded = recorder.node("Concat", numbers.name, infinity, axis=0)
@@ -186,7 +187,16 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     fraction = node("Reshape", recorder.node("Sub", rank.name, floor.name), integers(), dtype=_WEAK)
     whole = (fraction == 0) | (a == b)
     between = a + (b - a) * as_dtype(recorder, fraction, dtype)
-    return _choose(recorder, whole, a, between) + nan
+    return _choose(recorder, whole, a, between) + _nan_if_any(flat)
+
+
+def _nan_if_any(operand: Symbol) -> Symbol:
+    """Record NaN where an element is NaN, else zero."""
+    recorder, dtype = operand.recorder, operand.dtype
+    is_nan = recorder.node("IsNaN", operand.name)
+    found = recorder.node("Where", is_nan, operand.name, as_dtype(recorder, 0, dtype).name)
+    total = recorder.node("ReduceSum", found, keepdims=0)
+    return Symbol(recorder, total, dtype, (), weak=operand.weak)
 
 
 def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
