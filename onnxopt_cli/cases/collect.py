@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,6 +25,8 @@ _YAML = (".yaml", ".yml", ".json")
 # Other JSON files than case files may lie beside these.
 _CASES = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD = 1 << 16
+# Of a folder, where a misspelt name is looked for.
+_MOST_NAMES = 1000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Problem]]
 # Those of the suites that were asked for so far: finding them takes a second.
@@ -185,8 +187,11 @@ def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]
     suite, at, pinned = name.partition("@")
     known = suite_names()
     if suite not in known:
-        hint = nearest(target, known, f"the suites are {', '.join(known)}")
-        raise UsageError(f"there is no path, suite or case {printable(target)}", hint=hint)
+        hint = _near_path(Path(target)) or f"the suites are {', '.join(known)}"
+        raise UsageError(
+            f"there is no path, suite or case {printable(target)}",
+            hint=nearest(target, known, hint),
+        )
     if suite not in suites:
         suites[suite] = named_suite(suite)
     found, problems = suites[suite]
@@ -200,6 +205,21 @@ def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]
         near = nearest(target, [case.id for case in found], f"onnxopt list {suite} shows all")
         raise UsageError(f"the suite {suite} has no case {printable(target)}", hint=near)
     return chosen, []
+
+
+def _near_path(path: Path) -> str:
+    """Ask for what has a name like the first that is not there; empty if nothing has."""
+    while not (folder := path.parent).is_dir():
+        if folder == path:
+            return ""
+        path = folder
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_NAMES)]
+    except OSError:
+        return ""
+    near = printable(nearest(path.name, names))
+    return f"{near[:-1]} in {printable(str(folder))}?" if near and folder != Path() else near
 
 
 def _find_in_folder(folder: Path, memory: int, each: Each | None) -> _Found:
