@@ -187,7 +187,7 @@ DEVIATIONS = (
         replace={"norm_coefficient * X + G": "G", _STEP: f"{_STEP} - r * norm_coefficient * X"},
     ),
     Deviation(
-        "NumPy's shapes returned",
+        "shapes as NumPy has them",
         "Results are cast to their tensors' types; what R and T broadcast to comes back.",
         ("onnx.reference",),
     ),

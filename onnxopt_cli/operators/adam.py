@@ -233,12 +233,12 @@ DEVIATIONS = (
         ("onnx.reference",),
     ),
     Deviation(
-        "NumPy's types and shapes returned",
+        "types and shapes as NumPy has them",
         "Nothing is cast: what R and T broadcast and promote to comes back.",
         ("onnx.reference",),
     ),
     Deviation(
-        "NumPy's shapes returned, several tensors in float32",
+        "shapes as NumPy has them, several tensors in float32",
         "One tensor comes back in NumPy's type.",
         ("onnx.reference",),
     ),

@@ -220,7 +220,7 @@ DEVIATIONS = (
         },
     ),
     Deviation(
-        "NumPy's types and shapes returned",
+        "types and shapes as NumPy has them",
         "Nothing is cast: what R and T broadcast and promote to comes back.",
         ("onnx.reference",),
     ),

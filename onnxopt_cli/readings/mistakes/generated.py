@@ -304,9 +304,9 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
 def _promoted_types(_: Operator) -> Iterator[Implementation]:
     """Yield what leaves types and shapes to NumPy: those of R and T get into the results."""
     rows: Rows = {
-        "NumPy's types and shapes returned": lambda promoted, _own, _tensors: promoted,
-        "NumPy's shapes returned": lambda _promoted, own, _tensors: own,
-        "NumPy's shapes returned, several tensors in float32": lambda promoted, _own, tensors: (
+        "types and shapes as NumPy has them": lambda promoted, _own, _tensors: promoted,
+        "shapes as NumPy has them": lambda _promoted, own, _tensors: own,
+        "shapes as NumPy has them, several tensors in float32": lambda promoted, _own, tensors: (
             _FLOAT32 if tensors > 1 else promoted
         ),
     }
