@@ -219,6 +219,7 @@ def check(
         UsageError: if the backend or an expectation file is wrong.
         BackendUnavailable: if the backend does not start.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test.
     (result,) = run_case(_kept(backend, setting, judging, tuple(expect)), case)
     if not result.conforms:
         raise NotConformingError(result)

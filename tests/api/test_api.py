@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from places import PLUGINS, REPOSITORY
@@ -99,6 +100,9 @@ def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
             api.check(case, backend)
         assert isinstance(raised.value, api.NotConformingError)
         assert raised.value.result.case == case.id
+        # What a user sees is the line of the test.
+        shown = raised.traceback.filter(raised)
+        assert [entry.path for entry in shown] == [Path(__file__)]
     assert len(failing) > 1
     assert (tmp_path / "starts").read_text() == "x"
 
