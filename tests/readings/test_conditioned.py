@@ -1,16 +1,20 @@
 """What is right of a model without a formula of ours, and how far off it may be."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops import op_pool_common
 
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance
 from onnxopt_cli.readings.conditioned.conditioned import UNITS, CannotAskError, condition
 from onnxopt_cli.readings.conditioned.draws import drawn
-from onnxopt_cli.readings.conditioned.pooling import fast_pooling
+from onnxopt_cli.readings.conditioned.pooling import fast_pool
+from onnxopt_cli.readings.conditioned.replaced import replaced
 
 
 def model_of(nodes, inputs, outputs=1, opset=22, types=()):
@@ -41,11 +45,11 @@ def judged(model, inputs, value, at=0):
     judgement = condition(model, inputs)[at]
     assert not judgement.reason, judgement.reason
     branch = None
-    for expected, limit in [*judgement.others, (judgement.expected, judgement.limit)]:
+    for expected, limit in reversed(judgement.right):
         branch = Branch(expected, limit, branch)
     budget = Budget(branch.at, UNITS, Provenance.CONDITIONED)
-    value = np.asarray(value, judgement.expected.dtype)
-    (diff,) = compare_outputs({"y": judgement.expected}, [value], lambda _: budget)
+    value = np.asarray(value, branch.expected.dtype)
+    (diff,) = compare_outputs({"y": branch.expected}, [value], lambda _: budget)
     return diff.agrees
 
 
@@ -226,7 +230,7 @@ def test_a_mask_of_attention_may_be_the_lowest_number():
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "s")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
-    scores = condition(model, inputs)[1].expected
+    scores = condition(model, inputs)[1].right[0][0]
     if np.isneginf(scores).any():
         lowest = np.where(np.isneginf(scores), np.finfo(np.float32).min, scores)
         assert judged(model, inputs, lowest, at=1)
@@ -356,7 +360,7 @@ def test_fast_pooling_is_the_references_to_the_bit(dtype, pad, ceil, operator):
     node = (operator, ["x"], {**attributes, **counted, "ceil_mode": ceil})
     evaluator = ReferenceEvaluator(model_of([node], {"x": x}))
     slow = evaluator.run(None, {"x": x})[0]
-    with fast_pooling():
+    with replaced(op_pool_common, pool=partial(fast_pool, op_pool_common.pool)):
         fast = evaluator.run(None, {"x": x})[0]
     assert fast.dtype == slow.dtype
     assert fast.tobytes() == slow.tobytes()
@@ -367,15 +371,15 @@ def test_interpolated_values_may_be_off_by_roundings_of_coordinates_alone(mode):
     x = np.random.default_rng(9).standard_normal((1, 1, 9, 31)).astype(np.float32)
     inputs = {"x": x, "sizes": np.array([1, 1, 7, 29], np.int64)}
     model = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], inputs)
-    exact = condition(model, inputs)[0].expected.astype(np.float64)
+    exact = condition(model, inputs)[0].right[0][0].astype(np.float64)
     assert judged(model, inputs, exact * (1 + 1e-7))
     assert not judged(model, inputs, exact * (1 + 1e-5))
     # A reference that computes coefficients in float32 is off by more than a rounding of double.
     twice = {**inputs, "x": x.astype(np.float64)}
     double = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], twice)
-    found = condition(double, twice)[0]
-    assert np.abs(found.expected - exact).max() < 1e-6
-    assert np.median(found.limit / np.abs(found.expected)) < 1e-12
+    expected, limit = condition(double, twice)[0].right[0]
+    assert np.abs(expected - exact).max() < 1e-6
+    assert np.median(limit / np.abs(expected)) < 1e-12
 
 
 def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
@@ -384,7 +388,7 @@ def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
     for scale, at, either in ((1 / 3, 1, True), (1 / 3, 0, False), (2.0, 2, False)):
         inputs = {"x": x, "s": np.array([1, 1, 1, scale], np.float32)}
         model = model_of([("Resize", ["x", "", "s"], nearest | {"nearest_mode": "ceil"})], inputs)
-        right = condition(model, inputs)[0].expected
+        right = condition(model, inputs)[0].right[0][0]
         for change, passes in ((0, True), (1, either), (-1, False), (1e-4, False)):
             wrong = right.copy()
             wrong[0, 0, 0, at] += change

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.core.text import exception_text
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.readings.conditioned.conditioned import CannotAskError, Judgement, condition
 
 
@@ -23,23 +23,16 @@ class Asked:
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
         """Return the judgements of all outputs; see :func:`judgements`."""
+        count = len(model.graph.output)
+        declared = {it.key: it.value for it in model.metadata_props}
         try:
-            declared = {it.key: it.value for it in model.metadata_props}
             found = condition(model, inputs, declared.get("onnxopt.math", ""))
         except CannotAskError as error:
             why = exception_text(error).removeprefix("CannotAskError: ")
-            found = [Judgement(None, reason=why)] * len(model.graph.output)
-        says = np.empty(1, dtype=object)
-        says[0] = json.dumps([[it.reason, len(it.others)] for it in found])
-        arrays = [array for judgement in found for array in _arrays(judgement)]
-        return [None] * len(model.graph.output) + [says, *arrays]
-
-
-def _arrays(judgement: Judgement) -> list[Array]:
-    if judgement.expected is None or judgement.limit is None:
-        return []
-    pairs = [(judgement.expected, judgement.limit), *judgement.others]
-    return [array for pair in pairs for array in pair]
+            found = [Judgement(reason=why)] * count
+        says = json.dumps([[it.reason, len(it.right)] for it in found])
+        arrays = [array for judgement in found for pair in judgement.right for array in pair]
+        return [None] * count + [np.array([says], dtype=object), *arrays]
 
 
 def judgements(returned: Sequence[Value]) -> list[Judgement]:
@@ -48,15 +41,13 @@ def judgements(returned: Sequence[Value]) -> list[Judgement]:
     Raises:
         ValueError: if they are none.
     """
-    rest = iter([it for it in returned if isinstance(it, np.ndarray)])
-    found = []
+    arrays: list[Any] = [it for it in returned if it is not None]
     try:
-        for reason, others in json.loads(next(rest)[0]):
-            if reason:
-                found.append(Judgement(None, reason=reason))
-                continue
-            (expected, limit), *pairs = [(next(rest), next(rest)) for _ in range(others + 1)]
-            found.append(Judgement(expected, limit, tuple(pairs)))
-    except (StopIteration, TypeError, LookupError) as error:
+        (says,), *rest = arrays
+        pairs = iter(list(zip(rest[::2], rest[1::2], strict=True)))
+        return [
+            Judgement(tuple(next(pairs) for _ in range(count)), reason)
+            for reason, count in json.loads(says)
+        ]
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError("found no judgements") from error
-    return found

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -20,7 +19,13 @@ from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import published_body
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
-from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
+from onnxopt_cli.readings.conditioned.evaluator import (
+    Compute,
+    Evaluated,
+    Lanes,
+    pick,
+    sums_in_order,
+)
 from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
@@ -51,6 +56,12 @@ _TRAINING = "ai.onnx.preview.training"
 # Any two of these columns have all four pairs of signs; in the first row all are alike.
 _CHOSEN = tuple(combinations(range(1, 8), 3))
 _DESIGN = np.array([[1.0 if row in {0, *it} else -1.0 for it in _CHOSEN] for row in range(8)])
+# Elements a row apart have other columns, too.
+_COUNT = len(_CHOSEN)
+_NUMBERS = np.arange(_COUNT**3)
+_COLUMNS = (_NUMBERS + _NUMBERS // _COUNT + _NUMBERS // _COUNT**2) % _COUNT
+_SIGNS = np.ascontiguousarray(_DESIGN[:, _COLUMNS])
+_LANES = 1 + len(_SIGNS)
 
 
 class CannotAskError(Exception):
@@ -62,45 +73,38 @@ class Judgement:
     """What is right of one output.
 
     Attributes:
-        expected: the exact value, rounded to the output's dtype; for what is discrete, what the
-            reference computes.
-        limit: how far off it may be, as float64; zero for what is discrete.
-        others: what is right as well, each element on its own, with limits.
+        right: right values, each element on its own, and how far off each may be, float64. The
+            first is the exact one, rounded to the output's dtype; for what is discrete, what the
+            reference computes, and its limits are zero. Empty if nothing is known.
         reason: why nothing is known of this output; empty if it is.
     """
 
-    expected: Array | None
-    limit: Array | None = None
-    others: tuple[tuple[Array, Array], ...] = ()
+    right: tuple[tuple[Array, Array], ...] = ()
     reason: str = ""
-
-    @property
-    def discrete(self) -> bool:
-        """Whether the output is not a float of 16 bits or more."""
-        return self.expected is not None and self.expected.dtype not in ROUNDOFF
 
 
 @dataclass(slots=True)
-class _Measured:
-    """One form of a model, run.
+class _Form:
+    """One output of one form of a model, run.
 
     Attributes:
-        own: its outputs in its own types.
-        exact: its outputs in double.
-        draws: its outputs in double with roundings put in, each time others.
+        own: it, in its own type.
+        exact: it in double.
+        draws: it in double with roundings put in, each time others; empty if they do not reach it.
         finer: the same with much smaller ones, where that was needed.
-        in_order: its outputs in its own types with long sums added up one term after the other.
+        in_order: it in its own type with long sums added up one term after the other; None if no
+            sum is long.
         step: by how much the roundings put in were larger than those of the types.
-        touched: False if nothing in the model rounds but what yields its outputs.
+        alone: whether nothing in the model rounds but what yields its outputs, each element once.
     """
 
-    own: list[Any]
-    exact: list[Any]
-    draws: list[list[Any]] = field(default_factory=list)
-    finer: list[list[Any]] = field(default_factory=list)
-    in_order: list[Any] = field(default_factory=list)
+    own: Any
+    exact: Any
+    draws: list[Any]
+    finer: list[Any] = field(default_factory=list)
+    in_order: Any = None
     step: float = 1.0
-    rounds: bool = False
+    alone: bool = False
 
 
 def condition(
@@ -120,7 +124,7 @@ def condition(
     try:
         if {node.op_type for node in all_nodes(model)} <= DEFINED:
             return [_defined(it) for it in Evaluated(model).run(inputs)]
-        measured = _measure(model, inputs, math)
+        forms = _measure(model, inputs, math)
     except (CannotAskError, MemoryError):
         raise
     except Exception as error:
@@ -128,8 +132,8 @@ def condition(
         said = exception_text(error).split("\n", 1)[0]
         why = f"onnx's reference does not run it in double: {clipped(said, _LONGEST)}"
         raise CannotAskError(why) from error
-    body = _measured_body(model, inputs, math)
-    found = [_judgement(measured, body, place) for place in range(len(measured.own))]
+    bodies = _measured_body(model, inputs, math)
+    found = list(map(_judgement, zip(forms, bodies, strict=True) if bodies else zip(forms)))
     if operator_names(model) == ("Attention",):
         return list(map(_with_lowest, found))
     return found
@@ -137,95 +141,71 @@ def condition(
 
 def _defined(output: Any) -> Judgement:
     if not isinstance(output, np.ndarray):
-        return Judgement(None, reason="it is not a tensor")
-    return Judgement(output, np.zeros(output.shape))
+        return Judgement(reason="it is not a tensor")
+    return Judgement(((output, np.zeros(output.shape)),))
 
 
 def _with_lowest(judgement: Judgement) -> Judgement:
     """Let the lowest number stand for a masked score of -inf."""
-    expected, limit = judgement.expected, judgement.limit
-    if expected is None or limit is None or judgement.discrete or not np.isneginf(expected).any():
-        return judgement
-    lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
-    masked = np.isneginf(expected)
-    other = np.where(masked, lowest, expected).astype(expected.dtype)
-    # A bias may have been added to it.
-    near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, limit)
-    return replace(judgement, others=(*judgement.others, (other, near)))
+    for expected, limit in judgement.right[:1]:
+        masked = np.isneginf(expected) if expected.dtype in ROUNDOFF else np.zeros(1)
+        if masked.any():
+            lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
+            other = np.where(masked, lowest, expected).astype(expected.dtype)
+            # A bias may have been added to it.
+            near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, limit)
+            return Judgement((*judgement.right, (other, near)))
+    return judgement
 
 
-def _measured_body(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str
-) -> _Measured | None:
-    """Run the function body that ONNX publishes for a model's only node; None if there is none."""
+def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[_Form]:
+    """Run the function body that ONNX publishes for a model's only node; empty if there is none."""
     try:
         body = published_body(model, inputs)
-        return None if body is None else _measure(body, inputs, math)
+        return [] if body is None else _measure(body, inputs, math)
     except MemoryError:
         # Limits would be too narrow without it.
         raise
     except Exception:  # noqa: BLE001 - onnx's reference may lack what the body needs
-        return None
+        return []
 
 
-def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> _Measured:
-    roundoffs: list[tuple[str, float, bool]] = []
+def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[_Form]:
+    kinds: list[tuple[str, float, bool]] = []
 
-    def note(node: Any, compute: Compute, given: Sequence[Any]) -> tuple[Any, ...]:
+    def note(
+        node: Any, compute: Compute, given: Sequence[Any], _at: int, _lane: int | None
+    ) -> tuple[Any, ...]:
         outputs = compute(*given)
         before, after = _coarsest(given), _coarsest(outputs)
         narrows = after > before > 0
         # Of these R may be float32 beside tensors of doubles, and what comes from R alone, too.
         mixed = node.onnx_node.domain == _TRAINING
-        roundoffs.append((node.op_type, max(before, after) if mixed else after or before, narrows))
-        if len(roundoffs) > _MOST_VISITS:
+        kinds.append((node.op_type, max(before, after) if mixed else after or before, narrows))
+        if len(kinds) > _MOST_VISITS:
             raise CannotAskError(f"it runs more than {_MOST_VISITS} nodes")
         return outputs
 
     own = Evaluated(model).run(inputs, note)
-    wide = Evaluated(model, wide=True)
-    visits: list[_Visit] = []
-    known: dict[object, Site] = {}
-    coarsest = max((it for _, it, _ in roundoffs), default=0.0)
-
-    def ask(node: Any, compute: Compute, given: Sequence[Any]) -> tuple[Any, ...]:
-        outputs = compute(*given)
-        at = len(visits)
-        alike = at < len(roundoffs) and roundoffs[at][0] == node.op_type
-        roundoff, narrows = roundoffs[at][1:] if alike else (coarsest, False)
-        key = (node.onnx_node.SerializeToString(), *(describe(it) for it in given))
-        if key not in known:
-            known[key] = site(node, compute, given, outputs)
-        found = known[key]
-        if narrows and found.row is Rounds.EXACT and len(roundoffs) > 1:
-            found = Site(Rounds.ELEMENT)
-        inner = _inner(node.op_type, found, roundoff, math)
-        scales = compute(np.abs(given[0]), *given[1:]) if found.row is Rounds.COORDINATES else ()
-        visits.append(_Visit(node.op_type, found, roundoff, inner, given, outputs, scales))
-        return outputs
-
-    measured = _Measured(own, wide.run(inputs, ask))
-    rounding = [it for it in visits if it.site.row is not Rounds.EXACT and it.roundoff]
-    measured.rounds = bool(rounding)
-    if not rounding or (len(visits) == 1 and rounding[0].site.row is Rounds.ELEMENT):
-        return measured
-    measured.step = _STEP if coarsest == _DOUBLE else 1.0
-    measured.draws = [wide.run(inputs, _Noise(visits, it, measured.step)) for it in _DESIGN]
-    if any(_leaps(measured, place) for place in range(len(own))):
-        step = measured.step / _FINER
-        measured.finer = [wide.run(inputs, _Noise(visits, it, step)) for it in _DESIGN]
-    measured.in_order = _summed_in_order(model, inputs, rounding)
-    return measured
-
-
-def _summed_in_order(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], rounding: Sequence[_Visit]
-) -> list[Any]:
-    """Return outputs as of runtimes that add up in order; empty if no sum is long."""
-    if all(_root(it.site) == 1 for it in rounding):
-        return []
-    with sums_in_order():
-        return Evaluated(model).run(inputs)
+    wide = Evaluated(model, _LANES)
+    asking = _Asking(kinds, math)
+    values = wide.run(inputs, asking)
+    forms = [
+        _Form(mine, pick(it, 0), it[1:] if isinstance(it, Lanes) else [], step=asking.step)
+        for mine, it in zip(own, values, strict=True)
+    ]
+    if any(map(_leaps, forms)):
+        again = wide.run(inputs, _Asking(kinds, math, 1 / _FINER, asking.places))
+        for form, it in zip(forms, again, strict=True):
+            form.finer = it[1:] if isinstance(it, Lanes) else []
+    if any(it.roundoff and _root(it.site) > 1 for it in asking.places):
+        with sums_in_order():
+            summed = Evaluated(model).run(inputs)
+        for form, it in zip(forms, summed, strict=True):
+            form.in_order = it
+    for form in forms:
+        form.alone = asking.alone
+    return forms
 
 
 def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
@@ -247,80 +227,133 @@ def _coarsest(values: Sequence[Any]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Visit:
-    """A node that ran in double, without roundings put in."""
+class _Place:
+    """A node that ran in double, and how it rounds: by nothing if it is exact."""
 
     op_type: str
     site: Site
     roundoff: float
     inner: float
-    inputs: Sequence[Any]
-    outputs: tuple[Any, ...]
-    scales: tuple[Any, ...]
+    scales: Sequence[Any]
 
 
-class _Noise:
-    """Puts a rounding, by a row of a balanced design, wherever a model may round."""
+class _Asking:
+    """Asks each node what it does, and puts roundings in, in each lane by a row of the design.
 
-    def __init__(self, visits: Sequence[_Visit], row: Array, step: float) -> None:
-        self._visits = visits
-        self._row = row
-        self._step = step
-        self._count = 0
-        self._elements = 0
+    Args:
+        kinds: of each node that is visited: operator, roundoff, whether it narrows.
+        math: the mathematics that is declared.
+        share: how large the roundings are, of those of the types.
+        places: what is known of the nodes from an earlier run.
+    """
 
-    def __call__(self, node: Any, compute: Compute, given: Sequence[Any]) -> tuple[Any, ...]:
-        at = self._count
-        self._count += 1
-        if at >= len(self._visits) or self._visits[at].op_type != node.op_type:
+    def __init__(
+        self,
+        kinds: Sequence[tuple[str, float, bool]],
+        math: str,
+        share: float = 1.0,
+        places: Sequence[_Place] = (),
+    ) -> None:
+        self._kinds = kinds
+        self._math = math
+        self._coarsest = max((it for _, it, _ in kinds), default=0.0)
+        self.step = share * (_STEP if self._coarsest == _DOUBLE else 1.0)
+        self.places = [*places]
+        self._known: dict[object, Site] = {}
+        self._elements = [0] * _LANES
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing rounds but one node, each element of its outputs once."""
+        place = self.places[0] if len(self._kinds) == 1 else None
+        return place is not None and bool(place.roundoff) and place.site.row is Rounds.ELEMENT
+
+    def __call__(
+        self, node: Any, compute: Compute, given: Sequence[Any], at: int, lane: int | None
+    ) -> Sequence[Any]:
+        found: list[Sequence[Any]] = []
+        for one in range(_LANES) if lane is None else (lane,):
+            here = [pick(it, one) for it in given]
+            if one:
+                found.append(self._moved(node, compute, here, at, one))
+                continue
+            outputs = compute(*here)
+            found.append(outputs)
+            if at == len(self.places):
+                self.places.append(self._place(node, compute, here, outputs))
+            moves = self.places[at].roundoff and not self.alone
+            if lane is None and not moves and not any(isinstance(it, Lanes) for it in given):
+                return outputs
+        return found[0] if lane is not None else [Lanes(it) for it in zip(*found, strict=True)]
+
+    def _place(
+        self, node: Any, compute: Compute, given: Sequence[Any], outputs: Sequence[Any]
+    ) -> _Place:
+        at = len(self.places)
+        alike = at < len(self._kinds) and self._kinds[at][0] == node.op_type
+        roundoff, narrows = self._kinds[at][1:] if alike else (self._coarsest, False)
+        key = (node.onnx_node.SerializeToString(), *(describe(it) for it in given))
+        if key not in self._known:
+            self._known[key] = site(node, compute, given, outputs)
+        found = self._known[key]
+        if narrows and found.row is Rounds.EXACT and len(self._kinds) > 1:
+            found = Site(Rounds.ELEMENT)
+        if found.row is Rounds.EXACT:
+            roundoff = 0.0
+        inner = _inner(node.op_type, found, roundoff, self._math)
+        scales = compute(np.abs(given[0]), *given[1:]) if found.row is Rounds.COORDINATES else ()
+        return _Place(node.op_type, found, roundoff, inner, scales)
+
+    def _moved(
+        self, node: Any, compute: Compute, given: list[Any], at: int, lane: int
+    ) -> Sequence[Any]:
+        place = self.places[at] if at < len(self.places) else None
+        if not place or place.op_type != node.op_type or not place.roundoff or self.alone:
             return compute(*given)
-        visit = self._visits[at]
-        found, roundoff = visit.site, visit.roundoff * self._step
-        if found.row is Rounds.EXACT or not roundoff:
-            same = all(map(operator.is_, given, visit.inputs))
-            return visit.outputs if same else compute(*given)
+        found, roundoff = place.site, place.roundoff * self.step
         moved, picks = list(given), found.row is Rounds.PICKS
         if found.moved:
-            for place in floats(node.op_type, given):
-                step = visit.inner * self._step * self._signs(given[place])
-                if place == GRIDS.get(node.op_type):
-                    moved[place] = given[place] + step * sizes(node.op_type, given[place])
+            for operand in floats(node.op_type, given):
+                step = place.inner * self.step * self._signs(given[operand], lane)
+                if operand == GRIDS.get(node.op_type):
+                    moved[operand] = given[operand] + step * sizes(node.op_type, given[operand])
                 elif not picks:
-                    moved[place] = np.asarray(given[place] * (1 + step))
-        with moved_coordinates(lambda it: roundoff * self._signs(it) * it, picks=picks):
+                    moved[operand] = np.asarray(given[operand] * (1 + step))
+        if picks or found.row is Rounds.COORDINATES:
+            with moved_coordinates(lambda it: roundoff * self._signs(it, lane) * it, picks=picks):
+                outputs = compute(*moved)
+        else:
             outputs = compute(*moved)
+        if picks:
+            return outputs
         # Of two long sums each has errors of its own, whatever moves the terms of both.
-        several = found.row is Rounds.COMBINE and len(self._visits) > 1
+        several = found.row is Rounds.COMBINE and len(self._kinds) > 1
         if several or found.row is Rounds.PRODUCT:
             roundoff *= _root(found)
-        scales = visit.scales or (0.0,) * len(outputs)
-        return tuple(
-            self._rounded(it, found, roundoff, scale) if is_wide(it) and it.size else it
+        scales = place.scales or (0.0,) * len(outputs)
+        return [
+            self._rounded(it, found, roundoff, scale, lane) if is_wide(it) and it.size else it
             for it, scale in zip(outputs, scales, strict=True)
-        )
+        ]
 
-    def _rounded(self, output: Array, found: Site, roundoff: float, scale: Any) -> Array:
-        signs = self._signs(output)
+    def _rounded(self, output: Array, found: Site, roundoff: float, scale: Any, lane: int) -> Array:
+        signs = self._signs(output, lane)
         error: Array = np.abs(output) + np.abs(scale)
         if found.row is Rounds.MIX:
             error = error + _largest(output)
         elif found.row is Rounds.GATES:
             error = error + max(1.0, _largest(output))
-        elif found.row is Rounds.PICKS:
-            return output
         moved: Array = np.asarray(
             output + signs * roundoff * np.where(np.isfinite(error), error, 0)
         )
         return moved
 
-    def _signs(self, array: Array) -> Array:
+    def _signs(self, array: Array, lane: int) -> Array:
         """Return 1 or -1 for each element, so that elements that cancel move apart once."""
-        numbers = np.arange(self._elements, self._elements + array.size)
-        self._elements += array.size
-        count = self._row.size
-        # Elements that far apart have other columns, too.
-        columns = (numbers + numbers // count + numbers // count**2) % count
-        return self._row[columns].reshape(array.shape)
+        start = self._elements[lane]
+        self._elements[lane] += array.size
+        numbers = np.arange(start, start + array.size)
+        return _SIGNS[lane - 1].take(numbers, mode="wrap").reshape(array.shape)
 
 
 def _largest(array: Any) -> float:
@@ -330,16 +363,6 @@ def _largest(array: Any) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def _moves(measured: Sequence[list[Any]], exact: Array, place: int) -> list[Array]:
-    """Return how far an output moved each time; nothing where it changed its shape."""
-    outputs = [it[place] for it in measured]
-    return [
-        _distance(it, exact)
-        for it in outputs
-        if isinstance(it, np.ndarray) and it.shape == exact.shape
-    ]
-
-
 def _distance(moved: Array, exact: Array) -> Array:
     with np.errstate(all="ignore"):
         distance = np.abs(moved - exact).astype(np.float64)
@@ -347,47 +370,41 @@ def _distance(moved: Array, exact: Array) -> Array:
     return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
-def _leaps(measured: _Measured, place: int) -> bool:
+def _leaps(form: _Form) -> bool:
     """Tell whether an output moved so far that it may have leapt."""
-    own, exact = measured.own[place], measured.exact[place]
+    own, exact = form.own, form.exact
     if not is_wide(exact) or getattr(own, "dtype", None) not in ROUNDOFF:
         return False
-    far = min(4096 * ROUNDOFF[own.dtype] * measured.step, 0.02) * _largest(exact)
-    return any((it > far).any() for it in _moves(measured.draws, exact, place))
+    far = min(4096 * ROUNDOFF[own.dtype] * form.step, 0.02) * _largest(exact)
+    return any((it > far).any() for it, _ in _distances(form.draws, exact))
 
 
-def _judgement(measured: _Measured, body: _Measured | None, place: int) -> Judgement:
-    own, exact = measured.own[place], measured.exact[place]
+def _judgement(forms: Sequence[_Form]) -> Judgement:
+    form = forms[0]
+    own, exact = form.own, form.exact
     if not isinstance(own, np.ndarray) or not isinstance(exact, np.ndarray):
-        return Judgement(None, reason="it is not a tensor")
+        return Judgement(reason="it is not a tensor")
     if own.shape != exact.shape:
-        return Judgement(None, reason="its shape depends on the type that it is computed in")
-    forms = [measured] if body is None else [measured, body]
-    if measured.draws and not _moves(measured.draws, exact, place):
-        return Judgement(None, reason="its shape depends on roundings")
+        return Judgement(reason="its shape depends on the type that it is computed in")
+    if form.draws and all(np.shape(it) != exact.shape for it in form.draws):
+        return Judgement(reason="its shape depends on roundings")
     if own.dtype not in ROUNDOFF:
-        return Judgement(own, np.zeros(own.shape), tuple(_neighbours(forms, own, place)))
-    return _of_floats(forms, own, exact, place)
+        return Judgement(tuple(_neighbours(forms, own)))
+    return _of_floats(forms, own, exact)
 
 
-def _neighbours(
-    forms: Sequence[_Measured], own: Array, place: int
-) -> Iterator[tuple[Array, Array]]:
-    """Yield what a discrete output is where roundings on the way decide it."""
-    if own.dtype == object:
-        return
-    found = [own]
-    for form in forms:
-        for outputs in (form.own, form.exact, *form.draws):
-            other = outputs[place] if place < len(outputs) else None
-            if not isinstance(other, np.ndarray) or other.dtype != own.dtype:
-                continue
-            if other.shape == own.shape and not any(np.array_equal(other, it) for it in found):
-                found.append(other)
-    yield from ((it, np.zeros(own.shape)) for it in found[1:])
+def _neighbours(forms: Sequence[_Form], own: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield what a discrete output is, then what where roundings on the way decide it."""
+    found: list[Array] = []
+    for other in (it for form in forms for it in (form.own, form.exact, *form.draws)):
+        if found and (own.dtype == object or getattr(other, "dtype", None) != own.dtype):
+            continue
+        if other.shape == own.shape and not any(np.array_equal(other, it) for it in found):
+            found.append(other)
+            yield other, np.zeros(own.shape)
 
 
-def _of_floats(forms: Sequence[_Measured], own: Array, exact: Array, place: int) -> Judgement:
+def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
     roundoff, tiny = ROUNDOFF[own.dtype], smallest_normal(own.dtype)
     with np.errstate(all="ignore"):
         expected = exact.astype(own.dtype)
@@ -396,30 +413,33 @@ def _of_floats(forms: Sequence[_Measured], own: Array, exact: Array, place: int)
     unit = np.zeros(exact.shape)
     touched = False
     for form in forms:
-        moved, leaps = _unit(form, exact, place)
-        touched |= form.rounds and (not form.draws or bool((moved > 0).any()))
+        moved, leaps = _unit(form, exact)
+        touched |= form.alone or bool((moved > 0).any())
         unit = np.maximum(unit, moved)
         others += leaps
     if touched:
         unit = np.maximum(unit, rounding)
-        for value in (it[place] for form in forms for it in (form.own, form.exact)):
-            wide: Any = widened_value(value)
-            if not is_wide(wide) or wide.shape != exact.shape:
-                continue
-            distance = _distance(wide, exact)
+        for distance, wide in _distances(
+            [it for form in forms for it in (form.own, form.exact)], exact
+        ):
             close = distance <= _FORM_UNITS * np.maximum(unit, rounding) + tiny
             unit = np.where(close, np.maximum(unit, distance), unit)
             overflow = np.isfinite(exact) & ~np.isfinite(wide)
             if overflow.any():
                 others.append(np.where(overflow, wide, exact))
-        for summed in (it.in_order[place] for it in forms if it.in_order):
-            wide = widened_value(summed)
-            if is_wide(wide) and wide.shape == exact.shape:
-                distance = _distance(wide, exact)
-                near = np.where(distance <= _IN_ORDER * rounding, distance, 0.0)
-                unit = np.maximum(unit, near * 2 / UNITS)
+        for distance, _ in _distances([it.in_order for it in forms], exact):
+            near = np.where(distance <= _IN_ORDER * rounding, distance, 0.0)
+            unit = np.maximum(unit, near * 2 / UNITS)
     limit = UNITS * unit + tiny
-    return Judgement(expected, limit, tuple(_branch(it, limit, own.dtype) for it in others))
+    return Judgement(((expected, limit), *(_branch(it, limit, own.dtype) for it in others)))
+
+
+def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield how far right values are off, and they in double; leave out those of other shapes."""
+    for value in values:
+        wide: Any = widened_value(value)
+        if is_wide(wide) and wide.shape == exact.shape:
+            yield _distance(wide, exact), wide
 
 
 def _branch(value: Array, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
@@ -429,32 +449,24 @@ def _branch(value: Array, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Ar
         return value.astype(dtype), np.maximum(limit, np.where(np.isfinite(own), own, 0.0))
 
 
-def _unit(form: _Measured, exact: Array, place: int) -> tuple[Array, list[Array]]:
+def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
     """Return how far one rounding moves each element, and the values beyond leaps."""
-    none = np.zeros(exact.shape)
-    if not form.draws or place >= len(form.exact) or not isinstance(form.exact[place], np.ndarray):
-        return none, []
-    center = form.exact[place]
-    if center.shape != exact.shape:
-        return none, []
-    moves = _moves(form.draws, center, place)
-    if not moves:
-        return none, []
-    largest = np.max(moves, axis=0)
-    finer = _moves(form.finer, center, place)
-    if not finer:
-        return np.where(np.isfinite(largest), largest, 0.0) / form.step, []
-    least = np.max(finer, axis=0)
+    unit = largest = least = np.zeros(exact.shape)
+    if np.shape(form.exact) != exact.shape:
+        return unit, []
+    moves = list(_distances(form.draws, form.exact))
+    for move, _ in moves:
+        largest = np.maximum(largest, move)
+    for move, _ in _distances(form.finer, form.exact):
+        least = np.maximum(least, move)
     # A smooth function moves in proportion.
-    leap = (least > largest / 8) | (least < largest / (8 * _FINER))
-    leap &= largest > 0
-    near = [np.where(leap & (it > largest / 4), 0.0, it) for it in (*moves,)]
-    unit = np.max(near, axis=0)
+    leap = ((least > largest / 8) | (least < largest / (8 * _FINER))) & (largest > 0)
+    leap &= bool(form.finer)
     found: list[Array] = []
-    for outputs, move in zip(form.draws, moves, strict=True):
+    for move, value in moves:
         far = leap & (move > largest / 4)
-        if far.any():
-            value = np.where(far, outputs[place], exact)
-            if not any(np.array_equal(value, it, equal_nan=True) for it in found):
-                found.append(value)
+        unit = np.maximum(unit, np.where(far, 0.0, move))
+        beyond = np.where(far, value, exact)
+        if far.any() and not any(np.array_equal(beyond, it, equal_nan=True) for it in found):
+            found.append(beyond)
     return np.where(np.isfinite(unit), unit, 0.0) / form.step, found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.readings.conditioned.replaced import replaced
 
 # In these modes coordinates are quotients by the scale, and exact if that is a power of two.
 _QUOTIENTS = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
@@ -64,8 +65,9 @@ def sizes(op_type: str, grid: Array) -> Array:
     return np.where(exact, 0.0, np.maximum(1.0, np.abs(grid)))
 
 
-@contextmanager
-def moved_coordinates(move: Callable[[Array], Array], *, picks: bool = False) -> Iterator[None]:
+def moved_coordinates(
+    move: Callable[[Array], Array], *, picks: bool = False
+) -> AbstractContextManager[None]:
     """Let onnx's reference resize with moved coordinates meanwhile.
 
     Args:
@@ -74,8 +76,8 @@ def moved_coordinates(move: Callable[[Array], Array], *, picks: bool = False) ->
     """
     from onnx.reference.ops import op_resize
 
-    module: Any = op_resize
-    kept = module._compute_x_ori  # noqa: SLF001 - nothing public yields coordinates
+    # Nothing public yields coordinates.
+    kept: Any = op_resize._compute_x_ori  # noqa: SLF001
 
     def moved(mode: str, y: Array, scale: float, *rest: Any) -> tuple[Array, Any]:
         found, outside = kept(mode, y, scale, *rest)
@@ -86,8 +88,4 @@ def moved_coordinates(move: Callable[[Array], Array], *, picks: bool = False) ->
         least = mode not in {"asymmetric", "align_corners"}
         return found if exact else found + move(least + np.abs(found)), outside
 
-    module._compute_x_ori = moved  # noqa: SLF001
-    try:
-        yield
-    finally:
-        module._compute_x_ori = kept  # noqa: SLF001
+    return replaced(op_resize, _compute_x_ori=moved)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,9 @@ import onnx
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.nodes import spell_out_defaults
 from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates, operators
-from onnxopt_cli.readings.conditioned.pooling import fast_pooling
-from onnxopt_cli.readings.conditioned.widen import (
-    widened_function,
-    widened_model,
-    widened_value,
-)
+from onnxopt_cli.readings.conditioned.pooling import fast_pool
+from onnxopt_cli.readings.conditioned.replaced import replaced
+from onnxopt_cli.readings.conditioned.widen import widened, widened_value
 
 if TYPE_CHECKING:
     from onnx.reference.op_run import OpRun
@@ -30,55 +27,97 @@ _MATRIX = 2
 _MOST_PRODUCTS = 1 << 26
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
-#: Called for each node that runs, with the node and what computes it, then with its inputs.
-Visitor = Callable[["OpRun", Compute, Sequence[Any]], tuple[Any, ...]]
+
+
+#: Called for each node that runs, returns its outputs. It is given the node, what computes it, its
+#: inputs (some may be :class:`Lanes`), how many nodes were visited before, the same in all lanes,
+#: and the only lane that is run, as within subgraphs, or None if it is all of them.
+Visitor = Callable[["OpRun", Compute, Sequence[Any], int, "int | None"], Sequence[Any]]
+
+
+class Lanes(list[Any]):
+    """A value in several runs of a model at once: as it is, then with roundings put in."""
+
+    # onnx's reference asks for the type to choose function bodies.
+    dtype = property(lambda self: self[0].dtype)
+    shape = property(lambda self: self[0].shape)
+
+
+def pick(value: Any, lane: int) -> Any:
+    """Return a value as it is in one lane."""
+    return value[lane] if isinstance(value, Lanes) else value
 
 
 class Evaluated:
     """A model that is ready to be run by onnx's reference, visited at every node.
 
     Nodes with subgraphs or function bodies are not visited themselves: what they consist of is.
+    Those with subgraphs are run once for each lane: the reference takes their values apart.
 
     Args:
         model: the model.
-        wide: whether to compute in double whatever its types are.
+        lanes: 0 to compute in the model's own types; else in double, in as many lanes.
     """
 
-    def __init__(self, model: onnx.ModelProto, *, wide: bool = False) -> None:
+    def __init__(self, model: onnx.ModelProto, lanes: int = 0) -> None:
         from onnx.reference import ReferenceEvaluator
-        from onnx.reference.op_run import OpFunction, OpFunctionContextDependant
 
-        def visited(node: OpRun, run: Compute, *inputs: Any, **context: Any) -> tuple[Any, ...]:
-            def compute(*given: Any) -> tuple[Any, ...]:
-                outputs = run(*given, **context)
-                # Some yield float32 whatever they are given, others scalars that are no arrays.
-                return tuple(map(widened_value if wide else _array, map(_array, outputs)))
-
-            return self._visitor(node, compute, inputs)
+        prepare = self._prepare
 
         class Visited(ReferenceEvaluator):
             """Subgraphs and functions are run by evaluators of the same class."""
 
             def __init__(self, proto: Any, **settings: Any) -> None:
-                if wide and isinstance(proto, onnx.FunctionProto):
-                    proto = widened_function(proto)
+                if lanes and isinstance(proto, onnx.FunctionProto):
+                    proto = widened(proto)
                 super().__init__(proto, **settings | {"new_ops": operators()})
 
             def _init(self) -> None:
                 super()._init()
                 for node in self.rt_nodes_:
-                    # A number of NumPy makes what is computed with Python's float32.
-                    for name, value in list(vars(node).items()) if wide else ():
-                        if isinstance(value, np.floating):
-                            setattr(node, name, float(value))
-                    inner = isinstance(node, (OpFunction, OpFunctionContextDependant))
-                    if not inner and not node.has_subgraph:
-                        node.run = partial(visited, node, node.run)
+                    prepare(node)
 
-        complete = spell_out_defaults(model)
-        self._evaluator = Visited(widened_model(complete) if wide else complete)
-        self._wide = wide
+        self._lanes = lanes
         self._visitor: Visitor = _pass
+        self._at = 0
+        self._lane: int | None = None
+        complete = spell_out_defaults(model)
+        self._evaluator = Visited(widened(complete) if lanes else complete)
+
+    def _prepare(self, node: Any) -> None:
+        from onnx.reference.op_run import OpFunction
+
+        # A number of NumPy makes what is computed with Python's float32.
+        for name, value in list(vars(node).items()) if self._lanes else ():
+            if isinstance(value, np.floating):
+                setattr(node, name, float(value))
+        if node.has_subgraph:
+            node.run = partial(self._apart, node.run)
+        elif not isinstance(node, OpFunction):
+            node.run = partial(self._visited, node, node.run)
+
+    def _visited(self, node: OpRun, run: Compute, *inputs: Any, **context: Any) -> tuple[Any, ...]:
+        def compute(*given: Any) -> tuple[Any, ...]:
+            outputs = map(_array, run(*given, **context))
+            # Some yield float32 whatever they are given, others scalars that are no arrays.
+            return tuple(map(widened_value, outputs) if self._lanes else outputs)
+
+        self._at += 1
+        return tuple(self._visitor(node, compute, inputs, self._at - 1, self._lane))
+
+    def _apart(self, run: Compute, *inputs: Any, **settings: Any) -> tuple[Any, ...]:
+        if self._lane is not None or not self._lanes:
+            return run(*inputs, **settings)
+        start, found, end = self._at, [], 0
+        names = settings.get("context", {})
+        for lane in range(self._lanes):
+            self._at, self._lane = start, lane
+            if names:
+                settings["context"] = {name: pick(it, lane) for name, it in names.items()}
+            found.append(run(*[pick(it, lane) for it in inputs], **settings))
+            end = end or self._at
+        self._at, self._lane = end, None
+        return tuple(map(Lanes, zip(*found, strict=True)))
 
     def run(self, inputs: Mapping[str, Value], visitor: Visitor | None = None) -> list[Any]:
         """Return the outputs of the graph.
@@ -86,55 +125,58 @@ class Evaluated:
         Raises:
             Exception: whatever the reference raises.
         """
-        self._visitor = visitor or _pass
-        fed = {name: widened_value(it) if self._wide else it for name, it in inputs.items()}
-        with np.errstate(all="ignore"), fast_pooling(), moved_coordinates(np.zeros_like):
+        self._visitor, self._at, self._lane = visitor or _pass, 0, None
+        fed = {name: widened_value(it) if self._lanes else it for name, it in inputs.items()}
+        from onnx.reference.ops import op_pool_common
+
+        pools = replaced(op_pool_common, pool=partial(fast_pool, op_pool_common.pool))
+        with np.errstate(all="ignore"), pools, moved_coordinates(np.zeros_like):
             return list(self._evaluator.run(None, fed))
 
 
-@contextmanager
-def sums_in_order() -> Iterator[None]:
+def sums_in_order() -> AbstractContextManager[None]:
     """Let NumPy add up float32 and float64 one term after the other meanwhile.
 
     It adds by pairs, which is far more accurate than what most runtimes do. The evaluator has to be
     made within.
     """
-    numpy: Any = np
-    kept = {name: getattr(np, name) for name in ("sum", "mean", "prod", "dot", "matmul")}
 
-    def added(name: str, array: Any, axis: Any = None, *more: Any, **rest: Any) -> Any:
+    def added(slow: Any, in_order: Any, array: Any, axis: Any = None, **rest: Any) -> Any:
         given = np.asarray(array)
-        unlike = more or rest.keys() - {"keepdims", "dtype"}
-        if unlike or given.dtype not in _ADDED or not given.size:
-            return kept[name](array, axis, *more, **rest)
+        if rest.keys() - {"keepdims", "dtype"} or given.dtype not in _ADDED or not given.size:
+            return slow(array, axis, **rest)
         places = range(given.ndim) if axis is None else np.atleast_1d(axis).tolist()
         summed = sorted(int(it) % given.ndim for it in places)
         terms = np.moveaxis(given, summed, range(-len(summed), 0))
         terms = terms.reshape(*terms.shape[: given.ndim - len(summed)], -1)
-        found = (np.cumprod if name == "prod" else np.cumsum)(terms, axis=-1)[..., -1]
-        found = found / given.dtype.type(terms.shape[-1]) if name == "mean" else found
+        found = in_order(terms, axis=-1)[..., -1]
+        found = found / given.dtype.type(terms.shape[-1]) if slow is mean else found
         return np.expand_dims(found, summed) if rest.get("keepdims") else found
 
-    def multiplied(name: str, a: Any, b: Any) -> Any:
+    def multiplied(slow: Any, a: Any, b: Any) -> Any:
         # Of more axes NumPy's dot is another product.
-        matrices = a.ndim == b.ndim == _MATRIX or (name == "matmul" and min(a.ndim, b.ndim) > 1)
+        matrices = a.ndim == b.ndim == _MATRIX or (slow is matmul and min(a.ndim, b.ndim) > 1)
         if not matrices or a.dtype not in _ADDED or not 0 < a.size * b.shape[-1] < _MOST_PRODUCTS:
-            return kept[name](a, b)
+            return slow(a, b)
         terms = (a[..., at, None] * b[..., at, None, :] for at in range(a.shape[-1]))
         return reduce(operator.add, terms)
 
-    for name in kept:
-        setattr(numpy, name, partial(multiplied if name in {"dot", "matmul"} else added, name))
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(numpy, name, function)
+    mean, matmul = np.mean, np.matmul
+    return replaced(
+        np,
+        sum=partial(added, np.sum, np.cumsum),
+        mean=partial(added, mean, np.cumsum),
+        prod=partial(added, np.prod, np.cumprod),
+        dot=partial(multiplied, np.dot),
+        matmul=partial(multiplied, matmul),
+    )
 
 
 def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _pass(_node: OpRun, compute: Compute, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _pass(
+    _node: OpRun, compute: Compute, inputs: Sequence[Any], _at: int, _lane: int | None
+) -> tuple[Any, ...]:
     return compute(*inputs)

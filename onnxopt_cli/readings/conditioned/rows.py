@@ -84,7 +84,6 @@ PRODUCTS = frozenset(
     | {"RNN", "LinearAttention", "CausalConvWithState"}
 )
 
-_EXACT_VALUES = np.array([0.0, np.inf])
 _MOST_OPERANDS = 2
 _SAME = 1e-9
 _GOLDEN = 0.6180339887498949
@@ -117,7 +116,7 @@ def site(
         return Site(Rounds.EXACT)
     if not places:
         return Site(listed or Rounds.ELEMENT)
-    if listed in {None, Rounds.COORDINATES} and _moves(node, compute, inputs, places):
+    if listed in {None, Rounds.COORDINATES} and _moves(node, compute, inputs, outputs):
         return Site(Rounds.EXACT if listed is None else Rounds.PICKS)
     length, product = _length(compute, inputs, outputs, places) if results else (1.0, False)
     if listed is not None:
@@ -128,38 +127,40 @@ def site(
 
 
 def _moves(
-    node: Any, compute: Callable[..., Any], inputs: Sequence[Any], places: Sequence[int]
+    node: Any, compute: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> bool:
     """Tell whether a node's outputs are its inputs or constants, up to sign, wherever it is asked.
 
-    It is asked at two generic points: near its inputs, and much nearer to zero.
+    It is asked where it ran, and at two generic points: near its inputs, and much nearer to zero.
     """
     given = [it.f for it in node.onnx_node.attribute] + [
         number for it in node.onnx_node.attribute for number in it.floats
     ]
+    places = floats(node.op_type, inputs)
     known = 0
-    for scale in (1.0, 2.0**-7):
+    for scale in (0.0, 1.0, 2.0**-7):
         moved = list(inputs)
-        for at in places:
+        for at in places if scale else ():
             moved[at] = _generic(inputs[at], at, scale)
         try:
-            outputs = compute(*moved)
+            found = compute(*moved) if scale else outputs
         except Exception:  # noqa: BLE001, S112 - it may not be defined there
             continue
-        wide = [it for it in outputs if is_wide(it) and it.size]
+        wide = [it for it in found if is_wide(it) and it.size]
         finite = all(np.isfinite(moved[at]).all() for at in places)
         # Where all is zero, or overflows, nothing is to be learnt.
         if any(not it.any() or (finite and np.isinf(it).any()) for it in wide):
             continue
-        known += 1
-        allowed = np.concatenate(
-            [np.abs(moved[at]).reshape(-1) for at in places] + [_EXACT_VALUES, np.abs(given)]
+        known += scale > 0
+        allowed = np.sort(
+            np.concatenate([*(np.abs(moved[at]).ravel() for at in places), [0.0], np.abs(given)])
         )
         for output in wide:
             size = np.abs(output[np.isfinite(output)])
             # What is rounded to an integer is exact, too.
             size = size[size != np.floor(size)]
-            if not np.isin(size, allowed).all():
+            nearest = allowed[np.searchsorted(allowed, size).clip(max=allowed.size - 1)]
+            if (nearest != size).any():
                 return False
     return known > 0
 
