@@ -1,10 +1,9 @@
-"""Operators as onnx's reference lacks them, and coordinates that move where we say so."""
+"""Coordinates that move where we say so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,40 +16,6 @@ _QUOTIENTS = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # Of numbers of so few binary digits after the point GridSample's are exact in any order.
 _FEW_DIGITS = 2.0**12
 _WHOLE = 1e-9
-
-
-@cache
-def operators() -> list[type]:
-    """Return what is run in place of the reference's operators."""
-    from onnx.reference.ops import op_grid_sample, op_scan, op_scatter_elements
-
-    class GridSample(op_grid_sample.GridSample):
-        """With coordinates as precise as the grid: the reference's are always float32."""
-
-        op_domain = ""
-
-        def _gs_denormalize_coordinates(self, n: Array, dims: Any, align_corners: bool) -> Array:
-            wide = [self._gs_denormalize(*it, align_corners) for it in zip(n, dims, strict=False)]
-            return np.array(wide, n.dtype)
-
-    class Scan(op_scan.Scan):
-        """With what Scan was at first: of batches, behind lengths that are left out."""
-
-        op_domain = ""
-
-        def _run(self, *given: Any, **rest: Any) -> tuple[Any, ...]:
-            run: Any = super()._run
-            if given[0] is not None or any(getattr(self, "directions", None) or ()):
-                return tuple(run(*given, **rest))
-            found = [run(*it, **rest) for it in zip(*given[1:], strict=True)]
-            return tuple(map(np.stack, zip(*found, strict=True)))
-
-    class Scatter(op_scatter_elements.ScatterElements):
-        """The earlier name of ScatterElements."""
-
-        op_domain = ""
-
-    return [GridSample, Scan, Scatter]
 
 
 #: The operand of an operator that says where to look.
@@ -88,4 +53,4 @@ def moved_coordinates(
         least = mode not in {"asymmetric", "align_corners"}
         return found if exact else found + move(least + np.abs(found)), outside
 
-    return replaced(op_resize, _compute_x_ori=moved)
+    return replaced((op_resize, "_compute_x_ori", moved))

@@ -13,8 +13,8 @@ import onnx
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.nodes import spell_out_defaults
-from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates, operators
-from onnxopt_cli.readings.conditioned.pooling import fast_pool
+from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates
+from onnxopt_cli.readings.conditioned.reference import functions, operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.widen import widened, widened_value
 
@@ -127,10 +127,8 @@ class Evaluated:
         """
         self._visitor, self._at, self._lane = visitor or _pass, 0, None
         fed = {name: widened_value(it) if self._lanes else it for name, it in inputs.items()}
-        from onnx.reference.ops import op_pool_common
-
-        pools = replaced(op_pool_common, pool=partial(fast_pool, op_pool_common.pool))
-        with np.errstate(all="ignore"), pools, moved_coordinates(np.zeros_like):
+        better, moved = replaced(*functions()), moved_coordinates(np.zeros_like)
+        with np.errstate(all="ignore"), better, moved:
             return list(self._evaluator.run(None, fed))
 
 
@@ -163,12 +161,11 @@ def sums_in_order() -> AbstractContextManager[None]:
 
     mean, matmul = np.mean, np.matmul
     return replaced(
-        np,
-        sum=partial(added, np.sum, np.cumsum),
-        mean=partial(added, mean, np.cumsum),
-        prod=partial(added, np.prod, np.cumprod),
-        dot=partial(multiplied, np.dot),
-        matmul=partial(multiplied, matmul),
+        (np, "sum", partial(added, np.sum, np.cumsum)),
+        (np, "mean", partial(added, mean, np.cumsum)),
+        (np, "prod", partial(added, np.prod, np.cumprod)),
+        (np, "dot", partial(multiplied, np.dot)),
+        (np, "matmul", partial(multiplied, matmul)),
     )
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 
 @contextmanager
-def replaced(module: Any, **functions: Any) -> Iterator[None]:
-    """Let functions of a module be others meanwhile."""
-    kept = {name: getattr(module, name) for name in functions}
-    vars(module).update(functions)
+def replaced(*functions: tuple[Any, str, Any]) -> Iterator[None]:
+    """Let functions be others meanwhile, each given with its module and name."""
+    kept = [(module, name, getattr(module, name)) for module, name, _ in functions]
+    for module, name, function in functions:
+        setattr(module, name, function)
     try:
         yield
     finally:
-        vars(module).update(kept)
+        for module, name, function in kept:
+            setattr(module, name, function)

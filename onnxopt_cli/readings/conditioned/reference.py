@@ -1,0 +1,148 @@
+"""What onnx's reference lacks or gets wrong, as the specification has it.
+
+``docs/conditioned.md`` says of each what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.readings.conditioned.pooling import fast_pool
+
+# Until then Softmax and its kind took all axes from one on for one.
+_FLATTENS = 13
+
+
+@cache
+def operators() -> list[type]:
+    """Return what is run in place of the reference's operators."""
+    from onnx.reference.op_run import OpRun
+    from onnx.reference.ops import (
+        op_grid_sample,
+        op_lp_normalization,
+        op_scan,
+        op_scatter_elements,
+    )
+    from onnx.reference.ops._op import OpRunUnaryNum
+
+    grid_sample: Any = op_grid_sample.GridSample
+    lp_normalization: Any = op_lp_normalization.LpNormalization
+
+    class GridSample(grid_sample):  # type: ignore[misc]
+        """With coordinates as precise as the grid: the reference's are always float32."""
+
+        op_domain = ""
+
+        def _gs_denormalize_coordinates(self, n: Array, dims: Any, align_corners: bool) -> Array:
+            wide = [self._gs_denormalize(*it, align_corners) for it in zip(n, dims, strict=False)]
+            return np.array(wide, n.dtype)
+
+        def _clamp(self, val: Any, lo: int, hi: int) -> Any:
+            # Of a cubic curve it is the pixels that are kept within borders.
+            curved = self.mode in {"cubic", "bicubic"} and isinstance(val, np.floating)
+            return val if curved else super()._clamp(val, lo, hi)
+
+    class LpNormalization(lp_normalization):  # type: ignore[misc]
+        """Of magnitudes."""
+
+        op_domain = ""
+
+        def _run(self, x: Array, axis: Any = None, p: Any = None) -> tuple[Array]:
+            return (np.copysign(super()._run(np.abs(x), axis, p)[0], x),)
+
+    class LRN(OpRun):
+        """With the neighbours of each channel, however many batches there are."""
+
+        op_domain = ""
+
+        def _run(self, x: Array, alpha: Any, beta: Any, bias: Any, size: int) -> tuple[Array]:
+            before = (size - 1) // 2
+            squares = np.pad(x * x, [(0, 0), (before, size - 1 - before), (0, 0), (0, 0)])
+            total = np.sum(sliding_window_view(squares, size, 1), axis=-1)
+            return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
+    class Scan(op_scan.Scan):
+        """With what Scan was at first: of batches, behind lengths that are left out."""
+
+        op_domain = ""
+
+        def _run(self, *given: Any, **rest: Any) -> tuple[Any, ...]:
+            run: Any = super()._run
+            if given[0] is not None or any(getattr(self, "directions", None) or ()):
+                return tuple(run(*given, **rest))
+            found = [run(*it, **rest) for it in zip(*given[1:], strict=True)]
+            return tuple(map(np.stack, zip(*found, strict=True)))
+
+    class Scatter(op_scatter_elements.ScatterElements):
+        """The earlier name of ScatterElements."""
+
+        op_domain = ""
+
+    def whole(name: str, compute: Callable[[Array, int], Array]) -> type:
+        def run(self: Any, x: Array) -> tuple[Array]:
+            flat, axis = x, self.axis
+            if self.run_params["opsets"][""] < _FLATTENS:
+                given = next((it.i for it in self.onnx_node.attribute if it.name == "axis"), 1)
+                flat, axis = x.reshape(prod(x.shape[:given]), -1), 1
+            return (compute(flat, axis).reshape(x.shape).astype(x.dtype) if x.size else x,)
+
+        return type(name, (OpRunUnaryNum,), {"op_domain": "", "_run": run})
+
+    kind = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
+    return [GridSample, LpNormalization, LRN, Scan, Scatter, *map(whole, kind, kind.values())]
+
+
+def _softmax(x: Array, axis: int) -> Array:
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / np.sum(powers, axis=axis, keepdims=True)
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    moved = x - x.max(axis=axis, keepdims=True)
+    return moved - np.log(np.sum(np.exp(moved), axis=axis, keepdims=True))
+
+
+def _hardmax(x: Array, axis: int) -> Array:
+    largest = np.zeros_like(x)
+    np.put_along_axis(largest, np.argmax(x, axis=axis, keepdims=True), 1, axis=axis)
+    return largest
+
+
+@cache
+def functions() -> list[tuple[Any, str, Any]]:
+    """Return what is run in place of the reference's functions: module, name and function."""
+    from onnx.reference.ops import op_pool_common, op_reduce_log_sum_exp
+
+    padding = "get_output_shape_explicit_padding"
+    padded = partial(_padded_at_the_end, getattr(op_pool_common, padding))
+    return [
+        (op_pool_common, "pool", partial(fast_pool, op_pool_common.pool)),
+        (op_pool_common, padding, padded),
+        (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
+    ]
+
+
+def _padded_at_the_end(
+    kept: Any, pads: Sequence[int] | None, shape: Sequence[int], *rest: Any
+) -> tuple[Any, list[int]]:
+    """Let what is missing of the last windows be missing at the end, not in part at the front."""
+    out_shape, required = kept(pads, shape, *rest)
+    front = [0] * len(shape) if pads is None else list(pads[: len(shape)])
+    total = np.reshape(required, (2, -1)).sum(axis=0)
+    return out_shape, [*front, *(total - front).tolist()]
+
+
+def _log_sum_exp(data: Array, axes: Any, keepdims: Any) -> tuple[Array]:
+    largest = data.max(axis=axes, keepdims=True)
+    # The sum of nothing but zeros has a logarithm, too.
+    largest = np.where(np.isfinite(largest), largest, 0).astype(data.dtype)
+    total = np.sum(np.exp(data - largest), axis=axes, keepdims=True, dtype=data.dtype)
+    found = np.log(total) + largest
+    return (found if keepdims else np.squeeze(found, axis=axes),)
