@@ -69,11 +69,16 @@ def with_key(question: AskedCase) -> AskedCase:
     """Return a question, invalid if its key says that the case contradicts itself."""
     if question.key is None or not question.key.contradictions:
         return question
-    says = "the operator's formula" if question.key.formula else "what onnx's reference computes"
-    why = (
-        f"the stored outputs contradict {says} beyond any rounding: "
-        "the case is wrong, not the backend"
-    )
+    if question.key.formula:
+        why = (
+            "the stored outputs contradict the operator's formula beyond any rounding: "
+            "the case is wrong, not the backend"
+        )
+    else:
+        why = (
+            "the stored outputs and what onnx's reference computes contradict each other "
+            "beyond any rounding: one of the two is wrong"
+        )
     contradictions = question.key.contradictions
     return replace(question, key=None, invalid=why, contradictions=contradictions)
 

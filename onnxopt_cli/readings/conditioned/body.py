@@ -11,7 +11,8 @@ from onnx import helper
 
 from onnxopt_cli.core.values import Value
 
-_DOMAIN = "onnxopt.body"
+#: The domain of the functions that stand for operators.
+BODY = "onnxopt.body"
 
 
 def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto | None:
@@ -46,11 +47,13 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     else:
         return None
     known = {it.domain for it in function.opset_import}
-    function.domain = _DOMAIN
+    function.domain = BODY
+    # What nobody asks for may not be computed.
+    del function.output[len(node.output) :]
     function.opset_import.extend(it for it in model.opset_import if it.domain not in known)
     body = onnx.ModelProto()
     body.CopyFrom(model)
-    body.graph.node[0].domain = _DOMAIN
+    body.graph.node[0].domain = BODY
     body.graph.node[0].op_type = function.name
     # The reference counts what is left out at the end as missing.
     left = len(function.input) - len(node.input)
@@ -61,7 +64,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         if name not in given and default.type:
             body.graph.node[0].attribute.append(default)
     body.functions.append(function)
-    body.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    body.opset_import.append(helper.make_opsetid(BODY, 1))
     return body
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import onnx
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.nodes import spell_out_defaults
+from onnxopt_cli.readings.conditioned.body import BODY
 from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates
 from onnxopt_cli.readings.conditioned.reference import functions, operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
@@ -25,6 +27,8 @@ _ADDED = (np.float32, np.float64)
 _MATRIX = 2
 # More are not added up one by one: that takes seconds.
 _MOST_PRODUCTS = 1 << 26
+# What published bodies call, and whose own bodies are looked into, too.
+_SUBTRACT = ("Elu", "HardSigmoid", "LogSoftmax")
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 
@@ -61,16 +65,22 @@ class Evaluated:
 
     def __init__(self, model: onnx.ModelProto, lanes: int = 0) -> None:
         from onnx.reference import ReferenceEvaluator
+        from onnx.reference.op_run import OpRunExpand
 
-        prepare = self._prepare
+        prepare, better = self._prepare, operators()
+        if any(it.domain == BODY for it in model.functions):
+            looked_into = (type(name, (OpRunExpand,), {"op_domain": ""}) for name in _SUBTRACT)
+            better = [*looked_into, *better]
 
         class Visited(ReferenceEvaluator):
             """Subgraphs and functions are run by evaluators of the same class."""
 
             def __init__(self, proto: Any, **settings: Any) -> None:
-                if lanes and isinstance(proto, onnx.FunctionProto):
-                    proto = widened(proto)
-                super().__init__(proto, **settings | {"new_ops": operators()})
+                if isinstance(proto, onnx.FunctionProto):
+                    proto = widened(proto) if lanes else copy(proto)
+                    # Or onnx's reference would not choose bodies by the types that it finds.
+                    proto.value_info.add()
+                super().__init__(proto, **settings | {"new_ops": better})
 
             def _init(self) -> None:
                 super()._init()
