@@ -123,6 +123,62 @@ def test_what_a_published_body_calls_may_cancel_as_its_own_body_does():
     assert not one("Mish", {"x": f32(-20)}, [0])
 
 
+# Right answers that each look wrong to a rule that is too simple, and a wrong one beside each.
+LIMITS = {
+    "x less its mean, where all are alike": (
+        ("GroupNormalization", {"num_groups": 1}),
+        {"x": np.full((1, 2, 4), 7.7, "f"), "s": f32(1, 1), "b": f32(0, 0)},
+        (np.full((1, 2, 4), 2e-4), np.full((1, 2, 4), 0.1)),
+    ),
+    "a product that is large at generic points": (
+        ("ReduceProd", {"keepdims": 0}),
+        {"x": np.linspace(0.9, 1.1, 500, dtype="f")},
+        (0.432053376 * (1 + 3e-7), 0.432053376 * (1 + 1e-5)),
+    ),
+    "a small logarithm of a sum": (
+        ("ReduceLogSumExp", {"keepdims": 0}),
+        {"x": f32(0, -20)},
+        (0, 1e-5),
+    ),
+    "squares that underflow": (
+        ("ReduceL2", {"keepdims": 0}),
+        {"x": f32(3e-30, 4e-30)},
+        (0, 4e-30),
+    ),
+    "an operand that is subnormal": (("Div", {}), {"x": f32(1e-38), "y": f32(0.5)}, ([0], [1e-37])),
+    "its floor": (("Floor", {}), {"x": f32(-1e-40)}, ([0], [-2])),
+    "terms added up in order": (
+        ("GlobalAveragePool", {}),
+        {"x": np.full((1, 1, 300, 300), 0.1, "f")},
+        (np.full((1, 1, 1, 1), 0.10002737), np.full((1, 1, 1, 1), 0.0995)),
+    ),
+    "normalized by given statistics": (
+        ("BatchNormalization", {"opset": 9}),
+        {"x": f32(1, 2, 3, 4).reshape(2, 2), "s": f32(1, 1), "b": f32(0, 0)}
+        | {"mean": f32(0, 0), "var": f32(1, 1)},
+        (f32(1, 2, 3, 4).reshape(2, 2) * (1 - 5e-6), np.zeros((2, 2))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_right_answers_pass_and_wrong_ones_beside_them_fail(name):
+    (operator, attributes), inputs, (right, wrong) = LIMITS[name]
+    attributes, opset = dict(attributes), attributes.get("opset", 22)
+    attributes.pop("opset", None)
+    model = model_of([(operator, list(inputs), attributes)], inputs, opset=opset)
+    assert judged(model, inputs, right)
+    assert not judged(model, inputs, wrong)
+
+
+def test_what_moves_by_a_square_does_not_leap():
+    x, ones = np.full((1, 64), 1000.3, np.float32), np.ones(64, np.float32)
+    inputs = {"x": x, "s": ones}
+    model = model_of([("LayerNormalization", ["x", "s"], {})], inputs, outputs=3, types=[1, 1, 1])
+    for deviation, passes in ((316.2278, True), (315.992, True), (300, False)):
+        assert judged(model, inputs, [[deviation]], at=2) == passes
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_answers_pass(name):
     operator, operands, answer = RIGHT[name]

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import combinations
 from typing import Any
 
@@ -135,8 +136,22 @@ def condition(
     bodies = _measured_body(model, inputs, math)
     found = list(map(_judgement, zip(forms, bodies, strict=True) if bodies else zip(forms)))
     if operator_names(model) == ("Attention",):
-        return list(map(_with_lowest, found))
-    return found
+        found = list(map(_with_lowest, found))
+    flushed = {name: _flushed(it) for name, it in inputs.items()}
+    if all(it is inputs[name] for name, it in flushed.items()):
+        return found
+    others = condition(model, flushed, math)
+    return [
+        replace(it, right=it.right + other.right) for it, other in zip(found, others, strict=True)
+    ]
+
+
+def _flushed(value: Value) -> Value:
+    """Return a tensor with zeros for what is subnormal, as devices take it; itself without any."""
+    if not isinstance(value, np.ndarray) or value.dtype not in ROUNDOFF:
+        return value
+    small = (value != 0) & (np.abs(value) < smallest_normal(value.dtype))
+    return np.where(small, value.dtype.type(0), value) if small.any() else value
 
 
 def _defined(output: Any) -> Judgement:
@@ -424,9 +439,10 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
         ):
             close = distance <= _FORM_UNITS * np.maximum(unit, rounding) + tiny
             unit = np.where(close, np.maximum(unit, distance), unit)
-            overflow = np.isfinite(exact) & ~np.isfinite(wide)
-            if overflow.any():
-                others.append(np.where(overflow, wide, exact))
+            # Forms overflow, and underflow.
+            lost = np.isfinite(exact) & (exact != 0) & (~np.isfinite(wide) | (wide == 0))
+            if lost.any():
+                others.append(np.where(lost, wide, exact))
         for distance, _ in _distances([it.in_order for it in forms], exact):
             near = np.where(distance <= _IN_ORDER * rounding, distance, 0.0)
             unit = np.maximum(unit, near * 2 / UNITS)
@@ -451,17 +467,20 @@ def _branch(value: Array, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Ar
 
 def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
     """Return how far one rounding moves each element, and the values beyond leaps."""
-    unit = largest = least = np.zeros(exact.shape)
+    unit = np.zeros(exact.shape)
     if np.shape(form.exact) != exact.shape:
         return unit, []
-    moves = list(_distances(form.draws, form.exact))
-    for move, _ in moves:
-        largest = np.maximum(largest, move)
-    for move, _ in _distances(form.finer, form.exact):
-        least = np.maximum(least, move)
-    # A smooth function moves in proportion.
-    leap = ((least > largest / 8) | (least < largest / (8 * _FINER))) & (largest > 0)
-    leap &= bool(form.finer)
+    # Where a draw overflows, or has no root, the others say how far it is.
+    moves, finer = (
+        [(np.where(np.isfinite(move), move, 0.0), it) for move, it in _distances(some, form.exact)]
+        for some in (form.draws, form.finer)
+    )
+    largest, least = (
+        reduce(np.maximum, (move for move, _ in some), unit) for some in (moves, finer)
+    )
+    # A smooth function moves in proportion, or faster where it is even.
+    leap = ((least > largest / 8) | (least < largest / (8 * _FINER**2))) & (largest > 0)
+    leap &= bool(finer)
     found: list[Array] = []
     for move, value in moves:
         far = leap & (move > largest / 4)
@@ -469,4 +488,4 @@ def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
         beyond = np.where(far, value, exact)
         if far.any() and not any(np.array_equal(beyond, it, equal_nan=True) for it in found):
             found.append(beyond)
-    return np.where(np.isfinite(unit), unit, 0.0) / form.step, found
+    return unit / form.step, found

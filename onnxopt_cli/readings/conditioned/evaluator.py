@@ -158,7 +158,7 @@ def sums_in_order() -> AbstractContextManager[None]:
         terms = np.moveaxis(given, summed, range(-len(summed), 0))
         terms = terms.reshape(*terms.shape[: given.ndim - len(summed)], -1)
         found = in_order(terms, axis=-1)[..., -1]
-        found = found / given.dtype.type(terms.shape[-1]) if slow is mean else found
+        found = found / given.dtype.type(terms.shape[-1]) if slow in means else found
         return np.expand_dims(found, summed) if rest.get("keepdims") else found
 
     def multiplied(slow: Any, a: Any, b: Any) -> Any:
@@ -169,10 +169,11 @@ def sums_in_order() -> AbstractContextManager[None]:
         terms = (a[..., at, None] * b[..., at, None, :] for at in range(a.shape[-1]))
         return reduce(operator.add, terms)
 
-    mean, matmul = np.mean, np.matmul
+    means, matmul = {np.mean, np.average}, np.matmul
     return replaced(
         (np, "sum", partial(added, np.sum, np.cumsum)),
-        (np, "mean", partial(added, mean, np.cumsum)),
+        (np, "mean", partial(added, np.mean, np.cumsum)),
+        (np, "average", partial(added, np.average, np.cumsum)),
         (np, "prod", partial(added, np.prod, np.cumprod)),
         (np, "dot", partial(multiplied, np.dot)),
         (np, "matmul", partial(multiplied, matmul)),

@@ -118,11 +118,21 @@ def _hardmax(x: Array, axis: int) -> Array:
 @cache
 def functions() -> list[tuple[Any, str, Any]]:
     """Return what is run in place of the reference's functions: module, name and function."""
-    from onnx.reference.ops import op_pool_common, op_reduce_log_sum_exp
+    from onnx.reference.ops import op_batch_normalization, op_pool_common, op_reduce_log_sum_exp
+
+    normalization: Any = op_batch_normalization
+    of_nine = normalization.BatchNormalization_9._run  # noqa: SLF001
+
+    def normalized(self: Any, *given: Array, epsilon: float, **rest: Any) -> tuple[Array, ...]:
+        # With one output it does not train.
+        if len(self.onnx_node.output) > 1:
+            return tuple(of_nine(self, *given, epsilon=epsilon, **rest))
+        return (normalization._batchnorm_test_mode(*given, epsilon=epsilon),)  # noqa: SLF001
 
     padding = "get_output_shape_explicit_padding"
     padded = partial(_padded_at_the_end, getattr(op_pool_common, padding))
     return [
+        (normalization.BatchNormalization_9, "_run", normalized),
         (op_pool_common, "pool", partial(fast_pool, op_pool_common.pool)),
         (op_pool_common, padding, padded),
         (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),

@@ -58,8 +58,9 @@ _LISTED = {
     **dict.fromkeys(DEFINED, Rounds.EXACT),
     # Fast algorithms: a zero that comes from cancellation is zero only to the scale.
     **dict.fromkeys(("DFT", "STFT", "Conv", "ConvTranspose", "DeformConv"), Rounds.MIX),
-    # One minus a gate that is nearly open is right only to the range of an activation, which is 1.
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), Rounds.GATES),
+    # One minus a gate that is nearly open is right only to the range of an activation, which is 1;
+    # a logarithm to that of the sum, which is 1 or more before it is moved back.
+    **dict.fromkeys(("GRU", "LSTM", "RNN", "ReduceLogSumExp"), Rounds.GATES),
     # Differences of cosines, triangles of differences: zero only to the scale.
     **dict.fromkeys(
         ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
@@ -86,6 +87,7 @@ PRODUCTS = frozenset(
 
 _MOST_OPERANDS = 2
 _SAME = 1e-9
+_WHOLE = 2.0**40
 _GOLDEN = 0.6180339887498949
 
 
@@ -157,8 +159,8 @@ def _moves(
         )
         for output in wide:
             size = np.abs(output[np.isfinite(output)])
-            # What is rounded to an integer is exact, too.
-            size = size[size != np.floor(size)]
+            # What is rounded to an integer is exact, too; what is as large always is one.
+            size = size[(size != np.floor(size)) | (size > _WHOLE)]
             nearest = allowed[np.searchsorted(allowed, size).clip(max=allowed.size - 1)]
             if (nearest != size).any():
                 return False
