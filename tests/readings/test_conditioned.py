@@ -464,6 +464,26 @@ def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
             assert judged(model, inputs, wrong) == passes
 
 
+@pytest.mark.parametrize(
+    ("mode", "scale", "right"),
+    [
+        # 1.5 (1 - 2 / 2.1) + (x + 0.5) / 0.7 - 0.5 = 0.286 and 1.714
+        ("half_pixel_symmetric", 0.7, [0.28571427, 1.7142857]),
+        # The resized tensor has two elements, not 2.1.
+        ("align_corners", 0.7, [0, 2]),
+        ("pytorch_half_pixel", 0.4, [0]),
+    ],
+)
+def test_coordinates_are_those_of_the_specification(mode, scale, right):
+    inputs = {"x": f32(0, 1, 2).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, scale)}
+    attributes = {"mode": "linear", "coordinate_transformation_mode": mode}
+    model = model_of([("Resize", ["x", "", "s"], attributes)], inputs)
+    assert judged(model, inputs, np.reshape(right, (1, 1, 1, -1)))
+    assert not judged(model, inputs, np.reshape(right, (1, 1, 1, -1)) + 1e-3)
+    nearest = model_of([("Resize", ["x", "", "s"], attributes | {"mode": "nearest"})], inputs)
+    assert judged(nearest, inputs, np.reshape(np.round(right), (1, 1, 1, -1)))
+
+
 def test_a_product_is_off_by_roundings_of_its_own_however_many_its_factors():
     x = np.random.default_rng(9).uniform(0.5, 2, 100).astype(np.float32)
     model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": x})
