@@ -171,6 +171,49 @@ def test_right_answers_pass_and_wrong_ones_beside_them_fail(name):
     assert not judged(model, inputs, wrong)
 
 
+def test_windows_are_as_many_at_either_end():
+    x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
+    attributes = {"kernel_shape": [2], "strides": [2]}
+    assert one("MaxPool", {"x": x}, [[[1, 3, 5]]], auto_pad="SAME_LOWER", **attributes)
+    assert one("MaxPool", {"x": x}, [[[2, 4, 5]]], auto_pad="SAME_UPPER", **attributes)
+
+
+def test_half_a_pixel_is_taken_away_from_version_16_on():
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4)
+    inputs = {"x": x, "rois": f32(1, 0, 3, 1).reshape(1, 4), "batch": np.array([0])}
+    attributes = {"output_height": 1, "output_width": 1, "sampling_ratio": 1}
+    for opset, middle in ((10, 2), (16, 1.5)):
+        model = model_of([("RoiAlign", list(inputs), attributes)], inputs, opset=opset)
+        assert judged(model, inputs, [[[[middle]]]])
+        assert not judged(model, inputs, [[[[3.5 - middle]]]])
+
+
+@pytest.mark.parametrize(
+    ("operator", "gates", "more", "attributes", "what"),
+    [
+        ("RNN", 1, {"lengths": np.array([1], np.int32)}, {}, "sequence_lens"),
+        ("LSTM", 4, {}, {"clip": 0.5}, "clip"),
+        ("LSTM", 4, {}, {"input_forget": 1}, "input_forget"),
+        ("GRU", 3, {}, {"activations": ["Relu", "Tanh"]}, "activations"),
+        ("GRU", 3, {}, {"activations": ["Sigmoid", "Tanh"]}, ""),
+        ("LSTM", 4, {}, {"input_forget": 0}, ""),
+    ],
+)
+def test_what_the_reference_takes_no_notice_of_is_not_asked(
+    operator, gates, more, attributes, what
+):
+    inputs = {"x": np.ones((2, 1, 1), np.float32)}
+    inputs |= {name: np.ones((1, gates, 1), np.float32) for name in ("w", "r")}
+    inputs |= more
+    names = [*list(inputs)[:3], *([""] if more else []), *more]
+    model = model_of([(operator, names, {"hidden_size": 1, **attributes})], inputs)
+    if what:
+        with pytest.raises(CannotAskError, match=f"takes no notice of {what}"):
+            condition(model, inputs)
+    else:
+        assert not condition(model, inputs)[0].reason
+
+
 def test_what_moves_by_a_square_does_not_leap():
     x, ones = np.full((1, 64), 1000.3, np.float32), np.ones(64, np.float32)
     inputs = {"x": x, "s": ones}

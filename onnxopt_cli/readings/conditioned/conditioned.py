@@ -27,6 +27,7 @@ from onnxopt_cli.readings.conditioned.evaluator import (
     pick,
     sums_in_order,
 )
+from onnxopt_cli.readings.conditioned.reference import unnoticed
 from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
@@ -122,8 +123,11 @@ def condition(
     Raises:
         CannotAskError: if it cannot be asked.
     """
+    nodes = list(all_nodes(model))
+    if what := next(filter(None, map(unnoticed, nodes)), ""):
+        raise CannotAskError(f"onnx's reference takes no notice of {what}")
     try:
-        if {node.op_type for node in all_nodes(model)} <= DEFINED:
+        if {node.op_type for node in nodes} <= DEFINED:
             return [_defined(it) for it in Evaluated(model).run(inputs)]
         forms = _measure(model, inputs, math)
     except (CannotAskError, MemoryError):

@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, partial, partialmethod
 from math import prod
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.lib.stride_tricks import sliding_window_view
+from onnx import helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.conditioned.pooling import fast_pool
 
 # Until then Softmax and its kind took all axes from one on for one.
 _FLATTENS = 13
+# From then on RoiAlign shifts by half a pixel unless it is told not to.
+_HALF_PIXELS = 16
+# The activations of recurrent operators that the reference computes, whatever is asked for.
+_ACTIVATIONS = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
+_LENGTHS = 4
 
 
 @cache
@@ -99,6 +106,21 @@ def operators() -> list[type]:
     return [GridSample, LpNormalization, LRN, Scan, Scatter, *map(whole, kind, kind.values())]
 
 
+def unnoticed(node: onnx.NodeProto) -> str:
+    """Return what of a node onnx's reference takes no notice of; empty if nothing is known."""
+    given = {it.name: helper.get_attribute_value(it) for it in node.attribute}
+    if node.op_type in {"RNN", *_ACTIVATIONS}:
+        if any(node.input[_LENGTHS : _LENGTHS + 1]):
+            return "sequence_lens"
+        if "clip" in given or given.get("input_forget"):
+            return "clip" if "clip" in given else "input_forget"
+        usual = _ACTIVATIONS.get(node.op_type, [])
+        names = [it.decode(errors="replace").lower() for it in given.get("activations", ())]
+        if usual and names not in ([], usual, usual * 2):
+            return "activations"
+    return ""
+
+
 def _softmax(x: Array, axis: int) -> Array:
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
     return powers / np.sum(powers, axis=axis, keepdims=True)
@@ -118,8 +140,16 @@ def _hardmax(x: Array, axis: int) -> Array:
 @cache
 def functions() -> list[tuple[Any, str, Any]]:
     """Return what is run in place of the reference's functions: module, name and function."""
-    from onnx.reference.ops import op_batch_normalization, op_pool_common, op_reduce_log_sum_exp
+    from onnx.reference.ops import (
+        op_batch_normalization,
+        op_max_pool,
+        op_pool_common,
+        op_reduce_log_sum_exp,
+        op_roi_align,
+    )
 
+    roi_align: Any = op_roi_align.RoiAlign
+    windows: Any = op_max_pool.MaxPool._max_pool  # noqa: SLF001
     normalization: Any = op_batch_normalization
     of_nine = normalization.BatchNormalization_9._run  # noqa: SLF001
 
@@ -133,9 +163,11 @@ def functions() -> list[tuple[Any, str, Any]]:
     padded = partial(_padded_at_the_end, getattr(op_pool_common, padding))
     return [
         (normalization.BatchNormalization_9, "_run", normalized),
+        (op_max_pool.MaxPool, "_max_pool", partialmethod(_padded_alike, windows)),
         (op_pool_common, "pool", partial(fast_pool, op_pool_common.pool)),
         (op_pool_common, padding, padded),
         (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
+        (roi_align, "_run", partialmethod(_aligned, roi_align._run)),  # noqa: SLF001
     ]
 
 
@@ -147,6 +179,27 @@ def _padded_at_the_end(
     front = [0] * len(shape) if pads is None else list(pads[: len(shape)])
     total = np.reshape(required, (2, -1)).sum(axis=0)
     return out_shape, [*front, *(total - front).tolist()]
+
+
+def _padded_alike(
+    pool: Any, kept: Any, x: Array, auto_pad: str, ceil_mode: int, **rest: Any
+) -> Any:
+    """Have as many windows for SAME_LOWER as for SAME_UPPER, not fewer."""
+    if auto_pad == "SAME_LOWER":
+        size, ones = np.array(x.shape[2:]), [1] * (x.ndim - 2)
+        stride, apart = (np.array(rest[it] or ones) for it in ("strides", "dilations"))
+        reach = (np.array(rest["kernel_shape"]) - 1) * apart + 1
+        total = np.maximum((-(-size // stride) - 1) * stride + reach - size, 0)
+        rest["pads"] = [*(total - total // 2).tolist(), *(total // 2).tolist()]
+        auto_pad = "NOTSET"
+    return kept(pool, x, auto_pad=auto_pad, ceil_mode=ceil_mode, **rest)
+
+
+def _aligned(align: Any, kept: Any, *given: Any, **attributes: Any) -> Any:
+    """Take no half pixel away in versions that know nothing of it."""
+    if align.run_params["opsets"][""] < _HALF_PIXELS:
+        attributes["coordinate_transformation_mode"] = "output_half_pixel"
+    return kept(align, *given, **attributes)
 
 
 def _log_sum_exp(data: Array, axes: Any, keepdims: Any) -> tuple[Array]:
