@@ -49,6 +49,10 @@ from onnxopt_cli.run.judge import (
 _FEWEST = 20
 _CHUNK = 32
 _CHUNKS = 400
+# How many cases other processes go on with while one waits for a worker, which may have to start.
+_AHEAD = 50
+# How many cases other processes may go on with while one here waits for a worker that starts.
+_AHEAD = 100
 # Bytes of a case.
 _LARGE = 16 << 20
 # What may come out otherwise where the case is the only one that runs.
@@ -125,6 +129,8 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     with closing(judged) if judged else nullcontext():
         while not stopped:
             ahead = max((executor.ahead for executor in plan.backends), default=1)
+            waits = judged is not None and asked and not isinstance(asked[0][1], tuple)
+            ahead = _AHEAD if waits else ahead
             while len(asked) < ahead and (case := next(cases, None)) is not None:
                 row = next(judged, None) if judged else None
                 asked.append((case, row or _ask(plan, case)))
