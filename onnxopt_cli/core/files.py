@@ -94,7 +94,8 @@ def shown_path(path: Path) -> str:
     """
     # There may be no working directory any more.
     with contextlib.suppress(OSError):
-        return _shown_from(path, os.path.realpath(os.curdir))
+        # A report may ask for 100,000 cases, and pathlib takes the name apart each time.
+        return _shown_from(path, os.getcwd())  # noqa: PTH109
     return str(path)
 
 

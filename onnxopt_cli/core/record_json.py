@@ -27,6 +27,8 @@ from onnxopt_cli.errors import Problem, ProtocolBreach, UnusableOutput
 
 # A file has many cases.
 _path = lru_cache(Path)
+# It holds nothing that could change.
+_spent = lru_cache(spent)
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -67,7 +69,8 @@ def value_from_json(data: Any) -> Value:
         raise ValueError(f"not a value: {error.message}") from None
 
 
-# Fields of a Diff that are plain or numbers, in the order in which they are written.
+# Fields of a Diff that are plain or numbers, in the order in which they are written, and stand in
+# the class, where the tolerance comes before the numbers.
 _DIFF = (
     "name",
     "kind",
@@ -216,17 +219,19 @@ def _diff_to_json(diff: Diff) -> dict[str, Any]:
 
 def _diff_from_json(data: Any) -> Diff:
     numbers = _numbers(data)
-    if any(type(it) is str for it in numbers):
+    if str in map(type, numbers):
         numbers = tuple(map(number_from_json, numbers))
-    return Diff(
+    # By place, as a log has very many.
+    parts: tuple[Any, ...] = (
         data["name"],
         data["kind"],
         data["structure"],
-        tolerance=_tolerance_from_json(data["tolerance"]),
-        ulp_counts=tuple(map(int, data["ulp_counts"])),
-        worst=tuple(_element_from_json(element, data["kind"]) for element in data["worst"]),
-        **dict(zip(_DIFF[3:], numbers, strict=True)),
+        _tolerance_from_json(data["tolerance"]),
+        *numbers,
+        tuple(map(int, data["ulp_counts"])),
+        tuple([_element_from_json(element, data["kind"]) for element in data["worst"]]),
     )
+    return Diff(*parts)
 
 
 def _element_to_json(element: Element) -> dict[str, Any]:
@@ -268,4 +273,4 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
         return Ulps(data["ulp"], provenance)
     if "law" in data:
         return Drawn(data["law"], lambda _sample: "", provenance)
-    return spent(float(data["factor"]), provenance)
+    return _spent(float(data["factor"]), provenance)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Cause, Explanation, RunRecord
@@ -31,7 +30,7 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     """
     if output.resolve() in {path.resolve() for path in paths}:
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
-    read = [(path, read_log(path)) for path in paths]
+    read = [(path, read_log(path, keep_lines=True)) for path in paths]
     logs = [log for _, log in read if log is not None]
     wrong = [
         f"{printable(str(path))} is not finished: it has no header"
@@ -44,7 +43,7 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     logs.sort(key=lambda log: log.header.shard.index if log.header.shard else 0)
     header = _header(logs)
     record = _joined(logs, header)
-    data = b"".join(map(record_line, _records(header, record)))
+    data = b"".join(_lines(header, record, logs))
     if len(data) > MAX_BYTES:
         raise UsageError(
             f"the log of the whole run would have {len(data)} bytes, and no more than {MAX_BYTES} "
@@ -55,13 +54,14 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     return record
 
 
-def _records(header: Header, record: RunRecord) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a log one by one, as all of them take much memory."""
-    yield header.to_json()
-    for result in record.results:
-        yield {"record": "start", "case": result.case, "backend": result.backend}
-        yield {"record": "end", "result": result_to_json(result)}
-    yield footer(record)
+def _lines(header: Header, record: RunRecord, logs: Sequence[Log]) -> Iterator[bytes]:
+    """Yield the lines of a log; those of results as they were read, where they are of no rerun."""
+    read = {id(log.results[key]): line for log in logs for key, line in log.lines.items()}
+    yield record_line(header.to_json())
+    for it in record.results:
+        yield record_line({"record": "start", "case": it.case, "backend": it.backend})
+        yield read.get(id(it)) or record_line({"record": "end", "result": result_to_json(it)})
+    yield record_line(footer(record))
 
 
 def _refusals(logs: Sequence[Log]) -> Iterator[str]:

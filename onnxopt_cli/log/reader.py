@@ -41,6 +41,7 @@ class Log:
         footer: the run's last record, None if it did not finish.
         size: number of bytes up to the end of the last whole record.
         digest: of these bytes.
+        lines: by key the lines that hold the results, where these are kept and not of a rerun.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Log:
     footer: dict[str, Any] | None = None
     size: int = 0
     digest: bytes = b""
+    lines: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -74,10 +76,14 @@ class Log:
         )
 
 
-def read_log(path: Path) -> Log | None:
+def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
     """Read a log, finished or not.
 
     A last line without line end was being written when the run was killed, and is dropped.
+
+    Args:
+        path: the file.
+        keep_lines: whether to keep the lines of results.
 
     Returns:
         The log, or None if not even its header was written.
@@ -103,18 +109,25 @@ def read_log(path: Path) -> Log | None:
         raise _malformed(path, 1, "found no log, expected a header")
     lines = BytesIO(whole)
     number = 0
+    kept: dict[tuple[str, str], bytes] = {}
 
     def parsed() -> Iterator[Any]:
         nonlocal number
         for line in lines:
             number += 1
-            yield _parsed(line)
+            record = _parsed(line)
+            yield record
+            # Whoever asks for the next one has found nothing wrong with it.
+            if keep_lines and record["record"] in ("end", "rerun"):
+                key = record["result"]["case"], record["result"]["backend"]
+                kept[key] = line if record["record"] == "end" else b""
 
     try:
         log = log_of(path, parsed())
     except ValueError as error:
         raise _malformed(path, number, str(error)) from error
     log.size, log.digest = len(whole), blake2b(whole).digest()
+    log.lines = {key: line for key, line in kept.items() if line}
     return log
 
 

@@ -136,6 +136,21 @@ def test_of_very_many_cases_the_first_are_shown_and_the_filter_finds_the_others(
     assert many.console == []
 
 
+def test_a_row_that_the_script_makes_is_what_the_page_has_for_the_first(browser):
+    name = "<b>demo</b>\u202e/c{}"
+
+    def rows(place):
+        yield result(name.format(place), "numpy", Outcome.ERROR, message="<i>no</i>")
+        yield result(name.format(place), "other", lowered=True, message="<i>so</i>")
+
+    between = (result(f"demo/c{place}") for place in range(1200))
+    many = browser(record(*rows(1), *between, *rows(2))).open("#text=%3Cb%3E")
+    one, two = re.findall(r"<tr>.*?</tr>", re.search(r"<tbody>(.*?)</tbody>", many.dom, re.S)[1])
+    assert two == one.replace("/c1<", "/c2<").replace("#failure-1", "#failure-2")
+    assert one.count("&lt;") == 4
+    assert many.console == []
+
+
 def test_the_address_of_a_failure_unfolds_it(browser, several):
     seen = browser(several).open("#failure-2")
     opened = re.findall(r"<details[^>]*\bopen\b[^>]*>", seen.dom)

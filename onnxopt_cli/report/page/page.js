@@ -7,12 +7,27 @@
   const heads = [...document.querySelectorAll("#matrix thead th")];
   const more = document.getElementById("more");
   const most = more ? body.rows.length : Infinity;
-  const rows = [...body.rows, ...(more?.content.children ?? [])].map((row, place) => ({
-    row,
-    place,
+  const cells = [...(document.getElementById("cells")?.content.children ?? [])];
+  const outcomes = cells.map((cell) => cell.dataset.outcome);
+  const like = body.rows[0];
+  // Of very many rows only those are made that are shown.
+  const made = (id, places) => {
+    const row = like.cloneNode(true);
+    row.querySelector(".name").textContent = id;
+    [...row.cells].slice(1).forEach((cell, column) =>
+      cell.replaceWith(cells[places[column]].cloneNode(true)));
+    return row;
+  };
+  const rows = [...body.rows].map((row) => ({
+    row: () => row,
     keys: [...row.cells].map((cell, column) =>
       column === 0 ? cell.textContent : cell.dataset.outcome),
   }));
+  for (const [id, ...places] of more ? JSON.parse(more.content.textContent) : []) {
+    const keys = [id, ...places.map((place) => outcomes[place])];
+    rows.push({ row: () => made(id, places), keys });
+  }
+  rows.forEach((row, place) => { row.place = place; });
   const failures = [...document.querySelectorAll(".failure")];
   const state = { text: "", outcome: "", sort: "" };
   let ordered = rows;
@@ -22,7 +37,7 @@
     const fits = (id, outcomes) =>
       id.toLowerCase().includes(text) && (!state.outcome || outcomes.includes(state.outcome));
     const found = ordered.filter(({ keys }) => fits(keys[0], keys.slice(1)));
-    body.replaceChildren(...found.slice(0, most).map(({ row }) => row));
+    body.replaceChildren(...found.slice(0, most).map(({ row }) => row()));
     for (const failure of failures) {
       failure.hidden = !fits(failure.dataset.case, [failure.dataset.outcome]);
     }
