@@ -56,6 +56,8 @@ FAILING = (
     "--tolerance onnx",
     "fuzz -b onnx-reference",
 )
+#: Added to what a document asks of whole suites: with a few of their cases it does all the same.
+FEWER = {"ci.md 1": ("-k", "/momentum/m", "-k", "/momentum/T_", "-k", "space/momentum/cross_1*")}
 #: A backend as the documents' readers have one, whose mistake is soon explained.
 BACKEND = """
 from onnxopt_cli.backends.reference import NumpyBackend
@@ -114,7 +116,9 @@ def test_the_commands_of_a_document_do_what_it_shows(name, tmp_path):
         if words[:2] == ["pip", "install"]:
             continue
         assert words[0] == "onnxopt"
-        done = run_command(*words[1:], cwd=tmp_path, env={**os.environ, "COLUMNS": "80"})
+        done = run_command(
+            *words[1:], *FEWER.get(name, ()), cwd=tmp_path, env={**os.environ, "COLUMNS": "80"}
+        )
         fails = any(part in command for part in FAILING)
         assert done.returncode == fails, f"{command}\n{done.stdout}{done.stderr}"
         said = " ".join(done.stdout.split())

@@ -111,20 +111,20 @@ def test_a_report_that_cannot_be_printed_costs_no_other_one(place):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    ("arguments", "code", "stream"),
     [
-        ("run demo.yaml", 2),
-        ("run demo.yaml -b python:off.py:Backend -k right --no-explain", 1),
-        ("run demo.yaml -k right", 0),
-        ("rnu", 2),
-        ("run --repotr", 2),
-        ("run nowhere", 2),
-        ("run demo.yaml -b exec:./nowhere", 4),
-        ("run demo.yaml -k nothing", 5),
-        ("list demo.yaml", 0),
+        ("run demo.yaml", 2, "2>/dev/full"),
+        ("run demo.yaml", 2, "2>&-"),
+        ("run demo.yaml -b python:off.py:Backend -k right --no-explain", 1, "2>/dev/full"),
+        ("run demo.yaml -k right", 0, "2>&-"),
+        ("rnu", 2, "2>/dev/full"),
+        ("run --repotr", 2, "2>&-"),
+        ("run nowhere", 2, "2>/dev/full"),
+        ("run nowhere", 2, "2>&-"),
+        ("run demo.yaml -b exec:./nowhere", 4, "2>/dev/full"),
+        ("run demo.yaml -k nothing", 5, "2>&-"),
     ],
 )
-@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-"])
 def test_a_full_or_closed_standard_error_changes_no_exit_code(place, arguments, code, stream):
     done = call(place, f"onnxopt {arguments} {stream}")
     assert done.returncode == code

@@ -115,8 +115,8 @@ def test_a_hang_is_shrunk_within_the_timeout_of_each_try(fuzz, onnxopt):
     assert onnxopt("run", "fuzz", "-b", backend, "--timeout", "1", "--no-explain").code == 1
 
 
-def test_a_hang_at_a_special_element_is_shrunk_to_that_element(fuzz):
-    answer = fuzz(planted("HangsAtNaN"), "--examples", "60", "--timeout", "1")
+def test_a_crash_at_a_special_element_is_shrunk_to_that_element(fuzz):
+    answer = fuzz(planted("DiesAtNaN"), "--examples", "60")
     assert answer.code == 1, answer.text
     (found,) = kept("fuzz").values()
     assert sorted(map(str, found["inputs"].values())) == ["0", "0.0", "0.0", "1.0", "nan"]

@@ -42,7 +42,7 @@ def test_a_backend_in_this_process_conforms_on_any_system(system, demo):
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["no modules", "macOS"])
 def test_without_what_linux_has_a_bad_case_still_costs_no_other(system, tmp_path, monkeypatch):
-    ways = {"segfaults": "crash", "spins": "timeout", "allocates": "oom", "leaves_child": "leak"}
+    ways = {"segfaults": "crash", "stops": "timeout", "allocates": "oom", "leaves_child": "leak"}
     monkeypatch.setenv("WAYS", " ".join(ways))
     rates = {"first": 0.25}
     for number, way in enumerate(ways, start=1):

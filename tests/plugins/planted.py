@@ -55,11 +55,10 @@ class WrongTypeAndShape(Right):
         return [first, *others]
 
 
-class HangsAtNaN(Right):
+class DiesAtNaN(Right):
     def run(self, model, inputs):
         if any(np.isnan(value).any() for name, value in inputs.items() if name[0] != "R"):
-            while True:
-                time.sleep(1)
+            os.abort()
         return super().run(model, inputs)
 
 

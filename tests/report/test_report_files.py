@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 from datetime import UTC, datetime, timedelta
 
@@ -91,6 +92,18 @@ def test_a_summary_that_cannot_be_written_is_said_after_the_verdict(demo, onnxop
     assert answer.code == 2
     assert "conforms" in answer.out
     assert "No such file" in answer.err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes that have names")
+@pytest.mark.parametrize("options", [["--report", "json=pipe"], []], ids=["report", "summary"])
+def test_a_pipe_that_nobody_reads_is_waited_for_and_named(demo, onnxopt, monkeypatch, options):
+    monkeypatch.setattr("onnxopt_cli.core.files._READER_SECONDS", 0.1)
+    os.mkfifo(demo / "pipe")
+    if not options:
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", "pipe")
+    answer = onnxopt("run", "demo.yaml", "-q", *options)
+    assert answer.code == 2
+    assert "nobody reads" in answer.err
 
 
 def test_a_report_that_cannot_be_written_costs_no_other_one(demo, onnxopt):
