@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations, islice, product
 from time import monotonic
 
@@ -25,6 +24,7 @@ from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.grade.ground import common_ground, sample
 from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
 from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct, named
 from onnxopt_cli.run.answer_key import JudgeOptions
@@ -36,6 +36,7 @@ from onnxopt_cli.run.reproduce import (
     refuses,
     reproduces,
     returned_arrays,
+    returns,
 )
 
 #: Cases with larger outputs are not read: reading alone may take longer than all the rest.
@@ -209,7 +210,7 @@ class _Search:
         if not self._wrong or not (likely or self._tried_alone):
             return
         if not self._found and not likely:
-            yield from self._pairs()
+            yield from self._pairs([None])
         for _ in range(_DEPTH):
             before = len(self._found)
             bases = self._cover()
@@ -225,40 +226,64 @@ class _Search:
                         yield from self._try(names, mistake, left, doing)
             if len(self._found) == before:
                 break
+        if self._found and self._left() and not likely:
+            yield from self._pairs([None, *self._cover()[:1]])
         self._complete = not likely
 
-    def _pairs(self) -> Iterator[str]:
-        own = {it.name for it in self._operator.deviations}
+    def _pairs(self, bases: Sequence[_Found | None]) -> Iterator[str]:
+        """Try two mistakes at once, alone or beside what reproduces something."""
+        # Beside others, only what programs are known to do.
+        own = {it.name for it in self._operator.deviations if it.seen_in or len(bases) == 1}
         chosen = [it for it in self._possible if it.name in own]
         unread = [it for it in self._possible if it.name.startswith(tuple(self._unread))]
         couples = [*product(unread, chosen), *combinations(chosen, 2)]
-        for number, (first, second) in enumerate(couples):
+        for number, (base, couple) in enumerate(product(bases, couples)):
             doing = f"explaining {self._operator.name}: {number} of {len(couples)} pairs"
             yield doing
-            mistake = both(first, second)
-            if mistake is not None:
-                names = (first.name, second.name)
-                yield from self._try(names, mistake, self._all, doing)
+            names = (*(base.names if base else ()), *(it.name for it in couple))
+            mistake = both(*couple)
+            if base is not None:
+                mistake = mistake and both(base.mistake, mistake)
+            left = self._left()
+            if mistake is not None and left and len(set(names)) == len(names):
+                yield from self._try(names, mistake, left, doing)
 
     def described(
         self, ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None
     ) -> Iterator[str]:
         """Look for what the failing cases have in common that no mistake reproduces."""
-        covered = {place for it in self._supported() for place in it.cases} if self._wrong else {}
+        cover = self._supported() if self._wrong else []
+        covered = {place for it in cover for place in it.cases}
         left = [seen for place, seen in enumerate(self._wrong) if place not in covered]
         if not left or not self._complete:
             return
+
+        def asking(call: Call[Array]) -> Sequence[Array] | None:
+            """Ask the backend; what is explained is nothing more to explain, and as if right."""
+            returned = ask(self._backend, call) if ask else None
+            if returned and any(returns(it.mistake, call, returned) for it in cover):
+                return evaluate(call)
+            return returned
+
         doing = f"explaining {self._operator.name}: what failing cases have in common"
         samples = []
         for seen in left:
             yield doing
             samples.append(sample(seen.call, seen.right, seen.returned))
-        for seen in self._read_passed():
+        explained = [seen for place, seen in enumerate(self._wrong) if place in covered]
+        for seen in (*self._read_passed(), *explained):
             yield doing
             samples.append(sample(seen.call, seen.right, [it.expected for it in seen.right]))
-        asking = partial(ask, self._backend) if ask else None
-        words, _ = common_ground(self._operator, samples, asking)
-        self._ground = (words, frozenset(self._all - set(covered)) if words else frozenset())
+        words, says = common_ground(self._operator, list(samples), asking if ask else None)
+        places = sorted(self._all - covered)
+        if says is None and ask:
+            # There may be several reasons.
+            yield doing
+            one, says = common_ground(self._operator, list(samples), asking, several=True)
+            if says is not None:
+                words = one
+                places = [at for at, it in zip(places, samples, strict=False) if says(it)]
+        self._ground = (words, frozenset(places) if words else frozenset())
 
     def explanation(self, stopped: str) -> Explanation | None:
         """Return what the search has found; None if there was nothing to look for.

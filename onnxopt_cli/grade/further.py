@@ -92,6 +92,9 @@ def _types(random: Random, call: Call[Array]) -> Call[Array]:
 
 def _groups(random: Random, call: Call[Array]) -> Call[Array]:
     chosen = random.choices(call.groups, k=random.choice(_TENSORS))
+    if random.randrange(6) == 0:
+        chosen[-1] = tuple(it[:0] if it.ndim else it for it in chosen[0])
+        random.shuffle(chosen)
     groups = [
         tuple(np.asarray(it * (1 + at / 16), it.dtype) for it in group)
         for at, group in enumerate(chosen)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from random import Random
 
 import numpy as np
@@ -41,6 +42,8 @@ _SAME = 0.01
 _FEW = 4
 #: What is said of a larger share of inputs says nothing.
 _ALWAYS = 0.9
+#: Where a smaller share of inputs fails, nothing is said.
+_OFTEN = 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +62,10 @@ class Sample:
     failed: bool
     marked: Mapping[str, Sequence[Array]]
     effect: str = ""
+
+    def wrong(self, output: str) -> bool:
+        """Tell whether an output has wrong elements."""
+        return any((mark == WRONG).any() for mark in self.marked[output])
 
 
 def sample(call: Call[Array], right: Sequence[DerivedOutput], returned: Sequence[Array]) -> Sample:
@@ -113,7 +120,12 @@ def _wrong(judged: DerivedOutput, output: Array) -> Array:
 
 
 def common_ground(
-    operator: Operator, samples: list[Sample], ask: Ask | None, seed: int = 0
+    operator: Operator,
+    samples: list[Sample],
+    ask: Ask | None,
+    seed: int = 0,
+    *,
+    several: bool = False,
 ) -> tuple[str, Callable[[Sample], bool] | None]:
     """Return what failing cases have in common; nothing if no sentence does.
 
@@ -122,6 +134,8 @@ def common_ground(
         samples: what is known; what the backend is asked is added.
         ask: asks the backend; None if it cannot be asked.
         seed: of the further inputs.
+        several: whether failures may have several reasons; then a sentence is enough that holds in
+            as many failing cases as any, if the backend can be asked.
 
     Returns:
         The sentence, or that two cannot be told apart; and what it says of a node, if it is clear.
@@ -129,12 +143,16 @@ def common_ground(
     failing = sum(it.failed for it in samples)
     if not ask and (failing < _FEW or failing == len(samples)):
         return "", None
-    return _Ground(operator, samples, Random(seed)).sentence(ask)  # noqa: S311 - no secret
+    random = Random(seed)  # noqa: S311 - no secret
+    return _Ground(operator, samples, random, several=several and ask is not None).sentence(ask)
 
 
 class _Ground:
-    def __init__(self, operator: Operator, samples: list[Sample], random: Random) -> None:
+    def __init__(
+        self, operator: Operator, samples: list[Sample], random: Random, *, several: bool
+    ) -> None:
         self._operator, self._samples, self._random = operator, samples, random
+        self._several, self._given = several, sum(it.failed for it in samples)
         self._places = feature_places(operator)
         self._outputs: set[str] = set()
         self._rows: list[tuple[Array, Array]] = []
@@ -147,7 +165,7 @@ class _Ground:
         for turn in range(_ROUNDS + 1):
             self._separate()
             if not self._pairs.size:
-                return "", None
+                return self._often()
             pool = self._pool()
             said = self._predictions(pool)
             best, stable = self._words(0), best == self._words(0)
@@ -159,30 +177,55 @@ class _Ground:
                 if returned is not None:
                     self._samples.append(sample(call, bound(call), returned))
         if np.mean(said[0]) > _ALWAYS or (ask is not None and not stable):
-            return "", None
+            return self._often()
         for at in np.flatnonzero(self._costs <= self._costs[0] + _PLAINER).tolist():
             if np.mean(said[at] != said[0]) > _SAME:
                 other = self._words(at)
                 return f"cannot tell whether it fails wherever {best} or wherever {other}", None
-        effects = {it.effect for it in self._samples if it.failed}
-        verb = "are" if len(self._outputs) > 1 else "is"
-        wrong = f"{' and '.join(sorted(self._outputs))} {verb} wrong"
+        says = partial(self._says, list(self._pairs[0]))
+        found = [it for it in self._samples if it.failed and says(it)]
+        if self._several and len(found) <= _FEW:
+            return self._often()
+        effects = {it.effect for it in found}
+        outputs = [name for name in sorted(self._outputs) if any(it.wrong(name) for it in found)]
+        wrong = f"{' and '.join(outputs)} {'are' if len(outputs) > 1 else 'is'} wrong"
         effect = effects.pop() if len(effects) == 1 else wrong
-        return f"{effect} wherever {best}", partial(self._says, list(self._pairs[0]))
+        return f"{effect} wherever {best}", says
+
+    def _often(self) -> tuple[str, Callable[[Sample], bool] | None]:
+        """Count failures where a trait is that all given ones have, and elsewhere.
+
+        What depends on memory that nobody wrote fails often, and no condition says when.
+        """
+        if not self._several:
+            return "", None
+        known = sorted(traits(self._operator, {}), key=lambda it: it.cost)
+        failed = np.array([it.failed for it in self._samples])
+        has = np.stack([self._columns(known, rows).any(axis=0) for rows, _ in self._rows])
+        share, elsewhere = (
+            np.sum(where & failed[:, None], axis=0) / np.maximum(1, np.sum(where, axis=0))
+            for where in (has, ~has)
+        )
+        given = has[np.flatnonzero(failed)[: self._given]].all(axis=0)
+        usable = given & (np.sum(has & failed[:, None], axis=0) > 2 * _FEW)
+        usable &= (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS)
+        if not usable.any():
+            return "", None
+        at = int(np.argmax(np.where(usable, share - elsewhere, -1)))
+        trait = known[at]
+        bad, other = (int(np.sum(failed & where)) for where in (has[:, at], ~has[:, at]))
+        most, rest = int(np.sum(has[:, at])), int(np.sum(~has[:, at]))
+        words = f"wrong in {bad} of {most} inputs where {trait.words}, in {other} of {rest} others"
+        return words, lambda node: bool(np.any(self._columns([trait], self._features(node)[0])))
 
     def _separate(self) -> None:
         """Find the sentences that hold in all failing samples and in no other, plainest first."""
         outputs = {
-            name
-            for it in self._samples
-            for name, marks in it.marked.items()
-            if it.failed and any((mark == WRONG).any() for mark in marks)
+            name for it in self._samples for name in it.marked if it.failed and it.wrong(name)
         }
         if outputs != self._outputs:
             self._outputs, self._rows = outputs, []
-        self._rows += [
-            features(it.call, self._marks(it.marked)) for it in self._samples[len(self._rows) :]
-        ]
+        self._rows += map(self._features, self._samples[len(self._rows) :])
         wrong: list[Array] = []
         right: list[Array] = []
         for (rows, marks), it in zip(self._rows, self._samples, strict=True):
@@ -206,10 +249,7 @@ class _Ground:
         self._known, columns = [known[at] for at in kept], columns[:, kept]
         parts = np.split(columns, np.cumsum([len(it) for it in (*wrong, *right)])[:-1])
         passed = _unique(columns[sum(len(it) for it in wrong) :])
-        alive = passed.T @ passed == 0
-        for part in parts[: len(wrong)]:
-            own = _unique(part)
-            alive &= own.T @ own > 0
+        alive = self._hold(map(_unique, parts[: len(wrong)]), passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
         total = costs[first] + np.where(first == second, 0, costs[second] + 0.5)
@@ -221,6 +261,21 @@ class _Ground:
         order = np.argsort(total, kind="stable")
         self._pairs = np.stack([first, second], axis=1)[order]
         self._costs = total[order]
+
+    def _hold(self, failing: Iterator[Array], alive: Array) -> Array:
+        """Tell which of some pairs of traits hold in all failing samples, or in as many as any."""
+        if not self._several:
+            for own in failing:
+                alive &= own.T @ own > 0
+            return alive
+        # Further inputs may fail for other reasons.
+        reached = np.zeros(alive.shape, int)
+        for own in islice(failing, self._given):
+            reached += alive & (own.T @ own > 0)
+        return reached == max(1, reached.max())
+
+    def _features(self, node: Sample) -> tuple[Array, Array]:
+        return features(node.call, self._marks(node.marked))
 
     def _marks(self, marked: Mapping[str, Sequence[Array]]) -> list[Array]:
         """Return the marks of a node's elements in the outputs that are wrong anywhere."""
@@ -288,7 +343,7 @@ class _Ground:
         return " and ".join(dict.fromkeys(self._known[place].words for place in self._pairs[at]))
 
     def _says(self, pair: Sequence[int], node: Sample) -> bool:
-        rows, _ = features(node.call, self._marks(node.marked))
+        rows, _ = self._features(node)
         return bool(np.any(np.all(self._columns([self._known[at] for at in pair], rows), axis=1)))
 
 

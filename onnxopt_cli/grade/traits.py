@@ -116,6 +116,7 @@ _FLAGS = {
     "differs": "R's type is not that of {}",
     "last": "the element is the last one",
     "last tensor": "in the last of several tensors",
+    "any empty": "a tensor of the node has no element",
 }
 
 
@@ -190,7 +191,8 @@ def features(call: Call[Array], marked: Sequence[Array]) -> tuple[Array, Array]:
     """
     operator = call.operator
     places = feature_places(operator)
-    common: dict[str, Any] = {"tensors": len(call.groups)}
+    empty = any(first.size == 0 for first, *_ in call.groups)
+    common: dict[str, Any] = {"tensors": len(call.groups), "any empty": empty}
     for item, scalar in zip(operator.scalars, call.scalars, strict=True):
         common[item.name] = scalar.item()
         common[f"{item.name} double"] = scalar.dtype == np.float64

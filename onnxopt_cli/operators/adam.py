@@ -64,8 +64,17 @@ DEVIATIONS = (
     Deviation(
         "epsilon added after bias correction",
         "Epsilon is added to the root of the corrected second moment, not of the uncorrected one.",
-        ("PyTorch 1.3 and later", "optax", "ONNX Runtime AdamW mode 0", "tinygrad"),
+        ("PyTorch 1.3 and later", "optax", "ONNX Runtime AdamW mode 0"),
         replace={_ROOT: "np.sqrt(H_new) + epsilon * np.where(T > 0, np.sqrt(1 - beta**T), 1)"},
+    ),
+    Deviation(
+        "epsilon added to the root of the corrected H",
+        "As in algorithm 1 of the paper; a negative correction may leave a root, too.",
+        ("Apex", "tinygrad"),
+        replace={
+            _ROOT: "np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon",
+            _CORRECTION: "R / np.where(T > 0, 1 - alpha**T, 1)",
+        },
     ),
     Deviation(
         "epsilon added after bias correction with the exponent T + 1",
@@ -110,6 +119,11 @@ DEVIATIONS = (
         defaults={"epsilon": 1e-7},
     ),
     Deviation("epsilon defaults to 1e-8", "As in the paper.", defaults={"epsilon": 1e-8}),
+    Deviation(
+        "defaults not rounded to float32",
+        "beta left out is the double next to 0.999, and not the float32 that a node would hold.",
+        ("tinygrad",),
+    ),
     Deviation(
         "bias-corrected V returned",
         "The state V is stored corrected.",

@@ -40,6 +40,7 @@ class Implementation:
             around the formula.
         defaults: wrong values of attributes that a node leaves out.
         precision: the type that everything is rounded to, if the defect is that it is too coarse.
+        rounds: whether the wrong formula rounds on the way; others may do so in other places.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Implementation:
     compute: Compute = evaluate
     defaults: Mapping[str, float] = field(default_factory=dict)
     precision: np.dtype[Any] | None = None
+    rounds: bool = False
 
     def run(self, call: Call[Array]) -> list[Array]:
         """Return the node's outputs as this implementation computes them; the inputs stay.
@@ -101,4 +103,5 @@ def both(first: Implementation, second: Implementation) -> Implementation | None
         compute=second.compute if first.compute is evaluate else first.compute,
         defaults={**first.defaults, **second.defaults},
         precision=first.precision or second.precision,
+        rounds=first.rounds or second.rounds,
     )

@@ -134,7 +134,8 @@ def agrees_with(implementation: Implementation, seen: Observation, judging: Judg
     outputs = implementation.run(seen.call)
     if conforms(outputs, seen, judging):
         return True
-    if implementation.precision is None or len(outputs) != len(seen.key.outputs):
+    rounds = implementation.rounds or implementation.precision is not None
+    if not rounds or len(outputs) != len(seen.key.outputs):
         return False
     # Another order of operations may have rounded to what is right.
     own = _own_budgets(implementation, seen.call, outputs, implementation.precision)
@@ -148,6 +149,15 @@ def reproduces(implementation: Implementation, seen: Observation, judging: Judge
     if not _returns(implementation, outputs, seen):
         return False
     return _equal(outputs, seen.returned) or not conforms(outputs, seen, judging)
+
+
+def returns(implementation: Implementation, call: Call[Array], returned: Sequence[Array]) -> bool:
+    """Tell whether an implementation returns for a node what a backend returned."""
+    names = call.operator.output_names(len(call.groups))
+    expected = dict(zip(names, evaluate(call), strict=True))
+    formula = FormulaOutputs(expected, partial(bound, call), FACTOR)
+    seen = Observation("", call, AnswerKey({}, {}), formula, returned)
+    return _returns(implementation, implementation.run(call), seen)
 
 
 def refuses(implementation: Implementation, seen: Observation) -> bool:
@@ -175,7 +185,8 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
             limits[position] = limits[position] + right.limit.reshape(limits[position].shape)
     # The mistake may round worse than the formula, but not by more than 1000 times, unless it is
     # that it rounds. Asking how much costs more than all else here.
-    if not coarse and not all(map(_near, outputs, seen.returned, limits)):
+    loose = coarse or implementation.rounds
+    if not loose and not all(map(_near, outputs, seen.returned, limits)):
         return False
     if _agree(outputs, seen.returned, limits):
         return True

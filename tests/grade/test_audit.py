@@ -82,6 +82,41 @@ def test_redundant_cases_are_looked_for_only_with_v_and_no_verdict_depends_on_it
     assert redundant == (None, ["weak/weak/first", "weak/weak/again"])
 
 
+THRESHOLD = '''\
+import numpy as np
+
+from onnxopt_cli.formula.operator import Attribute, Operator
+
+
+def shrink(X, S, *, weight, kind):
+    """Set what is small to zero, and shrink what is less than twice as large."""
+    t = weight * S
+    if kind == "hard":
+        Y = np.where(np.abs(X) > t, X, 0)
+    else:
+        Y = np.where(
+            np.abs(X) <= t, 0, np.where(np.abs(X) <= 2 * t, np.sign(X) * (2 * (np.abs(X) - t)), X)
+        )
+    return (Y,)
+
+
+SHRINK = Operator(
+    name="Shrink", domain="company.threshold", version=1, formula=shrink,
+    scalars=(), tensors=("X", "S"), outputs={"Y": "X"},
+    attributes=(Attribute("weight", 0.3), Attribute("kind", choices=("hard", "firm"))),
+    about="Shrinkage.", source="here",
+)
+'''
+
+
+@pytest.mark.slow
+def test_modes_and_thresholds_of_a_user_s_operator_leave_no_gap(workplace, onnxopt):
+    (workplace / "shrink.py").write_text(THRESHOLD)
+    answer = onnxopt("audit", "threshold", "--operators", "shrink.py", "-j", "1")
+    assert answer.code == 0, answer.out
+    assert "survives" not in answer.out
+
+
 def test_survivors_can_be_allowed_by_name(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(WEAK)
     assert onnxopt("audit", "weak.yaml", "--allow", "*").code == 0

@@ -415,7 +415,11 @@ LIBRARIES = PLUGINS / "libraries.py"
 #: What is wrong with each as an implementation of ONNX's operator; conforming ones have nothing.
 NAMED = {
     "PyTorchAdam": {"epsilon added after bias correction"},
-    "ApexAdam": {"epsilon added after bias correction"},
+    "ApexAdam": {"epsilon added to the root of the corrected H"},
+    "TinygradAdam": {
+        "epsilon added to the root of the corrected H", "epsilon defaults to 0",
+        "bias correction with powers rounded to float32", "defaults not rounded to float32",
+    },
     "DeepSpeedAdam": {
         "epsilon added after bias correction", "decay before the step, scaled by R",
         "double computed in float32",
@@ -431,7 +435,9 @@ NAMED = {
     },
     "TensorFlowAdam": set(),
     "PyTorchAdagrad": set(),
-    "OptaxAdagrad": {"epsilon inside the square root, no decay", "no regularisation"},
+    "OptaxAdagrad": {
+        "epsilon inside the square root, no decay, no step where H_new is 0", "no regularisation",
+    },
     "KerasAdagrad": {"epsilon inside the square root, no decay", "no regularisation"},
     "TensorFlowAdagrad": {"epsilon taken as 0", "decay_factor taken as 0", "no regularisation"},
     "ApexAdagrad": {"decay_factor taken as 0"},
@@ -441,7 +447,7 @@ NAMED = {
     "TensorFlowSGD": {"beta taken as 1", "no regularisation"},
 }  # fmt: skip
 #: Of these something is left that no mistake reproduces, so all are tried: ONNXOPT_LIBRARIES=all.
-DEAR = {"ApexAdam", "DeepSpeedAdam", "OptaxAdam", "KerasAdam", "OptaxAdagrad"}
+DEAR = {"DeepSpeedAdam", "TinygradAdam", "OptaxAdam", "KerasAdam", "OptaxAdagrad"}
 NOT_NOW = pytest.mark.skipif(
     os.environ.get("ONNXOPT_LIBRARIES") != "all", reason="ONNXOPT_LIBRARIES=all has it run"
 )
@@ -531,6 +537,59 @@ def test_one_failing_case_has_something_in_common_with_what_the_backend_is_asked
     assert "the failing case" in found["text"]
     # What cannot be told apart is said to be so.
     assert cause["found"] == f"V_new is wrong wherever {words}" or "cannot tell" in cause["found"]
+
+
+BOTH = """\
+import numpy as np
+import onnx
+from onnxopt_cli.backends.reference import NumpyBackend
+
+
+class Faulty:
+    '''Takes beta for 1, and what {words}.'''
+
+    def run(self, model, inputs):
+        for it in model.graph.node[0].attribute:
+            if it.name == "beta":
+                it.f = 1.0
+        outputs = [np.array(it) for it in NumpyBackend().prepare(model).run(inputs)]
+        if {condition}:
+            for at in range(len(outputs) // 2, len(outputs)):
+                outputs[at] = np.asarray(outputs[at] * 1.25 + 0.5, outputs[at].dtype)
+        return outputs
+"""
+BELOW = (
+    "  - {name: below, attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0}, "
+    "inputs: {R: 0.1, T: -3, X: [1.0, 2.0], G: [0.3, 0.5], V: [0.2, 0.1]}}\n"
+)
+EMPTY = (
+    "  - {name: below, attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0}, "
+    "inputs: {R: 0.1, T: 3, X1: [1.0], X2: {shape: [0], data: []}, G1: [0.3], "
+    "G2: {shape: [0], data: []}, V1: [0.2], V2: {shape: [0], data: []}}}\n"
+)
+SOMETIMES = "min(map(np.size, inputs.values())) == 0 and [*inputs.values()][2].sum() * 7 % 1 < 0.8"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "condition", "words"),
+    [
+        (BELOW, "inputs['T'] < 0", "V_new is wrong wherever T is at most -1"),
+        (EMPTY, SOMETIMES, "inputs where a tensor of the node has no element"),
+    ],
+)
+def test_what_is_left_beside_a_known_mistake_is_described(
+    workplace, onnxopt, case, condition, words
+):
+    (workplace / "twice.py").write_text(BOTH.format(condition=condition, words=words))
+    (workplace / "counted.yaml").write_text(COUNTED + case)
+    run = ("run", "counted.yaml", "-b", "python:twice.py:Faulty", "-q", *HERE, *LONG)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    mistake, left = found["causes"]
+    assert mistake["deviations"] == ["beta taken as 1"]
+    assert left["cases"] == ["steps/counted/below"]
+    assert words in left["found"]
 
 
 def test_one_failing_case_that_nobody_can_be_asked_about_has_nothing_in_common(workplace, onnxopt):

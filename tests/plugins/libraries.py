@@ -7,6 +7,8 @@ computed in their own types, what comes from rates and counts in double.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import onnx
 
@@ -23,6 +25,7 @@ class _Library:
     """Takes a node apart and puts the results together."""
 
     operator = "Adam"
+    defaults = MappingProxyType({})
 
     def run(self, model, inputs):
         (node,) = model.graph.node
@@ -31,6 +34,7 @@ class _Library:
         given = {
             name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()
         } | _ALWAYS
+        given |= self.defaults
         known = {*given, "alpha", "beta", "mode"}
         for attribute in node.attribute:
             if attribute.name not in known:
@@ -105,6 +109,24 @@ class DeepSpeedAdam(_Library):
         denominator = np.sqrt(v) * single(1 / np.sqrt(second)) + single(epsilon)
         p = p + single(-R * more["norm_coefficient_post"]) * p
         return p + m / denominator * single(-R / first), m, v
+
+
+class TinygradAdam(_Library):
+    """``tinygrad.nn.onnx``'s Adam by ``nn.optim.LAMB``: powers in float32, and its own defaults."""
+
+    defaults = MappingProxyType({"alpha": 0.9, "beta": 0.999, "epsilon": 0.0})
+
+    def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
+        single = np.float32
+        g = norm_coefficient * p + g
+        m = alpha * m + (1 - alpha) * g
+        v = beta * v + (1 - beta) * (g * g)
+        first, second = (
+            single(1) - single(power(it, T - 1)) * single(it) if T else single(1)
+            for it in (alpha, beta)
+        )
+        update = (m / first) / (np.sqrt(v / second) + epsilon)
+        return (1 - more["norm_coefficient_post"]) * (p - R * update), m, v
 
 
 class OptaxAdam(_Library):

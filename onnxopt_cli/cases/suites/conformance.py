@@ -8,7 +8,7 @@ to cover the space of inputs, not to match the list of known wrong implementatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -23,23 +23,27 @@ from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
+#: With more settings, questions take turns.
+_SETTINGS = 4
 
 
 def conformance(operator: Operator) -> list[WrittenCase]:
     """Return the questions for an operator; their names are unique."""
     author = _Questions(operator)
+    each = author.in_each_setting
     sections = (
         author.counts,
         author.attributes,
-        author.types,
-        author.structures,
-        author.zeros,
+        partial(each, author.types),
+        partial(each, author.structures),
+        partial(each, author.zeros),
         partial(ranks, author),
-        author.magnitudes,
+        partial(each, author.magnitudes),
         author.cancellation,
-        author.not_finite,
-        author.wide_doubles,
-        author.large,
+        partial(each, author.not_finite),
+        partial(each, author.wide_doubles),
+        partial(each, author.large),
+        partial(each, author.thresholds),
         author.norms,
         partial(whole_ranks, author),
         partial(refusals, author),
@@ -49,6 +53,22 @@ def conformance(operator: Operator) -> list[WrittenCase]:
 
 class _Questions(Author):
     """The questions about one operator, section by section."""
+
+    def in_each_setting(
+        self, section: Callable[[], Iterator[WrittenCase]]
+    ) -> Iterator[WrittenCase]:
+        """Yield a section's questions, and each in all other settings, unless those are many."""
+        for question in section():
+            yield question
+            own = {name: question.attributes[name] for name in self.choices}
+            words = "_".join(map(str, own.values()))
+            if len(self.settings) > _SETTINGS or (words and question.name.endswith(words)):
+                continue
+            for setting in self.settings:
+                if setting != own:
+                    name = "_".join((question.name, *map(str, setting.values())))
+                    attributes = {**question.attributes, **setting}
+                    yield replace(question, name=name, attributes=attributes)
 
     def counts(self) -> Iterator[WrittenCase]:
         """Ask for every regime of T; for the two sides of its comparison in every mode."""
@@ -77,6 +97,10 @@ class _Questions(Author):
             yield self.ask(name, about, count=count, given=ones)
         about = "T = 0 with two tensors: catches a count that changes between tensors."
         yield self.ask("T_0_two_tensors", about, count=0, shapes=[(3,), (2,)])
+        for name, (word, value) in product(self.unlimited, (("at", COUNT), ("above", COUNT - 1))):
+            about = f"{name} = {value}, T = {COUNT}: catches a wrong comparison of the two."
+            given = self.ordinary | {name: float(value)}
+            yield self.ask(f"T_{word}_{name}", about, given=given, setting=self.settings[0])
 
     def attributes(self) -> Iterator[WrittenCase]:
         """Ask for every attribute: left out, alone, zero, and beyond its usual range."""
@@ -119,6 +143,12 @@ class _Questions(Author):
             about = "In double, attributes below a half: catches 1 less one of them in float32."
             given = self.ordinary | dict.fromkeys(self.unlimited, 0.2)
             yield self.ask("double_below_half", about, types=self.double, rate=WIDE, given=given)
+        if len(self.required()) < len(self.ordinary):
+            about = "In double, with what can be left out left out: catches defaults with more "
+            yield self.ask(
+                "double_defaults", f"{about}digits than float32 has.",
+                types=self.double, rate=WIDE, given=self.required(), setting=self.settings[0],
+            )  # fmt: skip
         if self.rate:
             about = "in double, the tensors in float: catches outputs of another's type."
             yield self.ask(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE)
@@ -308,6 +338,32 @@ class _Questions(Author):
                 )
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
             yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)
+
+    def thresholds(self) -> Iterator[WrittenCase]:
+        """Ask for operands, attributes and what comes of them that are equal or nearly so."""
+        powers = self.combined((0.5, 1.0, -2.0))
+        even = {
+            name: np.copysign(2.0 ** np.round(np.log2(np.abs(tensor))), tensor)
+            for name, tensor in powers.items()
+        }
+        for word, value in (("half", 0.5), ("two", 2.0)):
+            about = f"Attributes {value}, tensors powers of two: catches wrong comparisons of any."
+            given = self.ordinary | dict.fromkeys(self.unlimited, value)
+            name = f"powers_of_two_{word}"
+            yield self.ask(name, about, given=given, tensors=even, setting=self.settings[0])
+        if not (self.elementwise or any(map(self.operator.carries, self.operator.outputs))):
+            about = "Tensors of rising size: catches a wrong comparison of what comes of them all."
+            scales = 0.05 * 1.4 ** np.arange(14)
+            columns = {name: self.tensor(name, 0, (3,)) for name in self.operator.tensors}
+            question = self.ask(
+                "rising_sizes", about, shapes=[(3,)] * len(scales), setting=self.settings[0]
+            )
+            rising = (scale * column for column in columns.values() for scale in scales)
+            skipped = len(self.operator.scalars)
+            inputs = dict(question.inputs)
+            for name, tensor in zip([*inputs][skipped:], rising, strict=True):
+                inputs[name] = tensor.astype("float32")
+            yield replace(question, inputs=inputs)
 
     def norms(self) -> Iterator[WrittenCase]:
         """Ask for steps whose length depends on all elements, as by a norm."""

@@ -39,7 +39,7 @@ _SHAPES: Shapes = (
     *((size, 2) for size in (32, 64, 128, 256)),
     *((3, size) for size in (32, 64, 128, 256)),
     *_WHOLE, (33, 32), (32, 33), (33, 64), (64, 33), (33, 128), (128, 33),
-    (2048,), (32, 32), (64, 48), (2, 16, 64),
+    (2048,), (32, 32), (64, 48), (2, 16, 64), (8, 128), (128, 8), (4, 256), (256, 4),
     (2, 2), (3, 3), (5, 5), (2, 2, 2), (3, 3, 3),
     (2, 3), (0, 3), (33, 65), (1, 3, 1), (2, 3, 4), (2, 0, 2), (2, 1, 3, 2), (3, 2, 4, 2),
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
@@ -47,13 +47,14 @@ _SHAPES: Shapes = (
 )  # fmt: skip
 #: How many tensors, and how many questions of so many.
 _NUMBERS = {
-    1: 23, 2: 36, 3: 49, 4: 59, 5: 3, 6: 2, 7: 3, 8: 19, 9: 23, 10: 1, 16: 3, 17: 8, 33: 6, 65: 14,
-    129: 1,
+    1: 42, 2: 68, 3: 92, 4: 108, 5: 6, 6: 5, 7: 6, 8: 36, 9: 42, 10: 4, 16: 12, 17: 14, 33: 12,
+    65: 26, 129: 3,
 }  # fmt: skip
 #: The last and first tensors of those that are computed at once, of whole numbers of them.
 _TURNS = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
 #: Lengths of the suite ``large``.
 _LARGE = (*(size + by for size in (2**16, 2**17) for by in (-1, 0, 1)), 3 * 2**15)
+_LARGEST = (2**20, 2**20 + 1)
 
 _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
 # Numbers have more digits than people write: what rounds one to its decimals is seen.
@@ -86,7 +87,7 @@ _DRAWN_NONNEGATIVE: tuple[tuple[str, Mapping[str, float]], ...] = (
 )
 _LITERAL = 24
 #: Some of this size are literal all the same, to have infinite elements.
-_LITERAL_INFINITE, _SOME_INFINITE = 800, 4
+_LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 #: From here on the tensors of a node are small, and left to chance.
 _FEW = 9
 #: Lengths whose ranks are asked for, of floats; with infinite elements; of doubles.
@@ -145,7 +146,7 @@ class _Cover:
 
 def space(author: Author) -> Iterator[WrittenCase]:
     """Yield the questions about an operator."""
-    design = _Design(author)
+    design = _Design(author, prefix="pair")
     random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= _LITERAL]
     # Exactly a tile high or wide.
@@ -162,7 +163,7 @@ def space(author: Author) -> Iterator[WrittenCase]:
         random.shuffle(shapes)
         for place in _TURNS if number > _FEW else ():
             if place < number:
-                pool = (_SHAPES, _WHOLE)[random.randint(2)]
+                pool = (_SHAPES, _WHOLE, _SINGLE)[random.randint(3)]
                 shapes[place] = pool[random.randint(len(pool))]
         shapes = [_lifted(shape, random) for shape in shapes]
         # Those of one shape may be computed together, and put in another order unseen.
@@ -175,6 +176,8 @@ def large(author: Author) -> Iterator[WrittenCase]:
     for length in _LARGE:
         yield design.question([(length,)], plain=True)
     yield design.question([(2**10 + 1, 2**7 - 1)], plain=True)
+    for length in _LARGEST:
+        yield design.question([(length,)], plain=True)
 
 
 def whole_ranks(author: Author) -> Iterator[WrittenCase]:
@@ -225,7 +228,7 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
 class _Design:
     """The dimensions of an operator's questions, and which of their pairs have been asked for."""
 
-    def __init__(self, author: Author, prefix: str = "cross") -> None:
+    def __init__(self, author: Author, prefix: str) -> None:
         self.random = np.random.RandomState(_SEED)
         self._author, self._prefix, self._asked = author, prefix, 0
         self._pools: dict[tuple[str, int, bool], Array] = {}
@@ -319,9 +322,15 @@ class _Design:
                 given = chosen[item.name]
                 attributes[item.name] = np.float64(item.default if given == _LEFT_OUT else given)
         plain = [self._author.tensor(name, 0, (5,)) for name in operator.tensors]
+        # What is carried from tensor to tensor tells by itself.
+        carried = any(map(operator.carries, operator.outputs))
         with np.errstate(all="ignore"):
             one, other = (
-                operator.formula(*scalars, *(tensor * by for tensor in plain), **attributes)
+                operator.formula(
+                    *(scalar * (by if carried else 1) for scalar in scalars),
+                    *(tensor * by for tensor in plain),
+                    **attributes,
+                )
                 for by in (1.0, 1.5)
             )
         finite = [bool(np.isfinite(it).all()) for it in one]
@@ -446,7 +455,10 @@ class _Design:
         values = self._mixed(own, dtype, style, nonnegative=nonnegative)
         if infinite:
             # Also what is infinite in float32 alone.
-            largest = (np.inf, _SPECIAL_WIDE[2] if dtype == WIDE else np.inf)
+            largest = [np.inf, _SPECIAL_WIDE[2] if dtype == WIDE else np.inf]
+            # One NaN leaves nothing of a tensor to tell where a rank is sought among its elements.
+            if self._author.elementwise or not self.random.randint(_SOME_NAN):
+                largest.append(np.nan)
             far = np.copysign(self.random.choice(largest, own), values)
             values = np.where(self.random.random_sample(own) < _INFINITE_SHARE, far, values)
         return np.asarray(values, dtype)

@@ -72,7 +72,7 @@ def suites() -> dict[str, Suite]:
             suite: Suite(
                 "what a wrong implementation fails, over the whole space of inputs",
                 partial(_conformance, suite),
-                "2",
+                "3",
             )
             for suite in dict.fromkeys(operator.suite_name for operator in OPERATORS)
         },
@@ -80,12 +80,12 @@ def suites() -> dict[str, Suite]:
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),
         "space": Suite(
-            "two dimensions of the space of inputs at a time", partial(_of_all, space), "3"
+            "two dimensions of the space of inputs at a time", partial(_of_all, space), "4"
         ),
         "large": Suite(
             "tensors around the sizes that are computed in large blocks",
             partial(_of_all, large),
-            "2",
+            "3",
         ),
     }
 

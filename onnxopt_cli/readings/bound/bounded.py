@@ -35,6 +35,7 @@ from onnxopt_cli.readings.vocabulary import (
     Row,
     Shorthand,
     matrix_product,
+    precision_of,
     ranked,
     row_of,
 )
@@ -86,6 +87,10 @@ class Bounded(Approximate, _Operand):
             least = np.min(small, initial=1.0, where=_is_usual(small))
             most = np.max(large, initial=1.0, where=_is_usual(large))
         return min(float(least), 1.0), max(float(most), 1.0)
+
+    def astype(self, dtype: Any) -> Bounded:
+        """Return it rounded to a type on the way, as a wrong formula may."""
+        return _converted(self, precision_of(np.dtype(dtype), self.precision.level))
 
     @property
     def doubtful(self) -> Any:

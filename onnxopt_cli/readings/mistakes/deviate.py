@@ -98,6 +98,7 @@ def _implementation(
             deviation.seen_in,
             change=change,
             defaults=deviation.defaults,
+            rounds=any(".astype(" in it for it in deviation.replace.values()),
         )
     if deviation.defaults:
         return Implementation(

@@ -257,6 +257,8 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
     }
     about = "0.999 is taken for the double next to it, and not for the float32 that a node holds."
     yield from _rows(about, _each_attribute, rows)
+    rows = {"defaults not rounded to float32": rows["attributes not rounded to float32"]}
+    yield from _rows(about, partial(_each_attribute, only_defaults=True), rows)
     yield Implementation(
         "attributes combined in float32",
         "What follows from attributes alone, as 1 - alpha, is rounded to float32.",
@@ -469,14 +471,20 @@ def _counting(position: int) -> Compute:
     return compute
 
 
-def _each_attribute(change: Callable[[float], float]) -> Compute:
+def _each_attribute(change: Callable[[float], float], *, only_defaults: bool = False) -> Compute:
     def changed(value: AttributeValue) -> AttributeValue:
         if isinstance(value, tuple):
             return tuple(float(change(number)) for number in value)
         return value if isinstance(value, str) else float(change(value))
 
     return lambda call: evaluate(
-        replace(call, attributes={name: changed(it) for name, it in call.attributes.items()})
+        replace(
+            call,
+            attributes={
+                name: it if only_defaults and name not in call.omitted else changed(it)
+                for name, it in call.attributes.items()
+            },
+        )
     )
 
 
