@@ -438,7 +438,8 @@ class _Search:
 
     def _cost(self, found: _Found) -> tuple[int, bool, int]:
         refused = sum(refuses(found.mistake, it) for it in self._refused)
-        return len(found.names), found.mistake.precision is not None, -refused
+        rounds = found.mistake.rounds or found.mistake.precision is not None
+        return len(found.names), rounds, -refused
 
     def _supported(self) -> list[_Found]:
         """Return the cover without mistakes that most cases speak against.

@@ -42,7 +42,7 @@ _SAME = 0.01
 _FEW = 4
 #: What is said of a larger share of inputs says nothing.
 _ALWAYS = 0.9
-#: Where a smaller share of inputs fails, nothing is said.
+#: Where a smaller share of inputs fails, or elsewhere a larger one of the rest, nothing is said.
 _OFTEN = 0.6
 
 
@@ -184,7 +184,9 @@ class _Ground:
                 return f"cannot tell whether it fails wherever {best} or wherever {other}", None
         says = partial(self._says, list(self._pairs[0]))
         found = [it for it in self._samples if it.failed and says(it)]
-        if self._several and len(found) <= _FEW:
+        failing = sum(it.failed for it in self._samples)
+        elsewhere = (failing - len(found)) / max(1, len(self._samples) - len(found))
+        if self._several and (len(found) <= _FEW or elsewhere > 1 - _OFTEN):
             return self._often()
         effects = {it.effect for it in found}
         outputs = [name for name in sorted(self._outputs) if any(it.wrong(name) for it in found)]
@@ -208,7 +210,7 @@ class _Ground:
         )
         given = has[np.flatnonzero(failed)[: self._given]].all(axis=0)
         usable = given & (np.sum(has & failed[:, None], axis=0) > 2 * _FEW)
-        usable &= (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS)
+        usable &= (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS) & (has.mean(axis=0) <= _ALWAYS)
         if not usable.any():
             return "", None
         at = int(np.argmax(np.where(usable, share - elsewhere, -1)))
