@@ -460,6 +460,8 @@ class _Design:
             if self._author.elementwise or not self.random.randint(_SOME_NAN):
                 largest.append(np.nan)
             far = np.copysign(self.random.choice(largest, own), values)
+            # Files have NaN of one sign.
+            far = np.where(np.isnan(far), np.nan, far)
             values = np.where(self.random.random_sample(own) < _INFINITE_SHARE, far, values)
         return np.asarray(values, dtype)
 
