@@ -240,17 +240,32 @@ def test_a_fused_difference_of_squares_passes_and_a_wrong_one_fails():
     assert not judged(model, inputs, [1e-5])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_sums_of_many_terms_pass_in_any_order(dtype):
-    count = 1_000_000 if dtype is np.float32 else 2048
-    x = np.random.default_rng(3).uniform(0, 1 if dtype is np.float32 else 0.01, count).astype(dtype)
+def test_sums_of_many_terms_pass_in_any_order():
+    x = np.random.default_rng(3).uniform(0, 1, 1_000_000).astype(np.float32)
     inputs = {"x": x}
     model = model_of([("ReduceSum", ["x"], {"keepdims": 0})], inputs)
-    in_order = x.cumsum(dtype=dtype)[-1]
-    blocked = x.reshape(-1, 32).cumsum(axis=1, dtype=dtype)[:, -1].cumsum(dtype=dtype)[-1]
-    for total in (in_order, x[::-1].cumsum(dtype=dtype)[-1], blocked, x.sum()):
+    blocked = x.reshape(-1, 32).cumsum(axis=1)[:, -1].cumsum()[-1]
+    for total in (x.cumsum()[-1], x[::-1].cumsum()[-1], blocked, x.sum()):
         assert judged(model, inputs, total)
     assert not judged(model, inputs, x.astype("f8").sum() * 1.2)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_of_16_bits_sums_are_added_up_in_float32(dtype):
+    x = np.random.default_rng(3).uniform(0, 0.01, 2048).astype(dtype)
+    inputs, element = {"x": x}, helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = model_of([("ReduceSum", ["x"], {"keepdims": 0})], inputs, types=[element])
+    total = x.astype(np.float32).cumsum()[-1]
+    assert judged(model, inputs, total)
+    few = 24 * float(ml_dtypes.finfo(dtype).eps)
+    for wrong in (0, total * (1 + few), x.cumsum(dtype=dtype)[-1] if few > 0.1 else 0):
+        assert not judged(model, inputs, wrong)
+    if dtype is np.float16:
+        expected, limit = condition(model, inputs, "float16-sums")[0].right[0]
+        assert abs(float(expected) - float(x.cumsum(dtype=dtype)[-1])) < limit
+    once = model_of([("Add", ["x", "x"], {})], inputs, types=[element])
+    assert judged(once, inputs, x + x)
+    assert not judged(once, inputs, ((x + x).astype("f4") * (1 + few / 4)).astype(dtype))
 
 
 @pytest.mark.parametrize("count", [1000, 30_000])

@@ -42,6 +42,8 @@ MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 UNITS = 16.0
 # A right form that is further off measures nothing; it is one more right answer where it overflows.
 _FORM_UNITS = 64.0
+# Of 16 bits a form need not be 16 times as good as others, nor a single node 16 roundings off.
+_FEW = 4.0
 # A sum of n terms moves by sqrt(n) / 4 roundings, where that is more than one: a sequential sum of
 # 10^6 terms is 400 off.
 _SUM = 4.0
@@ -50,7 +52,7 @@ _SUM = 4.0
 _IN_ORDER = 2.0**14
 _FINER = 64.0
 # Moved in double by its own roundoff nothing could be seen.
-_DOUBLE = 2.0**-53
+_DOUBLE, _SINGLE = 2.0**-53, 2.0**-24
 _STEP = 2.0**27
 _MOST_VISITS = 20_000
 _LONGEST = 200
@@ -217,7 +219,7 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
         again = wide.run(inputs, _Asking(kinds, math, 1 / _FINER, asking.places))
         for form, it in zip(forms, again, strict=True):
             form.finer = it[1:] if isinstance(it, Lanes) else []
-    if any(it.roundoff and _root(it.site) > 1 for it in asking.places):
+    if any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in asking.places):
         with sums_in_order():
             summed = Evaluated(model).run(inputs)
         for form, it in zip(forms, summed, strict=True):
@@ -229,15 +231,18 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
 
 def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
     """Return by how much a node rounds its operands: a root of their number, or as declared."""
-    root = _root(found)
     if math == "float16-sums" and found.length > 1 and roundoff > _DOUBLE:
-        return max(roundoff, MATH[math]) * root
-    products = math and op_type in PRODUCTS and roundoff == ROUNDOFF[np.dtype(np.float32)]
-    return max(roundoff * root, MATH[math] if products and math != "float16-sums" else 0.0)
+        return max(roundoff, MATH[math]) * _root(found, _SINGLE)
+    products = math and op_type in PRODUCTS and roundoff == _SINGLE
+    return max(
+        roundoff * _root(found, roundoff),
+        MATH[math] if products and math != "float16-sums" else 0.0,
+    )
 
 
-def _root(found: Site) -> float:
-    return max(1.0, found.length**0.5 / _SUM)
+def _root(found: Site, roundoff: float) -> float:
+    # What has 16 bits is to be added up in float32.
+    return 1.0 if roundoff > _SINGLE else max(1.0, found.length**0.5 / _SUM)
 
 
 def _coarsest(values: Sequence[Any]) -> float:
@@ -348,7 +353,7 @@ class _Asking:
         # Of two long sums each has errors of its own, whatever moves the terms of both.
         several = found.row is Rounds.COMBINE and len(self._kinds) > 1
         if several or found.row is Rounds.PRODUCT:
-            roundoff *= _root(found)
+            roundoff *= _root(found, place.roundoff)
         scales = place.scales or (0.0,) * len(outputs)
         return [
             self._rounded(it, found, roundoff, scale, lane) if is_wide(it) and it.size else it
@@ -437,12 +442,14 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
         unit = np.maximum(unit, moved)
         others += leaps
     if touched:
-        unit = np.maximum(unit, rounding)
+        # What has 16 bits is computed in float32: but for a few roundings it is exact.
+        few = _FEW if roundoff > _SINGLE else 1.0
+        unit = np.maximum(unit, rounding / few if forms[0].alone else rounding)
         for distance, wide in _distances(
             [it for form in forms for it in (form.own, form.exact)], exact
         ):
             close = distance <= _FORM_UNITS * np.maximum(unit, rounding) + tiny
-            unit = np.where(close, np.maximum(unit, distance), unit)
+            unit = np.where(close, np.maximum(unit, distance / few), unit)
             # Forms overflow, and underflow.
             lost = np.isfinite(exact) & (exact != 0) & (~np.isfinite(wide) | (wide == 0))
             if lost.any():
