@@ -126,7 +126,7 @@ def condition(
         CannotAskError: if it cannot be asked.
     """
     nodes = list(all_nodes(model))
-    if what := next(filter(None, map(unnoticed, nodes)), ""):
+    if what := next(filter(None, (unnoticed(it, inputs) for it in nodes)), ""):
         raise CannotAskError(f"onnx's reference takes no notice of {what}")
     try:
         if {node.op_type for node in nodes} <= DEFINED:

@@ -44,13 +44,9 @@ def moved_coordinates(
     # Nothing public yields coordinates.
     kept: Any = op_resize._compute_x_ori  # noqa: SLF001
 
-    def moved(
-        mode: str, y: Array, scale: float, width: int, resized: float, whole: int, roi: Any
-    ) -> tuple[Array, Any]:
-        # The length of what is resized is a whole number, but in this mode.
-        resized = resized if mode == "half_pixel_symmetric" else whole
-        found, outside = kept(mode, y, scale, width, resized, whole, roi)
-        if mode == "pytorch_half_pixel" and whole == 1:
+    def moved(mode: str, y: Array, scale: float, *rest: Any) -> tuple[Array, Any]:
+        found, outside = kept(mode, y, scale, *rest)
+        if mode == "pytorch_half_pixel" and y.size == 1:
             found = np.zeros(1)
         # In double whole numbers are missed by little, by which the reference goes astray.
         found = np.where(np.abs(found - np.rint(found)) < _WHOLE, np.rint(found), found)

@@ -41,7 +41,8 @@ def fast_pool(
     )
     counts = ((sizes + required - reach) / steps + 1).astype(int)
     counts_nan = count_include_pad == 1 and np.isnan(padded).any()
-    if pooling_type != "AVG" or counts_nan or counts.min() < 1 or (counts > out_shape).any():
+    unlike = counts_nan or counts.min() < 1 or (counts > out_shape).any()
+    if unlike or pooling_type not in {"AVG", "LPPOOL"}:
         rest = (x_shape, kernel, strides, out_shape, pooling_type, pads_required, pads, dilations)
         result: Array = slow(padded, *rest, count_include_pad, p)
         return result
@@ -52,10 +53,14 @@ def fast_pool(
     windows = sliding_window_view(whole, tuple(reach), tuple(range(2, 2 + rank)))
     chosen: tuple[Any, ...] = (..., *(slice(None, None, it) for it in (*steps, *spread)))
     values = windows[chosen].reshape(*x_shape[:2], *counts, -1)
-    means = np.mean(values, axis=-1)
-    for at in zip(*np.nonzero(np.isnan(values).any(axis=-1)), strict=True):
-        window = values[at]
-        means[at] = np.average(window[~np.isnan(window)])
+    if pooling_type == "LPPOOL":
+        power = p or 1
+        means = np.nansum(np.abs(values) ** power, axis=-1) ** (1 / power)
+    else:
+        means = np.mean(values, axis=-1)
+        for at in zip(*np.nonzero(np.isnan(values).any(axis=-1)), strict=True):
+            window = values[at]
+            means[at] = np.average(window[~np.isnan(window)])
     pooled = np.zeros([*x_shape[:2], *out_shape], dtype=padded.dtype)
     pooled[tuple(map(slice, means.shape))] = means
     return pooled

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, partialmethod
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ import onnx
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper
 
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.readings.conditioned.pooling import fast_pool
 
 # Until then Softmax and its kind took all axes from one on for one.
@@ -34,6 +34,7 @@ def operators() -> list[type]:
     from onnx.reference.ops import (
         op_grid_sample,
         op_lp_normalization,
+        op_pool_common,
         op_scan,
         op_scatter_elements,
     )
@@ -41,6 +42,7 @@ def operators() -> list[type]:
 
     grid_sample: Any = op_grid_sample.GridSample
     lp_normalization: Any = op_lp_normalization.LpNormalization
+    pool: Any = op_pool_common.CommonPool
 
     class GridSample(grid_sample):  # type: ignore[misc]
         """With coordinates as precise as the grid: the reference's are always float32."""
@@ -63,6 +65,15 @@ def operators() -> list[type]:
 
         def _run(self, x: Array, axis: Any = None, p: Any = None) -> tuple[Array]:
             return (np.copysign(super()._run(np.abs(x), axis, p)[0], x),)
+
+    class LpPool(pool):  # type: ignore[misc]
+        """Of what lies within: the reference multiplies means by all of a window's elements."""
+
+        op_domain = ""
+
+        def _run(self, x: Array, **rest: Any) -> Any:
+            rest.pop("count_include_pad", None)
+            return super()._run("LPPOOL", 1, x, **rest)
 
     class LRN(OpRun):
         """With the neighbours of each channel, however many batches there are."""
@@ -92,26 +103,33 @@ def operators() -> list[type]:
 
         op_domain = ""
 
-    def whole(name: str, compute: Callable[[Array, int], Array]) -> type:
-        def run(self: Any, x: Array) -> tuple[Array]:
-            flat, axis = x, self.axis
-            if self.run_params["opsets"][""] < _FLATTENS:
-                given = next((it.i for it in self.onnx_node.attribute if it.name == "axis"), 1)
-                flat, axis = x.reshape(prod(x.shape[:given]), -1), 1
-            return (compute(flat, axis).reshape(x.shape).astype(x.dtype) if x.size else x,)
-
-        return type(name, (OpRunUnaryNum,), {"op_domain": "", "_run": run})
-
     kind = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
-    return [GridSample, LpNormalization, LRN, Scan, Scatter, *map(whole, kind, kind.values())]
+    flat = (_flattening(OpRunUnaryNum, *it) for it in kind.items())
+    return [GridSample, LpNormalization, LpPool, LRN, Scan, Scatter, *flat]
 
 
-def unnoticed(node: onnx.NodeProto) -> str:
+def _flattening(base: type, name: str, compute: Callable[[Array, int], Array]) -> type:
+    def run(self: Any, x: Array) -> tuple[Array]:
+        flat, axis = x, self.axis
+        if self.run_params["opsets"][""] < _FLATTENS:
+            given = next((it.i for it in self.onnx_node.attribute if it.name == "axis"), 1)
+            flat, axis = x.reshape(prod(x.shape[:given]), -1), 1
+        return (compute(flat, axis).reshape(x.shape).astype(x.dtype) if x.size else x,)
+
+    return type(name, (base,), {"op_domain": "", "_run": run})
+
+
+def unnoticed(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
     """Return what of a node onnx's reference takes no notice of; empty if nothing is known."""
     given = {it.name: helper.get_attribute_value(it) for it in node.attribute}
     if node.op_type in {"RNN", *_ACTIVATIONS}:
-        if any(node.input[_LENGTHS : _LENGTHS + 1]):
-            return "sequence_lens"
+        for name in filter(None, node.input[_LENGTHS : _LENGTHS + 1]):
+            lengths, x = inputs.get(name), inputs.get(node.input[0])
+            # It runs through all of each sequence.
+            axis = given.get("layout", 0)
+            whole = [it.shape[axis] for it in (x,) if isinstance(it, np.ndarray) and it.ndim > 1]
+            if not isinstance(lengths, np.ndarray) or {*lengths.tolist()} != {*whole}:
+                return "sequence_lens"
         if "clip" in given or given.get("input_forget"):
             return "clip" if "clip" in given else "input_forget"
         usual = _ACTIVATIONS.get(node.op_type, [])
