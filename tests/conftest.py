@@ -87,11 +87,13 @@ class Answer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _suites_are_written_once():
-    """To write conformance takes two seconds, and many tests ask for some of it."""
-    write = suites.yaml_files
+    """To write conformance or ask space takes two seconds, and many tests need some of it."""
+    write, ask_all = suites.yaml_files, suites._of_all
     written = cache(lambda name, *_: tuple(write(name)))
+    asked = cache(lambda ask, *_: tuple(ask_all(ask)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suites, "yaml_files", lambda name: written(name, *OPERATORS))
+        patch.setattr(suites, "_of_all", lambda ask: list(asked(ask, *OPERATORS)))
         yield
 
 

@@ -169,9 +169,9 @@ def test_a_file_that_there_is_no_memory_for_is_named(tmp_path):
     assert "c.yaml:1: there is not enough memory to read the file" in run.err
 
 
-def test_of_a_thousand_problems_a_hundred_are_shown_and_the_others_counted(tmp_path):
-    (tmp_path / "c.yaml").write_text("onnxopt: 1\nsuite: s\ncases:\n" + "- x\n" * 1000)
-    run = Run(tmp_path, "list", "c.yaml")
+def test_of_a_thousand_problems_a_hundred_are_shown_and_the_others_counted(workplace, onnxopt):
+    (workplace / "c.yaml").write_text("onnxopt: 1\nsuite: s\ncases:\n" + "- x\n" * 1000)
+    run = onnxopt("list", "c.yaml")
     assert run.code == 2
     assert run.err.count("expected a mapping") == 100
     assert "c.yaml:104: 900 more problems from here on" in run.err
@@ -185,30 +185,31 @@ class Bomb:
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
-def test_a_pickle_in_an_array_file_is_refused_and_not_run(tmp_path, suffix):
+def test_a_pickle_in_an_array_file_is_refused_and_not_run(workplace, onnxopt, suffix):
     file = io.BytesIO()
     save = np.save if suffix == "npy" else np.savez
     save(file, np.array([Bomb()], object), allow_pickle=True)
-    (tmp_path / f"x.{suffix}").write_bytes(file.getvalue())
-    (tmp_path / "c.yaml").write_text(ADAM % (f"{{file: x.{suffix}}}", "[1]", "[1]", "[1]"))
-    run = Run(tmp_path, "run", "c.yaml")
+    (workplace / f"x.{suffix}").write_bytes(file.getvalue())
+    (workplace / "c.yaml").write_text(ADAM % (f"{{file: x.{suffix}}}", "[1]", "[1]", "[1]"))
+    run = onnxopt("run", "c.yaml")
     assert run.code == 2
     assert "c.yaml:7: case c: inputs.X" in run.err
     assert "object" in run.err
-    assert not (tmp_path / "unpickled").exists()
+    assert not (workplace / "unpickled").exists()
 
 
-def test_markup_in_names_is_shown_as_it_is(tmp_path):
+def test_markup_in_names_is_shown_as_it_is(workplace, onnxopt, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     given, wrong = tensor(np.ones(2, np.float32)), tensor(np.zeros(2, np.float32))
     names = identity({"[int64][/x]=cmd": tensor_type(shape=[2])})
-    make_directory(tmp_path / "test_[int64][red]", names, [given], [wrong])
-    folder = f"{tmp_path.name}/test_[int64][red]/0"
-    assert folder in Run(tmp_path, "list", ".").out
-    shown = Run(tmp_path, "show", "test_[int64][red]").out
+    make_directory(workplace / "test_[int64][red]", names, [given], [wrong])
+    folder = f"{workplace.name}/test_[int64][red]/0"
+    assert folder in onnxopt("list", ".").out
+    shown = onnxopt("show", "test_[int64][red]").out
     assert "[int64][/x]=cmd" in shown
     assert "test_[int64][red]" in shown
     # An identity whose output is another is a case that is wrong.
-    run = Run(tmp_path, "run", ".")
+    run = onnxopt("run", ".")
     assert run.code == 2
     assert folder in run.out
     assert "out_[int64][/x]=cmd" in run.out
