@@ -214,6 +214,14 @@ def test_what_the_reference_takes_no_notice_of_is_not_asked(
         assert not condition(model, inputs)[0].reason
 
 
+def test_what_moves_by_a_root_does_not_leap():
+    x = np.full((1, 4), 0.5, np.float32)
+    nodes = [("ReduceSumSquare", ["x"], {"keepdims": 0}), ("Acos", ["t0"], {})]
+    model = model_of(nodes, {"x": x}, outputs=1)
+    for steps, passes in ((0, True), (1, True), (2, True), (2000, False)):
+        assert judged(model, {"x": x}, np.arccos(1 - steps * 2.0**-24)) == passes
+
+
 def test_what_moves_by_a_square_does_not_leap():
     x, ones = np.full((1, 64), 1000.3, np.float32), np.ones(64, np.float32)
     inputs = {"x": x, "s": ones}

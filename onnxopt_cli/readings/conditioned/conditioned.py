@@ -489,8 +489,8 @@ def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
     largest, least = (
         reduce(np.maximum, (move for move, _ in some), unit) for some in (moves, finer)
     )
-    # A smooth function moves in proportion, or faster where it is even.
-    leap = ((least > largest / 8) | (least < largest / (8 * _FINER**2))) & (largest > 0)
+    # A smooth function moves in proportion, by the square where it is even, or by the root.
+    leap = ((least > largest / 4) | (least < largest / (8 * _FINER**2))) & (largest > 0)
     leap &= bool(finer)
     found: list[Array] = []
     for move, value in moves:
