@@ -38,7 +38,6 @@ CRASHES = {
     "kills_itself": "was killed by SIGKILL",
     "kills_its_keeper": "was killed by SIGKILL",
     "closes_channel": "closed its channel",
-    "DiesAfterTheAnswer": "ended with exit code 3",
 }
 ERRORS = {
     "sys_exits": "SystemExit: 0",
@@ -84,6 +83,17 @@ def test_nothing_is_left_of_backends_that_misbehave(faults):
 @pytest.mark.parametrize(("way", "says"), CRASHES.items())
 def test_a_backend_that_dies_costs_one_case_and_is_a_crash(faults, way, says):
     require(faults, way, "crash", says)
+
+
+def test_a_backend_that_dies_after_its_answer_is_a_crash_wherever_that_is_seen(demo):
+    run = run_to_end(demo, "DiesAfterTheAnswer")
+    # While the case is asked again, as its thread may be a leak, or on a slow machine only later.
+    died = run.results.get("worker/between-cases", run.results["bad"])
+    assert died["outcome"] == "crash", run.out
+    assert "ended with exit code 3" in died["message"]
+    assert run.outcomes["first"] == run.outcomes["last"] == "pass"
+    assert run.code == 1
+    assert run.survivors() == []
 
 
 def test_what_a_dying_backend_printed_is_shown_with_the_failure(tmp_path):

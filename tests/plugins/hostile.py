@@ -272,7 +272,7 @@ class DiesAfterTheAnswer(Well):
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
-            threading.Timer(0.4, os._exit, [3]).start()
+            threading.Timer(0.2, os._exit, [3]).start()
         return super().run(model, inputs)
 
 
