@@ -459,9 +459,9 @@ class _Design:
             # One NaN leaves nothing of a tensor to tell where a rank is sought among its elements.
             if self._author.elementwise or not self.random.randint(_SOME_NAN):
                 largest.append(np.nan)
-            far = np.copysign(self.random.choice(largest, own), values)
-            # Files have NaN of one sign.
-            far = np.where(np.isnan(far), np.nan, far)
+            far = self.random.choice(largest, own)
+            # A file says no sign of NaN.
+            far = np.where(np.isnan(far), np.nan, np.copysign(far, values))
             values = np.where(self.random.random_sample(own) < _INFINITE_SHARE, far, values)
         return np.asarray(values, dtype)
 
