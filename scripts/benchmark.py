@@ -57,7 +57,9 @@ graph = helper.make_graph([node], "adam", [info(*it) for it in values.items()],
                           [info(name, values["X"]) for name in node.output])
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, 1)], ir_version=8)
 onnx.save(model, f"{folder}/model.onnx")
-outputs = dict(zip(node.output, ReferenceEvaluator(model).run(None, values)))
+# It returns a double for X_new.
+outputs = {name: np.float32(it)
+           for name, it in zip(node.output, ReferenceEvaluator(model).run(None, values))}
 for kind, arrays in (("input", values), ("output", outputs)):
     for place, (name, array) in enumerate(arrays.items()):
         onnx.save_tensor(numpy_helper.from_array(array, name),

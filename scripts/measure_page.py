@@ -43,8 +43,8 @@ class Browser:
         command = (f"exec 3<&{theirs} 4>&{answers}; exec chromium --headless --no-sandbox "
                    f"--disable-gpu --remote-debugging-pipe --user-data-dir={folder}")  # fmt: skip
         self.process = subprocess.Popen(
-            ["bash", "-c", command], pass_fds=(theirs, answers), stderr=subprocess.DEVNULL
-        )  # fmt: skip
+            ["/bin/bash", "-c", command], pass_fds=(theirs, answers), stderr=subprocess.DEVNULL
+        )
         self._sent, self._left = 0, b""
 
     def ask(self, method: str, session: str = "", **parameters: Any) -> Any:

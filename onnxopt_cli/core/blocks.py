@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -30,6 +32,9 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
     if size < LARGE or (jobs := available_jobs()) == 1:
         yield from map(compute, places)
         return
+    # glibc gives the end of its heap back with every block, and the system clears it again, until
+    # a piece as large as this has been freed.
+    np.empty(1 << 24, np.uint8)
     # Not worth importing for small tensors.
     from concurrent.futures import ThreadPoolExecutor
 

@@ -373,6 +373,14 @@ class _Worst:
         )
 
 
+def _median(shares: Array, zeros: int) -> float:
+    """Return the median of shares and as many zeros, without a copy; the shares change places."""
+    whole = shares.size + zeros
+    middle = [rank - zeros for rank in ((whole - 1) // 2, whole // 2)]
+    shares.partition([max(rank, 0) for rank in middle])
+    return float(np.mean([shares[rank] if rank >= 0 else 0.0 for rank in middle]))
+
+
 @dataclass(slots=True)
 class _Statistics:
     """What is known after the blocks seen so far."""
@@ -451,7 +459,7 @@ class _Statistics:
         equal = exact.elements - self.judged
         median = 0.0
         if self.shares:
-            median = float(np.median(np.pad(np.concatenate(self.shares), (0, equal))))
+            median = _median(np.concatenate(self.shares), equal)
         self.ulp_bits[0] += 0 if self.max_ulp is None else equal
         return replace(
             exact,

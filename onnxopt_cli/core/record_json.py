@@ -27,8 +27,6 @@ from onnxopt_cli.errors import Problem, ProtocolBreach, UnusableOutput
 
 # A file has many cases.
 _path = lru_cache(Path)
-# It holds nothing that could change.
-_spent = lru_cache(spent)
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -273,4 +271,4 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
         return Ulps(data["ulp"], provenance)
     if "law" in data:
         return Drawn(data["law"], lambda _sample: "", provenance)
-    return _spent(float(data["factor"]), provenance)
+    return spent(float(data["factor"]), provenance)

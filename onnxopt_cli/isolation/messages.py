@@ -114,12 +114,15 @@ def read_order(message: Any, payload: memoryview, given: int | None = None) -> O
         payload: its raw bytes.
         given: the file in memory with the values where there are no raw bytes.
     """
-    alignment = 1
+    own = None
     if given is not None and "shared" in message:
-        payload, alignment = mapped(given, message["shared"]), ALIGNMENT
-    model, inputs = read_run(message, payload, alignment)
+        payload, others = (mapped(given, message["shared"]) for _ in range(2))
+        model, inputs = read_run(message, payload, ALIGNMENT)
+        _, own = read_run(message, others, ALIGNMENT)
+    else:
+        model, inputs = read_run(message, payload)
     settings = {name: message[name] for name in ("collect", "keep")}
-    return Order(onnx.ModelProto.FromString(bytes(model)), inputs, **settings)
+    return Order(onnx.ModelProto.FromString(bytes(model)), inputs, own=own, **settings)
 
 
 def pack_answer(

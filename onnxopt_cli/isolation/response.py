@@ -49,6 +49,7 @@ class Order:
         collect: whether garbage is to be collected before the answer, so that what is left is
             left for good.
         returned: bytes that the outputs of a right backend have, where that is known.
+        own: the inputs once more, in memory that the backend may write into; None to copy them.
         ours: True if the model is a loop of ours around a formula, of as many steps as the case
             says.
     """
@@ -59,6 +60,7 @@ class Order:
     keep: bool = False
     collect: bool = False
     returned: int = 0
+    own: Mapping[str, Value] | None = None
     ours: bool = False
 
 
@@ -124,7 +126,7 @@ class Host:
         own = order.inputs
         # Our own formulas write into nothing.
         if not isinstance(self._backend, NumpyBackend) or sole_operator(order.model) is None:
-            own = {name: _copy(value) for name, value in order.inputs.items()}
+            own = order.own or {name: _copy(value) for name, value in order.inputs.items()}
         started = perf_counter()
         try:
             outputs, lowered = self._runner.run(order.model, own, keep=order.keep)
@@ -187,6 +189,6 @@ def same_bits(before: Value, after: Value) -> bool:
     # Bits, not values: NaN equals itself here, and 0.0 does not equal -0.0.
     mine, theirs = (np.ascontiguousarray(it).reshape(-1).view(np.uint8) for it in (before, after))
     return all(
-        mine[start : start + _BLOCK].tobytes() == theirs[start : start + _BLOCK].tobytes()
+        np.array_equal(mine[start : start + _BLOCK], theirs[start : start + _BLOCK])
         for start in range(0, mine.size, _BLOCK)
     )

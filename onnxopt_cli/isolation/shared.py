@@ -6,7 +6,8 @@ is. Where the system has none, or no room for one, values pass through the chann
 
 The runner never maps a file: it reads, so a worker that cuts its file short or writes into it again
 has sent less or something else, and cannot end the runner. The worker maps what it is given
-privately, and compares it, in our own code, with the copies that the backend gets.
+privately, twice: pages that the backend writes into become its own, and our own code compares them
+with the others.
 """
 
 from __future__ import annotations

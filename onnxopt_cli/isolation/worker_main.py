@@ -89,10 +89,16 @@ def _serve(connection: socket.socket, given: int | None, returned: int | None) -
         except KeyboardInterrupt:
             # Only the backend can have raised it here.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
-        if order.collect:
-            gc.collect()
         most = [request["most"]] if "most" in request else []
-        send(messages.pack_answer(request["id"], response, returned, *most))
+        answer = messages.pack_answer(request["id"], response, returned, *most)
+        collects = order.collect or "shared" in request
+        # Large values that are still held when the answer is there look like a leak, and the case
+        # runs again; an exception of the backend may hold them in a circle.
+        del order, response, payload
+        if collects:
+            gc.collect()
+        send(answer)
+        del answer
     trouble = host.close()
     if trouble is not None:
         failure, message = trouble
