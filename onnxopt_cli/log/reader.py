@@ -12,10 +12,10 @@ from typing import Any
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.record_json import explanation_from_json, problem_from_json, result_from_json
+from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import UsageError
+from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.expectations.expectations import contradiction
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 from onnxopt_cli.log.header import SCHEMA, Header, require_moment
@@ -67,8 +67,8 @@ class Log:
             backends=self.header.backends,
             options=self.header.options,
             results=tuple(self.results.values()),
-            problems=tuple(map(problem_from_json, footer.get("problems", ()))),
-            findings=tuple(map(problem_from_json, footer.get("findings", ()))),
+            problems=tuple(Problem(**it) for it in footer.get("problems", ())),
+            findings=tuple(Problem(**it) for it in footer.get("findings", ())),
             explanations=tuple(map(explanation_from_json, footer.get("explanations", ()))),
             exit_code=footer.get("exit_code"),
             started=self.header.started,

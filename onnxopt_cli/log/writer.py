@@ -9,13 +9,14 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.record_json import explanation_to_json, problem_to_json
+from onnxopt_cli.core.record_json import explanation_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
@@ -189,8 +190,8 @@ def footer(record: RunRecord) -> dict[str, Any]:
         "record": "footer",
         "exit_code": record.exit_code,
         "counts": dict(sorted(counts.items())),
-        "problems": list(map(problem_to_json, record.problems)),
-        "findings": list(map(problem_to_json, record.findings)),
+        "problems": list(map(asdict, record.problems)),
+        "findings": list(map(asdict, record.findings)),
         "explanations": list(map(explanation_to_json, record.explanations)),
     }
 

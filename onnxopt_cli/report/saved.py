@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.record_json import explanation_to_json, problem_to_json, result_to_json
+from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
 from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
@@ -37,10 +38,10 @@ def json_report(record: RunRecord) -> str:
         "started": record.started,
         "hostname": record.hostname,
         "versions": dict(record.versions),
-        "backends": [{"name": it.name, "version": it.version} for it in record.backends],
+        "backends": list(map(asdict, record.backends)),
         "options": dict(record.options),
-        "problems": [problem_to_json(it) for it in record.problems],
-        "findings": [problem_to_json(it) for it in record.findings],
+        "problems": list(map(asdict, record.problems)),
+        "findings": list(map(asdict, record.findings)),
         "results": [result_to_json(it) for it in record.results],
         "explanations": [explanation_to_json(it) for it in record.explanations],
         "capabilities": {
