@@ -7,7 +7,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +19,7 @@ from onnxopt_cli.cli.environment import (
     lost_output,
     require_memory,
 )
-from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.text import exception_text, nearest, printable
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
 
@@ -76,9 +75,8 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
+            hint = nearest(args[0], _COMMANDS).capitalize()
+            raise click.UsageError(f"There is no command {args[0]!r}. {hint}".rstrip(), ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -13,7 +13,6 @@ from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
     jobs_option,
     operator_option,
-    profile_option,
     targets_argument,
     tolerance_option,
 )
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     help="Let wrong implementations of this name survive.",
 )
 @jobs_option
-@profile_option
 @click.option(
     "--json",
     "json_path",

@@ -14,7 +14,6 @@ from onnxopt_cli.cli.shared_options import (
     explain_options,
     lower_option,
     operator_option,
-    profile_option,
     setting,
     worker_options,
 )
@@ -75,7 +74,6 @@ _EXPLAIN_TIME = 60.0
 )
 @explain_options(f"{_EXPLAIN_TIME:g} for each failure")
 @lower_option
-@profile_option
 @worker_options
 def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: Any) -> int:
     """Look for examples on which a backend fails.

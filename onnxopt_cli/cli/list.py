@@ -8,7 +8,6 @@ import click
 
 from onnxopt_cli.cli.shared_options import (
     case_options,
-    profile_option,
     targets_argument,
 )
 
@@ -16,7 +15,6 @@ from onnxopt_cli.cli.shared_options import (
 @click.command("list")
 @targets_argument
 @case_options
-@profile_option
 def command(targets: tuple[str, ...], **filters: Any) -> int:
     """List cases: id, operator and what each asks.
 

@@ -18,7 +18,6 @@ from onnxopt_cli.cli.shared_options import (
     explain_options,
     jobs_option,
     lower_option,
-    profile_option,
     session_options,
     targets_argument,
     tolerance_option,
@@ -109,7 +108,6 @@ class _Parts(click.Command):
     metavar="N",
     help="Show the N cases that took the backends longest.",
 )
-@profile_option
 @explain_options("a fifth of the run's time, 10 at least")
 @click.option("-v", "--verbose", is_flag=True, help="Show every output, and all of each failure.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only which cases fail, and the summary.")

@@ -309,41 +309,6 @@ def expand_backend(context: click.Context, _parameter: click.Parameter, value: A
     return found.backend(value) if isinstance(value, str) else tuple(map(found.backend, value))
 
 
-profile_option = click.option(
-    "--profile",
-    default="",
-    metavar="NAME",
-    is_eager=True,
-    expose_value=False,
-    callback=_apply,
-    help="Use a profile of onnxopt.toml.",
-)
-
-
-def with_operators_option(command: click.Command) -> click.Command:
-    """Give a command the options that choose operators, or each command of a group."""
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            with_operators_option(inner)
-    elif not any(parameter.name == "operator_files" for parameter in command.params):
-        if not any(parameter.name == "profile" for parameter in command.params):
-            profile_option(command)
-        command.params.append(
-            click.Option(
-                ["--operators", "operator_files"],
-                multiple=True,
-                metavar="FILE",
-                type=click.Path(path_type=Path),
-                expose_value=False,
-                # Other options are checked against what there is.
-                is_eager=True,
-                callback=_use,
-                help="Also know the operators of this Python file. Its code runs. Again for more.",
-            )
-        )
-    return command
-
-
 def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
     """Return the option for what is tested; a name may be one of the configuration file."""
     return click.option(
@@ -369,3 +334,40 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
             places = context.meta[_PLACES]
             error.message = f"{places[parameter.name]}: {error.message}"
         raise
+
+
+# Of every command that knows operators. Both come first, as the others are checked against what
+# there is.
+_configured = (
+    click.option(
+        "--profile",
+        default="",
+        metavar="NAME",
+        is_eager=True,
+        expose_value=False,
+        callback=_apply,
+        help="Use a profile of onnxopt.toml.",
+    ),
+    click.option(
+        "--operators",
+        "operator_files",
+        multiple=True,
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_use,
+        help="Also know the operators of this Python file. Its code runs. Again for more.",
+    ),
+)
+
+
+def with_operators_option(command: click.Command) -> click.Command:
+    """Give a command the options that choose operators, or each command of a group."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            with_operators_option(inner)
+    elif not any(parameter.name == "operator_files" for parameter in command.params):
+        for option in _configured:
+            option(command)
+    return command
