@@ -19,7 +19,7 @@ tanh(a)              e_a, at most 2                                             
 sign(a)              what it is at a - e_a or a + e_a, if that is another         0
 floor, ceil of a     the same                                                     0
 -a, abs(a)           e_a                                                          0
-maximum, minimum     the larger of e_a, e_b                                       0
+maximum, minimum     what they are at a - e_a, b - e_b or a + e_a, b + e_b        0
 ===================  ===========================================================  =========
 
 Roundings are counted in unit roundoffs of abs(v): more than one where honest implementations do
@@ -292,6 +292,15 @@ def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
     return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, error)
 
 
+def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
+    # Far below the other, an operand's own error does not matter.
+    value, largest = choose(a.value, b.value), np.maximum(a.error, b.error)
+    below = value - choose(a.value - a.error, b.value - b.error)
+    above = choose(a.value + a.error, b.value + b.error) - value
+    error = np.float64(np.maximum(below, above))
+    return np.where(np.isnan(error), largest, np.minimum(error, largest))
+
+
 def _off_zero(magnitude: Any, error: Any, *_: Any) -> Any:
     return (error > 0) & (error >= magnitude)
 
@@ -459,8 +468,8 @@ VOCABULARY: Mapping[Callable[..., Any], Row] = {
     np.sign: Elementwise("Sign", partial(_step_error, np.sign), 0, _off_zero),
     np.floor: Elementwise("Floor", partial(_step_error, np.floor), 0, _off_zero),
     np.ceil: Elementwise("Ceil", partial(_step_error, np.ceil), 0, _off_zero),
-    np.maximum: Elementwise("Max", lambda _, a, b: np.maximum(a.error, b.error), 0, _with_operands),
-    np.minimum: Elementwise("Min", lambda _, a, b: np.maximum(a.error, b.error), 0, _with_operands),
+    np.maximum: Elementwise("Max", partial(_chosen_error, np.maximum), 0, _with_operands),
+    np.minimum: Elementwise("Min", partial(_chosen_error, np.minimum), 0, _with_operands),
     np.greater: Comparison("Greater"),
     np.greater_equal: Comparison("GreaterOrEqual"),
     np.less: Comparison("Less"),

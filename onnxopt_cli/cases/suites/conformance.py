@@ -108,10 +108,15 @@ class _Questions(Author):
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute left out: catches wrong defaults together."
             yield self.ask("defaults", about, given={})
+        scaled = self.judged(self.combined((1e-10, 1, 1e10)))
         for name in optional:
             others = {key: value for key, value in self.ordinary.items() if key != name}
             about = f"{name} left out: catches another default of it."
             yield self.ask(f"{name}_left_out", about, given=others)
+            about = f"{name} left out, tensors small and large: catches a default near its own."
+            yield self.ask(
+                f"{name}_left_out_scaled", about, given=others, count=1000, tensors=scaled
+            )
             alone = self.required() | {name: self.ordinary[name]}
             about = f"Only {name} given: catches one that takes effect only beside others."
             yield self.ask(f"{name}_alone", about, given=alone)
@@ -165,7 +170,11 @@ class _Questions(Author):
             yield self.ask("double_state", about, types=state, tensors=still)
         if self.stepped:
             about = f"All but {self.first} in double: catches arithmetic in {self.first}'s type."
-            yield self.ask(f"float_{self.first}", about, types=dict.fromkeys(self.stepped, WIDE))
+            steps = dict.fromkeys(self.stepped, WIDE)
+            yield self.ask(f"float_{self.first}", about, types=steps)
+            if self.rate:
+                name = f"float_{self.first}_double_{self.rate}"
+                yield self.ask(name, about, types=steps, rate=WIDE)
         about = "A double tensor between two floats: catches one type for the whole node."
         middle = {(name, 1): WIDE for name in names}
         yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
@@ -232,6 +241,19 @@ class _Questions(Author):
                 f"{words}_defaults", about, count=count, setting=setting,
                 given=self.required(), tensors=tensors,
             )  # fmt: skip
+        if not (self.elementwise or any(map(self.operator.carries, self.operator.outputs))):
+            about = (
+                "Another tensor zero in each group: catches norms of nothing that are something."
+            )
+            names = self.operator.tensors
+            question = self.ask(
+                "zero_tensors", about, shapes=[(3,)] * len(names), setting=self.settings[0]
+            )
+            inputs = dict(question.inputs)
+            skipped = len(self.operator.scalars)
+            for name in [*inputs][skipped :: len(names) + 1]:
+                inputs[name] = np.zeros(3, "float32")
+            yield replace(question, inputs=inputs)
         if self.rate:
             about = f"{self.rate} = 0: what it multiplies vanishes, the rest must not."
             yield self.ask(f"zero_{self.rate}", about, rate_value=0.0)
