@@ -108,7 +108,8 @@ class _Questions(Author):
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute left out: catches wrong defaults together."
             yield self.ask("defaults", about, given={})
-        scaled = self.judged(self.combined((1e-10, 1, 1e10)))
+        # What takes a turn among settings here would change the setting of all later cases.
+        scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             others = {key: value for key, value in self.ordinary.items() if key != name}
             about = f"{name} left out: catches another default of it."
@@ -174,7 +175,7 @@ class _Questions(Author):
             yield self.ask(f"float_{self.first}", about, types=steps)
             if self.rate:
                 name = f"float_{self.first}_double_{self.rate}"
-                yield self.ask(name, about, types=steps, rate=WIDE)
+                yield self.ask(name, about, types=steps, rate=WIDE, setting=self.settings[0])
         about = "A double tensor between two floats: catches one type for the whole node."
         middle = {(name, 1): WIDE for name in names}
         yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
