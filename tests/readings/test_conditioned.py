@@ -324,6 +324,19 @@ def test_a_tie_that_the_model_computes_may_fall_either_way_and_a_given_one_may_n
     assert not judged(rounded, inputs, f32(2.5, 7))
 
 
+@pytest.mark.parametrize(("scale", "either"), [(0.5, False), (0.3, True)])
+def test_ties_of_integer_products_are_decided_where_scales_are_powers_of_two(scale, either):
+    zero, one = np.array(0, np.uint8), np.array(scale, np.float32)
+    a, b = np.array([[9, 1]], np.uint8), np.array([[1], [0]], np.uint8)
+    names = ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"]
+    product = np.array(2 * scale * scale, np.float32)
+    inputs = dict(zip(names, (a, one, zero, b, one, zero, product, zero), strict=True))
+    model = model_of([("QLinearMatMul", names, {})], inputs, types=[TensorProto.UINT8])
+    assert judged(model, inputs, np.uint8([[4]]))
+    assert judged(model, inputs, np.uint8([[5]])) == either
+    assert not judged(model, inputs, np.uint8([[3]]))
+
+
 def test_cancelling_terms_are_found_whatever_the_signs():
     x = np.array([[1e6, 1.0, -1e6, 1e-3]], np.float32)
     inputs = {"x": x, "w": np.ones((4, 1), np.float32)}

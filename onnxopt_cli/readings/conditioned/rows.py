@@ -79,6 +79,9 @@ _LISTED = {
 #: Float inputs that decide shapes; they are never moved.
 FIXED = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 
+# The operands by which integers are divided and multiplied.
+_SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6)}
+
 #: Operators whose products tensor units compute from rounded operands.
 PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "Attention", "GRU", "LSTM"}
@@ -94,7 +97,8 @@ _GOLDEN = 0.6180339887498949
 def floats(op_type: str, inputs: Sequence[Any]) -> list[int]:
     """Return the places of the float inputs that may be moved."""
     # A quotient by a power of two is exact, and so is its tie.
-    if op_type == "QuantizeLinear" and (np.abs(np.frexp(inputs[1])[0]) == 0.5).all():  # noqa: PLR2004
+    scales = [np.abs(np.frexp(inputs[at])[0]) for at in _SCALES.get(op_type, ())]
+    if scales and all((it == 0.5).all() for it in scales):  # noqa: PLR2004
         return []
     fixed = FIXED.get(op_type, ())
     return [at for at, it in enumerate(inputs) if is_wide(it) and it.size and at not in fixed]
