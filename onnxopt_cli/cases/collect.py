@@ -187,10 +187,12 @@ def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]
     suite, at, pinned = name.partition("@")
     known = suite_names()
     if suite not in known:
-        hint = _near_path(Path(target)) or f"the suites are {', '.join(known)}"
+        likely = [nearest(suite, known), _near_path(Path(target))]
+        if "/" in target:
+            likely.reverse()
         raise UsageError(
             f"there is no path, suite or case {printable(target)}",
-            hint=nearest(target, known, hint),
+            hint=next(filter(None, likely), f"the suites are {', '.join(known)}"),
         )
     if suite not in suites:
         suites[suite] = named_suite(suite)

@@ -17,6 +17,7 @@ import pytest
         ("run damaged.yaml", 2, "damaged.yaml:1: found bytes that are no UTF-8", "expected UTF-8"),
         ("run spec -k zzz", 5, "none of 7 cases is selected", "onnxopt list"),
         ("run emty/file.yaml", 2, "no path, suite or case", "did you mean empty?"),
+        ("run emty/spec", 2, "no path, suite or case", "did you mean empty?"),
         ("run empty/../damage.yaml", 2, "no path", "did you mean damaged.yaml in empty/..?"),
         ("run spec --operator Adm", 2, "has the operator 'Adm'", "did you mean Adam?"),
         ("run spec -b onnxrutime", 2, "no backend 'onnxrutime'", "did you mean onnxruntime?"),
