@@ -152,6 +152,34 @@ LIMITS = {
         {"x": np.full((1, 1, 300, 300), 0.1, "f")},
         (np.full((1, 1, 1, 1), 0.10002737), np.full((1, 1, 1, 1), 0.0995)),
     ),
+    "neighbours of channels, not of batches": (
+        ("LRN", {"size": 3, "alpha": 3.0, "beta": 1.0}),
+        {"x": np.arange(1, 7, dtype="f").reshape(2, 3, 1, 1)},
+        (
+            np.reshape([1 / 6, 2 / 15, 3 / 14, 4 / 42, 5 / 78, 6 / 62], (2, 3, 1, 1)),
+            np.reshape([1 / 6, 2 / 15, 3, 4 / 42, 5 / 78, 6], (2, 3, 1, 1)),
+        ),
+    ),
+    "a norm of magnitudes": (
+        ("LpNormalization", {"p": 1}),
+        {"x": f32(-1, 3)},
+        ([-0.25, 0.75], [-0.5, 1.5]),
+    ),
+    "a small share's logarithm": (
+        ("LogSoftmax", {}),
+        {"x": f32(-1000, 0)},
+        ([-1000, 0], [-np.inf, 0]),
+    ),
+    "all axes from one on taken for one": (
+        ("Softmax", {"opset": 11}),
+        {"x": np.zeros((1, 2, 2), "f")},
+        (np.full((1, 2, 2), 0.25), np.full((1, 2, 2), 0.5)),
+    ),
+    "a sum of nothing but zeros": (
+        ("ReduceLogSumExp", {"keepdims": 0}),
+        {"x": f32(-np.inf, -np.inf)},
+        (-np.inf, np.nan),
+    ),
     "normalized by given statistics": (
         ("BatchNormalization", {"opset": 9}),
         {"x": f32(1, 2, 3, 4).reshape(2, 2), "s": f32(1, 1), "b": f32(0, 0)}
