@@ -85,13 +85,14 @@ def test_a_backend_that_dies_costs_one_case_and_is_a_crash(faults, way, says):
     require(faults, way, "crash", says)
 
 
-def test_a_backend_that_dies_after_its_answer_is_a_crash_wherever_that_is_seen(demo):
+def test_a_backend_that_dies_after_its_answer_is_one_crash_wherever_that_is_seen(demo):
     run = run_to_end(demo, "DiesAfterTheAnswer")
-    # While the case is asked again, as its thread may be a leak, or on a slow machine only later.
-    died = run.results.get("worker/between-cases", run.results["bad"])
-    assert died["outcome"] == "crash", run.out
+    # The case is asked again, as its thread may be a leak; on a slow machine it dies only later,
+    # between cases or in the next one.
+    (died,) = [it for it in run.results.values() if it["outcome"] != "pass"]
+    assert died["outcome"] == "crash"
     assert "ended with exit code 3" in died["message"]
-    assert run.outcomes["first"] == run.outcomes["last"] == "pass"
+    assert run.outcomes["first"] == "pass"
     assert run.code == 1
     assert run.survivors() == []
 
