@@ -20,6 +20,7 @@ ORDER = [
     {"cases"},
     {"backends"},
     {"isolation"},
+    {"cluster"},
     {"expectations"},
     {"log"},
     {"run"},
@@ -38,7 +39,7 @@ BEHIND_API = {"expectations", "grade", "log", "run"}
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
 #: Packages that are imported when they are used, never when a module is loaded.
-LAZY = ("onnxruntime", "onnx.reference", "onnx.backend", "hypothesis", "torch")
+LAZY = ("distributed", "onnxruntime", "onnx.reference", "onnx.backend", "hypothesis", "torch")
 
 
 def part_of(module: str) -> str:
@@ -60,7 +61,7 @@ def imports(path: Path):
     deferred = {
         inner
         for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.If))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.If))
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):

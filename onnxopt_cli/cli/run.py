@@ -15,6 +15,7 @@ from onnxopt_cli.cli.shared_options import (
     Number,
     backend_option,
     case_options,
+    cluster_options,
     explain_options,
     jobs_option,
     lower_option,
@@ -31,6 +32,7 @@ _LIMIT = Number(min=0)
 _PARTS = {
     "Which cases": ("patterns", "operators", "tags", "without", "lf", "ff", "shard"),
     "Backends": ("backends", "lower", "isolation", "timeout", "startup_timeout", "memory", "jobs"),
+    "Other machines": ("cluster", "ship", "tls", "insecure"),
     "Judging": ("rule", "rtol", "atol", "ulp", "budget", "signed_zeros"),
     "What is expected": ("expect", "update_expect"),
     "Stopping and going on": ("max_fail", "rerun", "log", "resume"),
@@ -82,6 +84,7 @@ class _Parts(click.Command):
 @lower_option
 @jobs_option
 @worker_options
+@cluster_options
 @click.option("--lf", is_flag=True, help="Only cases that failed when they last ran here.")
 @click.option("--ff", is_flag=True, help="Those first, then the others.")
 @session_options

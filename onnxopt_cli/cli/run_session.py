@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +20,7 @@ from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli import console
 from onnxopt_cli.cli.console import note, stderr, stdout, tell_problems
 from onnxopt_cli.cli.environment import go_on_without_reader
-from onnxopt_cli.cli.shared_options import judging, setting
+from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
@@ -260,10 +262,11 @@ def execute(options: Mapping[str, Any]) -> int:
     if terms.setting.jobs > 1 and terms.setting.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=terms.setting.jobs, chunk=1)
     find = partial(collect, targets, options["memory"], each)
-    with (
-        interruptible() as interruption,
-        api.open_session(terms, find, interruption, note) as session,
-    ):
+    with ExitStack() as stack:
+        interruption = stack.enter_context(interruptible())
+        cluster = stack.enter_context(opened_cluster(options, interruption, note))
+        terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
+        session = stack.enter_context(api.open_session(terms, find, interruption, note))
         with Display(session, {**options, "targets": targets}) as display:
             for row in session.rows():
                 display.show(row)

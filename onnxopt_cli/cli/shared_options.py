@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +25,8 @@ from onnxopt_cli.errors import UsageError
 if TYPE_CHECKING:
     from onnxopt_cli.api import JudgeOptions, Setting
     from onnxopt_cli.backends.configuration import Configuration
+    from onnxopt_cli.cluster.crew import Cluster
+    from onnxopt_cli.isolation.interruption import Interruption
 
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -204,6 +207,55 @@ worker_options = _together(
     _limit("--startup-timeout", 60.0, "How long a backend may take to start.", **_SECONDS),
     _limit("--memory", "4GiB", _MEMORY, type=_Size(), metavar="SIZE"),
 )
+
+
+#: The options about other machines.
+cluster_options = _together(
+    click.option(
+        "--cluster",
+        metavar="WHERE",
+        help="Use the workers of a Dask cluster: local, local:N, tcp://HOST:PORT, tls://HOST:PORT "
+        "or a scheduler file.",
+    ),
+    click.option(
+        "--ship",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="Send this file or folder to every worker. Again for more.",
+    ),
+    click.option(
+        "--tls",
+        nargs=3,
+        metavar="CA CERT KEY",
+        help="PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
+    ),
+    click.option("--insecure", is_flag=True, help="Go without TLS to other machines."),
+)
+
+
+@contextmanager
+def opened_cluster(
+    options: Mapping[str, Any], interruption: Interruption, tell: Callable[[str], None]
+) -> Iterator[Cluster | None]:
+    """Open the cluster that the options ask for, if they do.
+
+    Raises:
+        UsageError: if it cannot be used.
+        BackendUnavailable: if nobody answers there.
+    """
+    ship, tls, insecure = options["ship"], options["tls"] or (), options["insecure"]
+    if options["cluster"] is None:
+        if ship or tls or insecure:
+            raise UsageError("--ship, --tls and --insecure mean nothing without --cluster")
+        yield None
+        return
+    from onnxopt_cli.cluster.crew import Address, Cluster
+    from onnxopt_cli.core.blocks import available_jobs
+
+    where = Address(options["cluster"], ship, tls, insecure)
+    with closing(Cluster(where, available_jobs(), interruption, tell)) as cluster:
+        yield cluster
 
 
 def setting(options: Mapping[str, Any], jobs: int) -> Setting:

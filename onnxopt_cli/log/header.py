@@ -105,10 +105,12 @@ _OTHER = frozenset(
     {
         "artifacts",
         "backends",
+        "cluster",
         "explain",
         "explain_time",
         "expect",
         "ff",
+        "insecure",
         "jobs",
         "lf",
         "log",
@@ -119,8 +121,10 @@ _OTHER = frozenset(
         "reports",
         "resume",
         "shard",
+        "ship",
         "tags",
         "targets",
+        "tls",
         "update_expect",
         "verbose",
     }

@@ -48,7 +48,7 @@ class Evidence:
         neighbours: cases among which those of operators without a formula are looked for.
     """
 
-    def __init__(self, neighbours: Sequence[Case] = ()) -> None:
+    def __init__(self, neighbours: Iterable[Case] = ()) -> None:
         self._neighbours = neighbours
         self._known: WeakKeyDictionary[Executor, dict[object, str]] = WeakKeyDictionary()
 

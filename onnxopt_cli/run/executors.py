@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
@@ -21,8 +21,10 @@ from onnxopt_cli.isolation.response import Aside, Host, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
 
 if TYPE_CHECKING:
+    from onnxopt_cli.cluster.crew import Cluster
     from onnxopt_cli.isolation.pool import Pool, WorkerLoop
     from onnxopt_cli.run.asking import Asker, Submit
+    from onnxopt_cli.run.remote import Remote
 
 
 class Isolation(StrEnum):
@@ -77,12 +79,14 @@ class Setting:
         lowering: when they are given primitive operators.
         limits: what each worker may use.
         jobs: number of workers of each backend.
+        cluster: the machines on which they run; None for this one.
     """
 
     isolation: Isolation | None = None
     lowering: LoweringMode = LoweringMode.AUTO
     limits: Limits = field(default_factory=Limits)
     jobs: int = 1
+    cluster: Cluster | None = None
 
 
 def weak_isolation(setting: Setting, backends: Sequence[str]) -> str:
@@ -138,8 +142,8 @@ def open_executors(
 
             return Pool(text, setting.lowering, setting.limits, setting.jobs, loop(), interruption)
 
-        executors: list[Executor] = []
-        for one in asked:
+        executors: list[Executor] = [*stack.enter_context(_open_remote(asked, setting, asker))]
+        for one in asked[len(executors) :]:
             ours = setting.isolation is None and one.name == "numpy"
             isolated = HAS_WORKERS or setting.isolation is not None
             if ours or setting.isolation is Isolation.NONE or not isolated:
@@ -165,6 +169,27 @@ def open_executors(
         if asker is not None:
             asker.open_workers = partial(open_asked, asker)
         yield executors
+
+
+@contextmanager
+def _open_remote(
+    asked: Sequence[Specification], setting: Setting, asker: Asker | None
+) -> Iterator[list[Remote]]:
+    """Start backends on the workers of a cluster; none if there is no cluster."""
+    if setting.cluster is None or not asked:
+        yield []
+        return
+    from onnxopt_cli.cluster.crew import Crew
+    from onnxopt_cli.run.answer_key import JudgeOptions
+    from onnxopt_cli.run.remote import Remote
+
+    if setting.isolation is Isolation.NONE:
+        raise UsageError("on a cluster backends have processes of their own: no --isolation none")
+    names = [it.text for it in asked]
+    judging = asker.judging if asker else JudgeOptions()
+    terms = names, replace(setting, jobs=1, cluster=None), judging
+    with closing(Crew(setting.cluster, "onnxopt_cli.run.served:open_run", terms)) as crew:
+        yield [Remote(name, place, crew) for place, name in enumerate(names)]
 
 
 def _limits_of_asking(limits: Limits, longest: float) -> Limits:

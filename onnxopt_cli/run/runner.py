@@ -11,6 +11,7 @@ from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -44,6 +45,9 @@ from onnxopt_cli.run.judge import (
     with_key,
 )
 
+if TYPE_CHECKING:
+    from onnxopt_cli.run.remote import Remote
+
 # Fewer cases are not worth forking for; and how many a process takes at a time, at most, and how
 # many times it does.
 _FEWEST = 20
@@ -75,6 +79,7 @@ class Plan:
         evidence: what backends have shown to earn passes that need it.
         asker: asks models without a formula what is right; None to ask none.
         judges: number of processes that run and judge what needs no worker; 1 for this one.
+        elsewhere: runs and judges cases on other machines; None to do it on this one.
     """
 
     cases: Sequence[Case]
@@ -88,6 +93,7 @@ class Plan:
     evidence: Evidence = field(default_factory=Evidence)
     asker: Asker | None = None
     judges: int = 1
+    elsewhere: Remote | None = None
 
 
 @contextmanager
@@ -110,7 +116,8 @@ def open_plan(
             judging=judging,
             interruption=interruption,
             asker=asker,
-            judges=setting.jobs,
+            judges=1 if setting.cluster else setting.jobs,
+            elsewhere=cast("Remote", opened[0]) if setting.cluster and opened else None,
         )
 
 
@@ -125,7 +132,7 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
     failed = 0
     stopped = ""
-    judged = _judged(plan) if plan.judges > 1 and len(plan.cases) >= _FEWEST else None
+    judged = _judged(plan)
     with closing(judged) if judged else nullcontext():
         while not stopped:
             ahead = max((executor.ahead for executor in plan.backends), default=1)
@@ -155,7 +162,15 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             yield asides
 
 
-def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None]:
+def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None] | None:
+    """Return what yields results of each case that come from elsewhere, if some may."""
+    if plan.elsewhere:
+        names = [it.name for it in plan.backends]
+        return plan.elsewhere.rows(plan.cases, names, lambda: plan.interruption.signal)
+    return _forked(plan) if plan.judges > 1 and len(plan.cases) >= _FEWEST else None
+
+
+def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     """Yield the results of each case, run and judged in other processes; None where that is not.
 
     Only what our own reference computes by a formula is: a backend has processes of its own, which
@@ -191,8 +206,16 @@ def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
         arrays = [it for it in content.inputs.values() if isinstance(it, np.ndarray)]
         if sum(it.nbytes for it in arrays) > _LARGE:
             return None
-        results = _results(plan, _ask(plan, replace(case, read=lambda: content)))
-    except (NotHereError, InvalidCase, OSError):
+    except (InvalidCase, OSError):
+        return None
+    return results_apart(plan, replace(case, read=lambda: content))
+
+
+def results_apart(plan: Plan, case: Case) -> tuple[Result, ...] | None:
+    """Run a case for another process; return None if that has to run it itself."""
+    try:
+        results = run_case(plan, case)
+    except NotHereError:
         return None
     return None if any(it.outcome in _ASKED_HERE for it in results) else results
 

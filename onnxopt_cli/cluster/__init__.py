@@ -1,0 +1,1 @@
+"""Other machines, through Dask."""

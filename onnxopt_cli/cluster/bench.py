@@ -1,0 +1,226 @@
+"""The work of a cluster on one of its machines, in a process beside the Dask worker there.
+
+Dask's worker only keeps this process and passes bytes on: it imports no backend, and what it is
+asked for in one run leaves nothing for the next. In the process everything is as on one machine: a
+backend runs in supervised workers of its own, and never sees Dask.
+
+Whatever is written lies in a folder of ours in the Dask worker's own: files by their content, which
+stay for later runs, and for each run a tree in which they stand as they do at the client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+#: Answers a request: what it says in JSON, and its raw bytes.
+Handler: TypeAlias = Callable[[Any, memoryview], bytes]
+#: Opens what answers, from the terms of a setup and the folder with the files; and says hello.
+Opener: TypeAlias = Callable[[Any, Path], AbstractContextManager[tuple[Any, Handler]]]
+
+# How long the process may take to end.
+_PATIENCE_SECONDS = 3.0
+_START = "import sys; from onnxopt_cli.cluster.bench import main; main(int(sys.argv[1]))"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a machine is to do.
+
+    Attributes:
+        versions: what it must have, from :func:`versions`.
+        opener: the module and function that open it, an :data:`Opener`.
+        terms: what that is called with.
+        folder: the current folder; empty for where it would be among the files that are sent.
+        here: the client's current folder.
+        operators: files of operators, as absolute paths at the client.
+    """
+
+    versions: Mapping[str, str]
+    opener: str
+    terms: Any
+    folder: str
+    here: str
+    operators: Sequence[str]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions here that verdicts depend on."""
+    import ml_dtypes
+    import numpy as np
+    import onnx
+
+    from onnxopt_cli import __version__
+
+    return {
+        "onnxopt": __version__,
+        "onnx": str(onnx.__version__),
+        "NumPy": np.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def placed(tree: Path, path: str) -> Path:
+    """Return where a file of the client stands in a tree."""
+    return tree / path.lstrip("/\\").replace(":", "")
+
+
+class Bench:
+    """The process of a run beside this Dask worker, which holds it as long as the client lives.
+
+    Args:
+        run: a name that begins with the run's, which is its folder's, too.
+        setup: a pickled :class:`Setup`.
+    """
+
+    def __init__(self, run: str, setup: bytes) -> None:
+        from distributed import get_worker
+
+        self._files = Path(get_worker().local_directory, "onnxopt", "files")
+        self._tree = self._files.parent / run
+        self._tree.mkdir(0o700, parents=True)
+        self._files.mkdir(0o700, exist_ok=True)
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        _benches[run] = self
+
+    def deliver(self, wanted: Mapping[str, tuple[str, int]], sent: Mapping[str, bytes]) -> set[str]:
+        """Put files into the tree; return the digests of those that are not here.
+
+        Args:
+            wanted: digest and mode of each file, by its path at the client.
+            sent: contents by digest.
+        """
+        for digest, content in sent.items():
+            (self._files / digest).write_bytes(content)
+        lacking = {it for it, _ in wanted.values() if not (self._files / it).exists()}
+        for path, (digest, mode) in wanted.items() if not lacking else ():
+            place = placed(self._tree, path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # No links: what a backend writes into one must not be there for the next run.
+            shutil.copyfile(self._files / digest, place)
+            place.chmod(mode | 0o600)
+        return lacking
+
+    def start(self) -> bytes:
+        """Start the process, and return the hello or the refusal that it answers with."""
+        setup: Setup = pickle.loads(self._setup)  # noqa: S301 - of the client, who is trusted
+        temporary = self._tree / ".tmp"
+        temporary.mkdir()
+        folder = Path(setup.folder) if setup.folder else placed(self._tree, setup.here)
+        folder.mkdir(parents=True, exist_ok=True)
+        # The worker's environment, not the client's.
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        environment["ONNXOPT_CACHE_DIR"] = str(temporary)
+        sent = [(placed(self._tree, it), it) for it in setup.operators]
+        paths = [str(mine) if mine.exists() else it for mine, it in sent]
+        environment["ONNXOPT_OPERATORS"] = os.pathsep.join(paths)
+        self._connection, theirs = Pipe()
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+            [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            cwd=folder,
+            env=environment,
+        )
+        theirs.close()
+        self._connection.send_bytes(os.fsencode(self._tree))
+        return self.ask(self._setup)
+
+    def ask(self, request: bytes) -> bytes:
+        """Return the process's answer to a request.
+
+        Raises:
+            EOFError: if it has ended.
+        """
+        self._connection.send_bytes(request)
+        return self._connection.recv_bytes()
+
+    def close(self) -> None:
+        """End the process, whatever it is doing, and remove the run's files."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._connection.close()
+        shutil.rmtree(self._tree, ignore_errors=True)
+
+    def __del__(self) -> None:
+        """End with what holds it: the scheduler lets go of it when the client is gone."""
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Stay here: a worker that is retired sends what it holds to others."""
+        return _nothing, ()
+
+
+_benches: WeakValueDictionary[str, Bench] = WeakValueDictionary()
+
+
+def _nothing() -> None:
+    """Be what a bench is elsewhere."""
+
+
+def end(run: str) -> None:
+    """End the processes of a run beside this Dask worker, even while one is asked something."""
+    for name, bench in list(_benches.items()):
+        if name.startswith(run):
+            bench.close()
+
+
+def main(descriptor: int) -> None:
+    """Answer requests, in the process beside the Dask worker."""
+    from onnxopt_cli.errors import OnnxoptError, UsageError
+    from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
+    from onnxopt_cli.isolation.processes import claim_process
+
+    if sys.platform == "linux":
+        from onnxopt_cli.isolation.keeper import end_with
+
+        end_with(os.getppid(), signal.SIGTERM)
+    claim_process()
+    stop_by_raising()
+    connection = Connection(descriptor)
+    with suppress(EOFError, OSError, Stop):
+        tree = Path(os.fsdecode(connection.recv_bytes()))
+        setup: Setup = pickle.loads(connection.recv_bytes())  # noqa: S301 - as above
+        opened = False
+        try:
+            here = versions()
+            wrong = [f"{it} {here[it]}, not {setup.versions[it]}" for it in here
+                     if here[it] != setup.versions[it]]  # fmt: skip
+            if wrong:
+                raise UsageError(f"has {', '.join(wrong)}")
+            module, _, name = setup.opener.partition(":")
+            opener: Opener = getattr(import_module(module), name)
+            with opener(setup.terms, tree) as (hello, answer):
+                opened = True
+                connection.send_bytes(json.dumps({"hello": hello}).encode())
+                while True:
+                    head, _, payload = connection.recv_bytes().partition(b"\n")
+                    connection.send_bytes(answer(json.loads(head), memoryview(payload)))
+        except OnnxoptError as error:
+            if opened:
+                raise
+            said = {"refusal": error.message, "hint": error.hint, "code": error.exit_code}
+            connection.send_bytes(json.dumps(said).encode())

@@ -1,0 +1,720 @@
+"""Other machines, through Dask: one way to send work there, for cases, audits and searches.
+
+Dask connects the machines, moves bytes and says who is there. Which worker gets what is decided
+here, one piece of work each at a time, so that a machine that is lost is known to be lost with that
+piece: it is tried on one more machine, and never on a third.
+
+All of Dask's parties unpickle what they are sent, so they trust each other. What a backend under
+test has returned is never among that: see :mod:`onnxopt_cli.cluster.bench`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pickle
+import signal
+import stat
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from onnxopt_cli.cluster.bench import Bench, Setup, end, versions
+from onnxopt_cli.core.codec import read_json
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import BackendUnavailable, UsageError
+from onnxopt_cli.isolation.interruption import Interruption
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed import Future as Answer
+
+Done = TypeVar("Done")
+
+# A batch should take so long, of what is left of the work at most a part, and have no more items.
+_BATCH_SECONDS = 1.0
+_LARGEST_BATCH = 1000
+_FIRST_BATCH = 4
+# So many items may be done, or under way, ahead of the one whose turn it is.
+_AHEAD = 20_000
+# On so many machines that are lost a piece of work is tried.
+_TRIES = 2
+# How often it is looked who is there, and after how long without a sign of life a worker is lost.
+_LOOK_SECONDS = 0.5
+_SILENT_SECONDS = 30.0
+# How long the scheduler may take to answer, and workers to come where there is none.
+_SCHEDULER_SECONDS = 20.0
+_WORKERS_SECONDS = 60.0
+# How long what is left may take to end.
+_ENDING_SECONDS = 10.0
+_MOST_LOCAL = 1024
+_TICK_SECONDS = 0.05
+# Bytes of files that are sent at once.
+_SENT = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a cluster is, and how to speak to it.
+
+    Attributes:
+        where: ``local`` or ``local:N``, the address of a scheduler, or its file.
+        ship: files and folders that every worker is sent.
+        tls: files of the certificates to trust, our own, and its key; none for what Dask's
+            configuration says.
+        insecure: whether to go without TLS to other machines.
+    """
+
+    where: str
+    ship: tuple[Path, ...] = ()
+    tls: tuple[str, ...] = ()
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A piece of work that was lost on every machine on which it was tried.
+
+    Attributes:
+        machines: which worker was lost, and how, each time.
+    """
+
+    machines: tuple[str, ...]
+
+
+class Cluster:
+    """A connection to a cluster, in a thread of its own; a local one is started, and ended.
+
+    Args:
+        address: where it is.
+        jobs: number of workers of a local one that says no number.
+        interruption: set when the user wants to end.
+        tell: called with what the user should know: which workers are refused.
+
+    Attributes:
+        client: Dask's client, which only the thread may use.
+        local: whether all of it is on this machine, where files need not be sent.
+        shipped: the files that every worker is sent.
+        interruption: the same.
+        tell: the same.
+
+    Raises:
+        UsageError: if ``distributed`` is not installed, or the address is none that may be used.
+        BackendUnavailable: if nobody answers there.
+    """
+
+    client: Client
+
+    def __init__(
+        self, address: Address, jobs: int, interruption: Interruption, tell: Callable[[str], None]
+    ) -> None:
+        if find_spec("distributed") is None:
+            raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
+        self.interruption, self.tell = interruption, tell
+        self.shipped = [*_files_below(address.ship)]
+        kind, _, number = address.where.partition(":")
+        self.local = kind == "local"
+        if self.local and number and not (number.isdecimal() and 0 < int(number) <= _MOST_LOCAL):
+            raise UsageError(f"--cluster {address.where}: N is no number from 1 to {_MOST_LOCAL}")
+        self._where = "this machine" if self.local else _scheduler(address)
+        self._workers = int(number or jobs) if self.local else 0
+        self._tls = address.tls
+        self._stack = AsyncExitStack()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, daemon=True)
+        self._thread.start()
+        try:
+            self.run(self._connect())
+        except BaseException:
+            self.close()
+            raise
+
+    def _run_loop(self) -> None:
+        # Ctrl-C is for the client: what is started from here does not hear it, and is ended by it.
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        self._loop.run_forever()
+
+    async def _connect(self) -> None:
+        import distributed
+
+        # What is logged of lost connections is told by us.
+        for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        # Much of it has no types.
+        module: Any = distributed
+        make = self._stack.enter_async_context
+        try:
+            security = where = None
+            if self._where.startswith("tls"):
+                names = ("tls_ca_file", "tls_client_cert", "tls_client_key")
+                given = dict(zip(names, self._tls, strict=False))
+                security = module.Security(require_encryption=True, **given)
+            if self.local:
+                folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
+                self._stack.callback(folder.cleanup)
+                where = await make(
+                    module.LocalCluster(
+                        n_workers=self._workers,
+                        threads_per_worker=1,
+                        memory_limit=0,
+                        host="127.0.0.1",
+                        dashboard_address=None,
+                        local_directory=folder.name,
+                        silence_logs=logging.CRITICAL,
+                        asynchronous=True,
+                    )
+                )
+            self.client = await make(
+                module.Client(
+                    where or self._where,
+                    asynchronous=True,
+                    security=security,
+                    timeout=_SCHEDULER_SECONDS,
+                    set_as_default=False,
+                )
+            )
+        except (TimeoutError, OSError) as error:
+            said = printable(f"no scheduler answers at {self._where}: {error}")
+            raise BackendUnavailable(said) from None
+        except (ValueError, TypeError) as error:
+            raise UsageError(printable(f"--cluster {self._where}: {error}")) from None
+
+    def start(self, work: Coroutine[Any, Any, Done]) -> Future[Done]:
+        """Have the thread do something meanwhile."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Done]) -> Done:
+        """Have the thread do something, and wait for it.
+
+        Raises:
+            KeyboardInterrupt: if the user wants to end.
+        """
+        future = self.start(work)
+        while not wait([future], _TICK_SECONDS).done:
+            if self.interruption.signal:
+                future.cancel()
+                raise KeyboardInterrupt
+        return future.result()
+
+    def close(self) -> None:
+        """Leave the cluster, and end a local one."""
+        with suppress(Exception):
+            self.start(self._stack.aclose()).result(_ENDING_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_ENDING_SECONDS)
+
+    async def present(self) -> dict[str, dict[str, Any]]:
+        """Return what the scheduler knows of each worker, by its address.
+
+        Raises:
+            BackendUnavailable: if it does not answer.
+        """
+        scheduler: Any = self.client.scheduler
+        try:
+            # It would try again for long to connect.
+            seconds = _SCHEDULER_SECONDS if self.client.status == "running" else 0
+            found = await asyncio.wait_for(scheduler.identity(n_workers=-1), seconds)
+        except (TimeoutError, OSError):
+            raise BackendUnavailable(
+                f"the scheduler at {printable(self._where)} does not answer any more",
+                hint="a run with a log goes on with --resume LOG, with or without --cluster",
+            ) from None
+        workers: dict[str, dict[str, Any]] = found["workers"]
+        return workers
+
+
+def _scheduler(address: Address) -> str:
+    """Return a scheduler's address, if it may be used.
+
+    Raises:
+        UsageError: if it is none, or would be spoken to in the clear on another machine.
+    """
+    where = address.where
+    try:
+        if "://" not in where:
+            where = str(read_json(Path(where).read_bytes())["address"])
+        parts = urlsplit(where)
+        host, known = str(parts.hostname), parts.scheme in {"tcp", "tls"} and parts.port
+    except (OSError, ValueError, KeyError, TypeError):
+        known = None
+    if not known:
+        raise UsageError(
+            f"--cluster {printable(where)} is neither the address of a scheduler nor its file",
+            hint="write local, local:N, tcp://HOST:PORT, tls://HOST:PORT, or the file's path",
+        )
+    with suppress(ValueError):
+        here = host == "localhost" or parts.scheme == "tls" or address.insecure
+        if here or ip_address(host).is_loopback:
+            return where
+    raise UsageError(
+        f"--cluster {printable(where)}: whoever is on the way could run code on every machine",
+        hint="use TLS, as docs/cluster.md shows; --insecure goes without",
+    )
+
+
+def _files_below(paths: Sequence[Path]) -> Iterator[str]:
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"--ship {printable(str(path))}: there is no such file or folder")
+        found = [path] if path.is_file() else sorted(path.rglob("*"))
+        yield from (real_place(it) for it in found if it.is_file())
+
+
+def real_place(path: Path | str) -> str:
+    """Return a path under which a file has the names that its ids are made of."""
+    folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - many, and strings do
+    return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118 - as above
+
+
+class _Work(Generic[Done]):
+    """What is asked of workers, batch by batch; only the cluster's thread calls it.
+
+    Args:
+        request: as :meth:`Crew.spread` has it, and so are the others.
+
+    Attributes:
+        done: what has come, by place.
+        turn: the place whose turn it is.
+    """
+
+    def __init__(
+        self,
+        request: str,
+        items: Sequence[Any],
+        read: Callable[[int, Any], Done],
+        files: Callable[[int], Sequence[str]],
+    ) -> None:
+        self.done: SimpleQueue[dict[int, Done | Lost]] = SimpleQueue()
+        self.turn = 0
+        self._request, self._items, self._read, self._files = request, items, read, files
+        self._next = 0
+        self._pace = 0.0
+        # What was lost is tried again alone, by place with where and how.
+        self._lost: dict[int, dict[str, str]] = {}
+        self._again: deque[int] = deque()
+
+    def take(self, address: str, workers: int) -> list[int]:
+        """Return the places of what a worker is to do next; none if there is nothing now."""
+        for place in self._again:
+            if workers == 1 or address not in self._lost[place]:
+                self._again.remove(place)
+                return [place]
+        left = min(len(self._items), self.turn + _AHEAD) - self._next
+        size = int(_BATCH_SECONDS / self._pace) if self._pace else _FIRST_BATCH
+        size = max(1, min(size, _LARGEST_BATCH, -(-left // (2 * max(workers, 1)))))
+        batch = [*range(self._next, self._next + min(size, max(left, 0)))]
+        self._next += len(batch)
+        return batch
+
+    def message(self, batch: Sequence[int]) -> bytes:
+        """Return the request for what stands at some places."""
+        items = [self._items[place] for place in batch]
+        return json.dumps({"request": self._request, "items": items}).encode() + b"\n"
+
+    def files_of(self, batch: Sequence[int]) -> list[str]:
+        """Return the files that it needs."""
+        return [path for place in batch for path in self._files(place)]
+
+    def finish(self, batch: Sequence[int], answers: Any, seconds: float) -> None:
+        """Take a worker's answer.
+
+        Raises:
+            ValueError: if it is none; KeyError, TypeError, AttributeError likewise.
+        """
+        pairs = zip(batch, answers, strict=True)
+        self.done.put({place: self._read(place, answer) for place, answer in pairs})
+        pace = seconds / len(batch)
+        self._pace = (self._pace + pace) / 2 if self._pace else pace
+
+    def lose(self, batch: Sequence[int], address: str, how: str) -> None:
+        """Have it done again, by a worker that has not lost it, or not any more."""
+        for place in batch:
+            lost = self._lost.setdefault(place, {})
+            lost[address if address not in lost else how] = how
+            if len(lost) < _TRIES:
+                self._again.append(place)
+            else:
+                self.done.put({place: Lost(tuple(lost.values()))})
+
+
+class LostError(Exception):
+    """A worker was lost, or answered what is no answer, while it had a piece of work."""
+
+
+@dataclass(eq=False, slots=True)
+class _Station:
+    """A worker of the cluster.
+
+    Attributes:
+        address: its address, which is its name for the user, too.
+        bench: what it holds for us.
+        gone: why it is lost, once it is.
+        files: paths that it has.
+        asked: held while it is asked something.
+        seen: the last sign of life, as the scheduler has it, and when that was new.
+        told: what it said of itself.
+    """
+
+    address: str
+    bench: Answer[Any] | None = None
+    gone: asyncio.Future[str] = field(default_factory=asyncio.Future)
+    files: set[str] = field(default_factory=set)
+    asked: asyncio.Lock = field(default_factory=asyncio.Lock)
+    seen: tuple[float, float] = (0.0, 0.0)
+    told: Any = None
+
+
+class Crew:
+    """Workers that agree, and have opened the same thing.
+
+    Args:
+        cluster: the connection to them.
+        opener: the module and function that open it, as a :class:`Setup` has it.
+        terms: what that is called with.
+
+    Attributes:
+        hello: what the first worker said of what it has opened; all others say the same.
+        size: how many there are.
+    """
+
+    def __init__(self, cluster: Cluster, opener: str, terms: object) -> None:
+        from onnxopt_cli.operators import OPERATOR_FILES
+
+        self.hello: Any = None
+        self._cluster = cluster
+        here = str(Path.cwd())
+        operators = [real_place(it) for it in OPERATOR_FILES]
+        folder = here if cluster.local else ""
+        setup = Setup(versions(), opener, terms, folder, here, operators)
+        self._setup = pickle.dumps(setup)
+        self._run = f"run-{uuid4().hex}"
+        self._stations: dict[str, _Station] = {}
+        self._refused: dict[str, BackendUnavailable | UsageError] = {}
+        self._failure: Exception | None = None
+        self._digests: dict[str, tuple[str, int]] = {}
+        self._work: _Work[Any] | None = None
+        self._closed = False
+        self._alone_since = monotonic()
+        cluster.start(self._watch())
+
+    @property
+    def size(self) -> int:
+        """How many workers are at work."""
+        return sum(it.told is not None for it in self._stations.values())
+
+    def ready(self) -> None:
+        """Wait for the first worker.
+
+        Raises:
+            UsageError: if all workers are refused, or what is to be opened is wrong.
+            BackendUnavailable: if no worker comes, or it cannot be opened.
+        """
+        while self.hello is None:
+            if self._cluster.interruption.signal:
+                raise KeyboardInterrupt
+            if self._failure is not None:
+                raise self._failure
+            sleep(_TICK_SECONDS)
+
+    def spread(
+        self,
+        request: str,
+        items: Sequence[Any],
+        read: Callable[[int, Any], Done],
+        files: Callable[[int], Sequence[str]] = lambda _: (),
+        stop: Callable[[], object] = lambda: False,
+    ) -> Generator[Done | Lost]:
+        """Yield what comes of each item, in order.
+
+        Args:
+            request: what is asked.
+            items: what it is asked of each time, as JSON has it.
+            read: makes what is yielded of an item's place and its answer; raises ValueError,
+                KeyError or TypeError if that is none.
+            files: the files that an item needs.
+            stop: tells whether to stop early.
+
+        Raises:
+            BackendUnavailable: if the scheduler or all workers are lost.
+        """
+        work = _Work(request, items, read, files)
+        self._work = work
+        done: dict[int, Done | Lost] = {}
+        try:
+            for place in range(len(items)):
+                work.turn = place
+                while place not in done:
+                    if stop():
+                        return
+                    if self._failure is not None:
+                        raise self._failure
+                    with suppress(Empty):
+                        done |= work.done.get(timeout=_TICK_SECONDS)
+                yield done.pop(place)
+        finally:
+            self._work = None
+
+    def ask(self, message: bytes) -> Callable[[], bytes | None]:
+        """Ask one worker, in order; what is returned waits for its answer.
+
+        The answer is None where the user wants to end. It raises LostError where workers were lost,
+        and BackendUnavailable as :meth:`spread` does.
+        """
+        cluster = self._cluster
+        future = cluster.start(self._asked(message))
+
+        def answer() -> bytes | None:
+            while not wait([future], _TICK_SECONDS).done:
+                if self._failure is not None:
+                    raise self._failure
+                if cluster.interruption.signal:
+                    return None
+            return future.result()
+
+        return answer
+
+    async def _asked(self, message: bytes) -> bytes:
+        lost: list[str] = []
+        while len(lost) < _TRIES:
+            station = next((it for it in self._stations.values() if it.told is not None), None)
+            if station is None:
+                await asyncio.sleep(_TICK_SECONDS)
+                continue
+            try:
+                async with station.asked:
+                    return await self._answer(station, message)
+            except LostError as error:
+                lost.append(str(error))
+        raise LostError("; ".join(lost))
+
+    def everyone(self, message: bytes) -> list[bytes]:
+        """Return the answers of all workers that answer."""
+
+        async def one(station: _Station) -> bytes:
+            async with station.asked:
+                return await self._answer(station, message)
+
+        async def every() -> list[bytes]:
+            asked = [one(it) for it in self._stations.values() if it.told is not None]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            return [it for it in found if isinstance(it, bytes)]
+
+        return self._cluster.run(every())
+
+    def close(self) -> None:
+        """End what runs on the workers, whatever it is doing."""
+        self._closed = True
+        with suppress(Exception):
+            self._cluster.start(self._end()).result(_ENDING_SECONDS)
+
+    async def _end(self) -> None:
+        here = [it for it in self._stations if not self._stations[it].gone.done()]
+        for station in self._stations.values():
+            _lose(station, "ended")
+        if here and self._failure is None:
+            client = self._cluster.client
+            await client.run(end, self._run, workers=here, on_error="ignore")
+
+    async def _watch(self) -> None:
+        """Look who comes and goes, until the end."""
+        joining = set()
+        try:
+            while not self._closed:
+                present = await self._cluster.present()
+                for address, station in list(self._stations.items()):
+                    self._see(station, present.get(address))
+                for address in present.keys() - self._stations.keys() - self._refused.keys():
+                    station = self._stations[address] = _Station(address)
+                    joining.add(asyncio.create_task(self._join(station, present[address])))
+                self._require_workers(present)
+                await asyncio.sleep(_LOOK_SECONDS + len(present) / 200)
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self._failure = error
+            for station in self._stations.values():
+                _lose(station, "has lost the scheduler")
+
+    def _see(self, station: _Station, found: Mapping[str, Any] | None) -> None:
+        now = monotonic()
+        if found is not None and found["last_seen"] != station.seen[0]:
+            station.seen = found["last_seen"], now
+        silent = now - station.seen[1] > _SILENT_SECONDS
+        if found is None or silent:
+            _lose(station, "gives no sign of life" if found else "was lost")
+            if found is None:
+                del self._stations[station.address]
+
+    def _require_workers(self, present: Mapping[str, Any]) -> None:
+        now = monotonic()
+        if any(not it.gone.done() for it in self._stations.values()):
+            self._alone_since = now
+        elif present and self._refused and present.keys() <= self._refused.keys():
+            raise next(iter(self._refused.values()))
+        elif now - self._alone_since > _WORKERS_SECONDS:
+            raise BackendUnavailable(
+                f"the cluster has had no worker for {_WORKERS_SECONDS:g} s",
+                hint="docs/cluster.md shows how to start some",
+            )
+
+    async def _join(self, station: _Station, found: Mapping[str, Any]) -> None:
+        """Let a worker open what the others have, if it agrees with them; then give it work."""
+        station.seen = found["last_seen"], monotonic()
+        try:
+            _require_one_thread(found["nthreads"])
+            name = f"{self._run}-{uuid4().hex}"
+            station.bench = self._submit(station, Bench, name, self._setup)
+            shipped = [] if self._cluster.local else self._cluster.shipped
+            await self._deliver(station, shipped)
+            self._take_hello(station, await self._told(station, self._submit(
+                station, Bench.start, station.bench)))  # fmt: skip
+            await self._serve(station)
+        except LostError:
+            if not station.gone.done():
+                # The machine is there: what held our process there gets another one.
+                _lose(station, "ended")
+                del self._stations[station.address]
+        except (UsageError, BackendUnavailable) as error:
+            error.message = f"worker {station.address} {error.message}"
+            self._refused[station.address] = error
+            _lose(station, "is not used")
+            del self._stations[station.address]
+            self._cluster.tell(f"not used: {error.message}")
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self._failure = error
+
+    def _take_hello(self, station: _Station, answer: bytes) -> None:
+        said = _parsed(answer)
+        match said:
+            case {"refusal": str(message), "hint": str(hint), "code": code}:
+                kind = UsageError if code == UsageError.exit_code else BackendUnavailable
+                raise kind(printable(message, lines=True), hint=printable(hint, lines=True))
+            case {"hello": hello}:
+                if self.hello is None:
+                    self.hello = hello
+                elif hello != self.hello:
+                    what = f"has {hello}, not {self.hello} as the first worker"
+                    raise UsageError(printable(what))
+                station.told = hello
+                return
+        raise BackendUnavailable("did not say what it has")
+
+    async def _serve(self, station: _Station) -> None:
+        """Give a worker batch after batch."""
+        while not station.gone.done():
+            work = self._work
+            batch = work.take(station.address, self.size) if work is not None else []
+            if work is None or not batch:
+                await asyncio.sleep(_TICK_SECONDS)
+                continue
+            began = monotonic()
+            try:
+                async with station.asked:
+                    await self._deliver(station, work.files_of(batch))
+                    answer = await self._answer(station, work.message(batch))
+                work.finish(batch, _parsed(answer), monotonic() - began)
+            except LostError as error:
+                work.lose(batch, station.address, str(error))
+                raise
+            except (ValueError, KeyError, TypeError, AttributeError):
+                said = "sent what is no answer"
+                work.lose(batch, station.address, f"{station.address} {said}")
+                raise BackendUnavailable(said) from None
+
+    async def _answer(self, station: _Station, message: bytes) -> bytes:
+        future = self._submit(station, Bench.ask, station.bench, message)
+        found = await self._told(station, future)
+        if not isinstance(found, bytes):
+            raise BackendUnavailable("sent what is no answer")
+        return found
+
+    async def _deliver(self, station: _Station, paths: Sequence[str]) -> None:
+        """Send a worker files that it does not have."""
+        new = [path for path in dict.fromkeys(paths) if path not in station.files]
+        # What is not here any more is missed where it is read.
+        wanted = {path: found for path in new if (found := self._seen(path))}
+        station.files.update(new)
+        sent: dict[str, bytes] = {}
+        lacking = await self._delivery(station, wanted, sent) if wanted else set()
+        for path, (digest, _) in wanted.items() if lacking else ():
+            if digest in lacking and digest not in sent:
+                sent[digest] = _content(path)
+            if sum(map(len, sent.values())) > _SENT:
+                await self._delivery(station, {}, sent)
+                lacking, sent = lacking - sent.keys(), {}
+        if wanted:
+            await self._delivery(station, wanted, sent)
+
+    async def _delivery(self, station: _Station, *arguments: object) -> Any:
+        future = self._submit(station, Bench.deliver, station.bench, *arguments)
+        return await self._told(station, future)
+
+    def _seen(self, path: str) -> tuple[str, int] | None:
+        """Return the digest and mode of a file; None if it cannot be read."""
+        if path not in self._digests:
+            with suppress(OSError):
+                mode = stat.S_IMODE(Path(path).stat().st_mode)
+                self._digests[path] = blake2b(_content(path), digest_size=20).hexdigest(), mode
+        return self._digests.get(path)
+
+    def _submit(
+        self, station: _Station, function: Callable[..., Any], *arguments: object
+    ) -> Answer[Any]:
+        return self._cluster.client.submit(
+            function,
+            *arguments,
+            key=f"onnxopt-{uuid4().hex}",
+            workers=[station.address],
+            allow_other_workers=False,
+            pure=False,
+        )
+
+    async def _told(self, station: _Station, future: Answer[Any]) -> Any:
+        """Return what a worker returns.
+
+        Raises:
+            LostError: if it is lost, or raises something.
+        """
+        result = asyncio.ensure_future(future)
+        await asyncio.wait({result, station.gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            result.cancel()
+            raise LostError(f"{station.address} {station.gone.result()}")
+        try:
+            return result.result()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a worker may raise anything
+            what = printable(f"{type(error).__name__}: {error}")[:200]
+            raise LostError(f"{station.address} ended: {what}") from None
+
+
+def _require_one_thread(threads: int) -> None:
+    if threads != 1:
+        raise UsageError(f"has {threads} threads", hint="start it with --nthreads 1")
+
+
+def _lose(station: _Station, how: str) -> None:
+    station.told = None
+    if not station.gone.done():
+        station.gone.set_result(how)
+
+
+def _content(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def _parsed(answer: bytes) -> Any:
+    return read_json(answer, most_parts=1 << 26)

@@ -1,0 +1,142 @@
+"""Backends on the workers of a cluster, as the runner sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from onnxopt_cli.cluster.crew import Crew, Lost, LostError, real_place
+from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.codec import read_json
+from onnxopt_cli.core.record_json import result_from_json
+from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import ProtocolBreach
+from onnxopt_cli.isolation.messages import pack_order, read_answer
+from onnxopt_cli.isolation.response import Aside, Order, Response
+
+_LOST = "it was lost with its machine each time: "
+
+
+class Remote:
+    """A backend on every worker of a crew.
+
+    Cases run and are judged there, many at a time: :meth:`rows`. What else is asked of the backend,
+    by a rerun or to explain a failure, one worker is asked in order.
+
+    Args:
+        text: the backend as the user asked for it.
+        place: its place among the crew's backends.
+        crew: the workers.
+    """
+
+    def __init__(self, text: str, place: int, crew: Crew) -> None:
+        self.name = text
+        self.version = ""
+        self.ahead = 1
+        self._place = place
+        self._crew = crew
+
+    def ready(self) -> None:
+        """Wait until a worker has started it.
+
+        Raises:
+            UsageError: if there is no such backend, or the workers do not agree.
+            BackendUnavailable: if it does not start, or no worker comes.
+        """
+        self._crew.ready()
+        self.version = str(self._crew.hello[self._place])
+
+    def submit(self, order: Order) -> Callable[[], Response | str]:
+        """Have a model run on a worker."""
+        message, values = pack_order(order, order.model.SerializeToString())
+        more = {"backend": self._place, "returned": order.returned, "ours": order.ours}
+        frames = values.message({**message, **more})
+        order.started()
+        pending = self._crew.ask(b"".join(frames))
+
+        def wait() -> Response | str:
+            try:
+                answer = pending()
+            except LostError as error:
+                return Response(failure=Outcome.CRASH, message=_LOST + str(error))
+            return "interrupted" if answer is None else _response(answer, order)
+
+        return wait
+
+    def renew(self) -> None:
+        """Let the next model meet a fresh process."""
+        self._crew.ask(json.dumps({"request": "renew", "backend": self._place}).encode())()
+
+    def finish(self) -> list[Aside]:
+        """Shut it down everywhere; return what it did outside of any case, in words."""
+        message = json.dumps({"request": "finish", "backend": self._place}).encode()
+        return [
+            Aside(str(where), Outcome(outcome), printable(str(what), lines=True))
+            for answer in self._crew.everyone(message)
+            for where, outcome, what in read_json(answer)
+        ]
+
+    def rows(
+        self, cases: Sequence[Case], names: Sequence[str], stop: Callable[[], object]
+    ) -> Generator[tuple[Result, ...] | None]:
+        """Yield the results of cases, one a backend, in order.
+
+        Args:
+            cases: the cases.
+            names: all of the crew's backends.
+            stop: tells whether to stop early.
+
+        Yields:
+            None for a case that no worker can judge by itself.
+        """
+        files = [sorted(map(real_place, case.files())) for case in cases]
+        items = [
+            (case.id, real_place(case.location.path) if mine else "")
+            for case, mine in zip(cases, files, strict=True)
+        ]
+
+        def read(place: int, answer: Any) -> tuple[Result, ...] | None:
+            if answer is None:
+                return None
+            row = tuple(map(result_from_json, answer))
+            if [(it.case, it.backend) for it in row] != [(items[place][0], it) for it in names]:
+                raise ValueError("results of another case")
+            return row
+
+        found = self._crew.spread("cases", items, read, files.__getitem__, stop)
+        for case, row in zip(cases, found, strict=False):
+            yield _lost(case, names, row) if isinstance(row, Lost) else row
+
+
+def _lost(case: Case, names: Sequence[str], lost: Lost) -> tuple[Result, ...]:
+    message = _LOST + printable("; ".join(lost.machines))
+    operators = case.operators or ()
+    return tuple(
+        Result(case.id, case.location, operators, name, Outcome.CRASH, message=message)
+        for name in names
+    )
+
+
+def _response(answer: bytes, order: Order) -> Response | str:
+    """Return what a worker says of a model; it is taken apart as strictly as on one machine."""
+    try:
+        head, _, rest = answer.partition(b"\n")
+        match read_json(head):
+            case {"stopped": str(why)}:
+                return printable(why)
+            case {"leak": str(leak), "printed": str(printed)}:
+                line, _, payload = rest.partition(b"\n")
+                message = read_json(line)
+                message = {name: it for name, it in message.items() if name not in {"id", "bytes"}}
+                response = read_answer(message, memoryview(payload), order.inputs)
+                return replace(response, leak=leak, printed=printed)
+    except (ValueError, AttributeError) as error:
+        what = f"sent {printable(str(error))}"
+    except ProtocolBreach as breach:
+        what = breach.message
+    else:
+        what = "sent what is no answer"
+    return Response(failure=Outcome.PROTOCOL, message=f"the machine {what}")

@@ -1,0 +1,87 @@
+"""Cases on a machine of a cluster: found among what was sent, run and judged as anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from onnxopt_cli.cases.collect import collect
+from onnxopt_cli.cluster.bench import Handler, placed
+from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.isolation.messages import pack_answer, read_order
+from onnxopt_cli.run.answer_key import JudgeOptions
+from onnxopt_cli.run.evidence import Evidence
+from onnxopt_cli.run.executors import Setting, not_here
+from onnxopt_cli.run.runner import open_plan, results_apart
+
+# Case files whose cases are kept.
+_FILES = 64
+
+
+@contextmanager
+def open_run(
+    terms: tuple[Sequence[str], Setting, JudgeOptions], tree: Path
+) -> Iterator[tuple[Any, Handler]]:
+    """Open backends whose cases run and are judged here.
+
+    Args:
+        terms: the backends, how they run, and how their outputs are judged.
+        tree: where the files of cases stand.
+    """
+    backends, setting, judging = terms
+    with open_plan(backends, setting, judging, Interruption()) as opened:
+        for backend in opened.backends:
+            backend.ready()
+        # Only the client has all cases, and looks among them for one that shows more.
+        plan = replace(opened, evidence=Evidence(_AtTheClient()))
+        executors = plan.backends
+
+        def answer(asked: Any, payload: memoryview) -> bytes:
+            match asked:
+                case {"request": "cases", "items": items}:
+                    found = [_case(tree, setting.limits.memory, *it) for it in items]
+                    rows = [it and results_apart(plan, it) for it in found]
+                    return json.dumps([it and [*map(result_to_json, it)] for it in rows]).encode()
+                case {"request": "run", "backend": int(at)}:
+                    response = executors[at].submit(read_order(asked, payload))()
+                    if isinstance(response, str):
+                        return json.dumps({"stopped": response}).encode() + b"\n"
+                    more = {"leak": response.leak, "printed": response.printed}
+                    frames = pack_answer(0, response)
+                    return b"".join([json.dumps(more).encode(), b"\n", *frames])
+                case {"request": "renew", "backend": int(at)}:
+                    executors[at].renew()
+                case {"request": "finish", "backend": int(at)}:
+                    return json.dumps([*map(astuple, executors[at].finish())]).encode()
+            return b"[]"
+
+        yield [it.version for it in executors], answer
+
+
+class _AtTheClient:
+    """The cases that are not here; who looks for one leaves that to the client."""
+
+    def __iter__(self) -> Iterator[Case]:
+        not_here()
+
+
+def _case(tree: Path, memory: int, name: str, path: str) -> Case | None:
+    """Find a case by its id, and the path of its file at the client or none."""
+    place = placed(tree, path) if path else Path(name.partition("/")[0])
+    return _cases(place, memory).get(name)
+
+
+@lru_cache(_FILES)
+def _cases(place: Path, memory: int) -> Mapping[str, Case]:
+    try:
+        return {case.id: case for case in collect([str(place)], memory).cases}
+    except OnnxoptError:
+        return {}

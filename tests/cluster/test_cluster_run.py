@@ -1,0 +1,224 @@
+"""Runs on a cluster come out as on one machine, whatever becomes of its parts."""
+
+import json
+import signal
+import time
+
+import pytest
+from isolated import HOSTILE, run_to_end, start, write_cases
+from places import PLUGINS
+
+from onnxopt_cli.cluster import crew
+
+KILLER = f"python:{PLUGINS / 'machines.py'}:KillsTheMachine"
+WAYS = ["kills_itself", "answers_another", "leaves_child", "raises_bad_text", "floods"]
+IN_TURN = f"python:{HOSTILE}:InTurn,env.WAYS={' '.join(WAYS)}"
+RATES = {"one": 0.1, "two": 0.9, "three": 0.2, "four": 0.3}
+MANY = {f"case_{place}": 0.1 for place in range(30)}
+WAITS = f"python:{HOSTILE}:Waits"
+MINE = """
+from onnxopt_cli.backends.resolve import resolve_backend
+
+class Mine:
+    def run(self, model, inputs):
+        return resolve_backend("numpy").prepare(model).run(inputs)
+"""
+#: What may be another one from run to run.
+OTHER = {"seconds", "started", "hostname", "cluster", "reports", "log", "resume"}
+
+
+def without_others(report):
+    if isinstance(report, dict):
+        return {key: without_others(it) for key, it in report.items() if key not in OTHER}
+    return [without_others(it) for it in report] if isinstance(report, list) else report
+
+
+def reported(run):
+    return without_others(json.loads(run.report.read_text()))
+
+
+def until(happened, seconds=60):
+    end = time.monotonic() + seconds
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert happened()
+
+
+def ended(log):
+    """Return the cases that a log has results of."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return [it["result"]["case"] for it in records if it["record"] == "end"]
+
+
+@pytest.mark.slow
+def test_reports_equal_those_of_one_machine_but_for_times(two, tmp_path):
+    write_cases(tmp_path, {"fine": 0, **{name: at for at, name in enumerate(WAYS, start=1)}})
+    options = ("-b", "numpy", "--rerun", "2")
+    here = run_to_end(tmp_path, IN_TURN, *options)
+    there = run_to_end(tmp_path, IN_TURN, *options, "--cluster", two.address)
+    found, expected = reported(there), reported(here)
+    for mine, theirs in zip(found["results"], expected["results"], strict=True):
+        assert {k: (v, theirs[k]) for k, v in mine.items() if v != theirs[k]} == {}
+    assert found == expected
+    assert there.code == here.code == 1
+    assert two.benches() == []
+
+
+@pytest.mark.slow
+def test_a_shipped_plugin_is_there_and_one_that_is_not_is_named(two, tmp_path):
+    write_cases(tmp_path, RATES)
+    (tmp_path / "mine.py").write_text(MINE)
+    cluster = ("--cluster", str(two.file))
+    lacking = run_to_end(tmp_path, "python:mine.py:Mine", *cluster)
+    assert lacking.code == 4
+    assert "mine.py" in lacking.err
+    assert two.address[:14] in lacking.err
+    shipped = run_to_end(tmp_path, "python:mine.py:Mine", *cluster, "--ship", "mine.py")
+    assert set(shipped.outcomes.values()) == {"pass"}
+    assert len(shipped.outcomes) == len(RATES)
+
+
+@pytest.mark.slow
+def test_a_case_that_takes_two_machines_with_it_is_a_crash_and_others_run(two, tmp_path):
+    two.add()
+    write_cases(tmp_path, RATES)
+    run = run_to_end(tmp_path, KILLER, "--cluster", two.address)
+    assert run.outcomes == {"one": "pass", "two": "crash", "three": "pass", "four": "pass"}
+    assert "lost with its machine each time" in run.results["two"]["message"]
+    assert [it.poll() for it in two.workers].count(None) == 1
+
+
+@pytest.mark.slow
+def test_what_a_killed_worker_had_goes_to_another_once(two, tmp_path):
+    write_cases(tmp_path, MANY)
+    run = start(tmp_path, WAITS, "--cluster", two.address, "--log", "run.jsonl")
+    until(lambda: ended(tmp_path / "run.jsonl"))
+    two.end(two.workers[0])
+    assert run.wait().code == 0
+    assert sorted(run.outcomes) == sorted(MANY)
+    assert sorted(ended(tmp_path / "run.jsonl")) == sorted(f"demo/demo/{it}" for it in MANY)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_and_one_machine_goes_on(two, tmp_path):
+    write_cases(tmp_path, MANY)
+    log = tmp_path / "run.jsonl"
+    run = start(tmp_path, WAITS, "--cluster", two.address, "--log", str(log))
+    until(lambda: ended(log))
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait().code == 130
+    assert run.survivors() == []
+    until(lambda: not two.benches())
+    before = len([it for it in run.outcomes.values() if it == "pass"])
+    assert 0 < before < len(MANY)
+    again = run_to_end(tmp_path, WAITS, "--resume", str(log), "-j", "2")
+    assert again.code == 0
+    assert set(again.outcomes.values()) == {"pass"}
+    assert sorted(again.outcomes) == sorted(MANY)
+
+
+@pytest.mark.slow
+def test_a_killed_client_leaves_no_process_with_the_workers(two, tmp_path):
+    write_cases(tmp_path, MANY)
+    log = tmp_path / "run.jsonl"
+    run = start(tmp_path, WAITS, "--cluster", two.address, "--log", str(log))
+    until(lambda: ended(log))
+    run.process.kill()
+    run.process.communicate()
+    until(lambda: not two.benches())
+
+
+@pytest.mark.slow
+def test_a_worker_with_another_onnx_is_refused_by_name(two, tmp_path):
+    other = two.add(begins_with="import onnx; onnx.__version__ = '1.0.0'")
+    write_cases(tmp_path, MANY)
+    # The others are stopped until it has come.
+    run = start(tmp_path, WAITS, "--cluster", two.address)
+    run.wait()
+    two.end(other, signal.SIGTERM)
+    assert run.code == 0
+    assert "has onnx 1.0.0, not" in run.err
+    assert "not used: worker tcp://127.0.0.1:" in run.err
+
+
+@pytest.mark.slow
+def test_a_worker_that_sends_garbage_is_not_believed(two, tmp_path):
+    garbage = (
+        "import onnxopt_cli.cluster.bench as b; ask = b.Bench.ask\n"
+        "def lie(self, it): return b'{}' if b'cases' in it else ask(self, it)\n"
+        "b.Bench.ask = lie"
+    )
+    for honest in two.workers:
+        two.end(honest, signal.SIGTERM)
+    liar = two.add(begins_with=garbage)
+    write_cases(tmp_path, RATES)
+    run = run_to_end(tmp_path, "spins", "--cluster", two.address)
+    two.end(liar, signal.SIGTERM)
+    assert run.code == 4
+    assert "sent what is no answer" in run.err
+    assert "pass" not in run.out
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_silent_is_lost(two, tmp_path, onnxopt, monkeypatch):
+    monkeypatch.setattr(crew, "_SILENT_SECONDS", 3.0)
+    monkeypatch.chdir(tmp_path)
+    write_cases(tmp_path, MANY)
+    stopped = two.workers[0]
+    pause = f"import os, signal; os.kill({stopped.pid}, signal.SIGSTOP)\n"
+    (tmp_path / "mine.py").write_text(pause + MINE)
+    answer = onnxopt("run", "demo.yaml", "-b", "python:mine.py:Mine", "--ship", "mine.py",
+                     "--cluster", two.address)  # fmt: skip
+    two.end(stopped)
+    assert answer.code == 0
+    assert "30 pass" in answer.out
+
+
+@pytest.mark.slow
+def test_without_a_scheduler_the_log_goes_on_elsewhere(tmp_path_factory, tmp_path):
+    pytest.importorskip("distributed")
+    from dask_processes import DaskProcesses
+
+    own = DaskProcesses(tmp_path_factory.mktemp("own"))
+    own.add()
+    write_cases(tmp_path, MANY)
+    log = tmp_path / "run.jsonl"
+    run = start(tmp_path, WAITS, "--cluster", own.address, "--log", str(log))
+    until(lambda: ended(log))
+    own.scheduler.kill()
+    run.wait()
+    own.end_all()
+    assert run.code == 4
+    assert "does not answer any more" in run.err
+    assert len(ended(log)) < len(MANY)
+    again = run_to_end(tmp_path, WAITS, "--resume", str(log), "-j", "2")
+    assert again.code == 0
+    assert sorted(again.outcomes) == sorted(MANY)
+
+
+def test_only_loopback_goes_without_tls(onnxopt):
+    answer = onnxopt("run", "spec", "--cluster", "tcp://192.0.2.1:8786")
+    assert answer.code == 2
+    assert "could run code on every machine" in answer.err
+    assert "--insecure" in answer.err
+
+
+@pytest.mark.parametrize("where", ["local:0", "local:x", "ftp://a:1", "tcp://a", "no/such/file"])
+def test_an_address_that_is_none_is_refused(onnxopt, where):
+    answer = onnxopt("run", "spec", "--cluster", where)
+    assert answer.code == 2
+    assert "--cluster" in answer.err
+
+
+def test_options_of_clusters_need_one(onnxopt):
+    answer = onnxopt("run", "spec", "--insecure")
+    assert answer.code == 2
+    assert "mean nothing without --cluster" in answer.err
+
+
+def test_without_dask_the_extra_is_named(onnxopt, monkeypatch):
+    monkeypatch.setattr(crew, "find_spec", lambda _: None)
+    answer = onnxopt("run", "spec", "--cluster", "local:2")
+    assert answer.code == 2
+    assert 'pip install "onnxopt[cluster]"' in answer.text

@@ -1,0 +1,66 @@
+"""A Dask scheduler and workers on loopback, started by hand as docs/cluster.md says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+from places import REPOSITORY
+
+
+class DaskProcesses:
+    """A scheduler, and workers that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._numbers = count()
+        self.file = folder / "scheduler.json"
+        self.scheduler = self._start("scheduler", "--port", "0")
+        until = time.monotonic() + 60
+        while not self.file.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        self.address = json.loads(self.file.read_text())["address"]
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def add(self, *options: str, begins_with: str = "") -> subprocess.Popen[bytes]:
+        """Start a worker, whose Python begins with some code."""
+        first = self.folder / f"first-{next(self._numbers)}"
+        first.mkdir()
+        (first / "sitecustomize.py").write_text(begins_with)
+        options = options or ("--no-nanny",)
+        common = ("--nthreads", "1", "--memory-limit", "0", "--local-directory", str(self.folder))
+        self.workers.append(self._start("worker", *common, *options, first=first))
+        return self.workers[-1]
+
+    def end(self, worker: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+        worker.send_signal(number)
+        worker.wait(60)
+
+    def end_all(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            process.kill()
+            process.wait()
+
+    def benches(self) -> list[str]:
+        """Return the folders of runs that workers still have."""
+        return [str(it) for it in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
+
+    def _start(self, program: str, *options: str, first: Path | None = None):
+        command = [sys.executable, "-m", f"distributed.cli.dask_{program}", "--no-dashboard"]
+        command += ["--host", "127.0.0.1", "--scheduler-file", str(self.file), *options]
+        paths = [str(it) for it in (first, REPOSITORY) if it]
+        with (self.folder / "errors").open("ab") as errors:
+            return subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
