@@ -19,7 +19,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -50,6 +50,7 @@ from onnxopt_cli.run.select import CAPABILITIES, Selection
 from onnxopt_cli.run.session import Session, Terms, open_session
 
 if TYPE_CHECKING:
+    from onnxopt_cli.cluster.crew import Cluster
     from onnxopt_cli.expectations.update import update_expectations
     from onnxopt_cli.fuzz.findings import Finding
     from onnxopt_cli.grade.audit import Grade
@@ -307,6 +308,7 @@ def audit(
     thorough: bool = True,
     progress: Callable[[int, int], None] = _ignore,
     invalid: Callable[[_Problems], object] = _refuse,
+    cluster: Cluster | None = None,
 ) -> list[Grade]:
     """Return which wrong implementations cases catch, a grade for each operator with a formula.
 
@@ -317,16 +319,24 @@ def audit(
         thorough: whether to look for redundant cases, too, which takes many times as long.
         progress: called with how many implementations are done, and how many there are.
         invalid: called with what is wrong with cases, which are left out.
+        cluster: the machines that do it; None for this one.
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, and nothing else is to be done.
+        BackendUnavailable: if the cluster is lost.
     """
     from onnxopt_cli.grade.audit import audit, find_trials
 
-    trials, problems = find_trials(list(cases), judging)
+    cases = list(cases)
+    trials, problems = find_trials(cases, judging)
     if problems:
         invalid(problems)
-    return audit(trials, jobs, progress, thorough=thorough)
+    elsewhere = None
+    if cluster is not None:
+        from onnxopt_cli.grade.audit_elsewhere import verdicts
+
+        elsewhere = partial(verdicts, cluster, cases, judging, thorough=thorough)
+    return audit(trials, jobs, progress, thorough=thorough, elsewhere=elsewhere)
 
 
 def plant(

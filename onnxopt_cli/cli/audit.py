@@ -11,7 +11,9 @@ import click
 
 from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
+    cluster_options,
     jobs_option,
+    opened_cluster,
     operator_option,
     targets_argument,
     tolerance_option,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     help="Let wrong implementations of this name survive.",
 )
 @jobs_option
+@cluster_options
 @click.option(
     "--json",
     "json_path",
@@ -74,6 +77,8 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     if not chosen:
         return 2
     if options["planted"]:
+        if options["cluster"]:
+            raise click.UsageError("--planted uses this machine alone: no --cluster")
         wrong, document = _planted(chosen, options)
     else:
         wrong, document = _graded(chosen, options, problems)
@@ -87,13 +92,17 @@ def _graded(
 ) -> tuple[int, str]:
     """Show what implementations become of; return the exit code, and all of it as JSON."""
     from onnxopt_cli import api
-    from onnxopt_cli.cli.console import stdout, tell_problems, ticking
+    from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
     from onnxopt_cli.errors import NothingSelected
+    from onnxopt_cli.isolation.interruption import Interruption
     from onnxopt_cli.report.audit_report import audit_json, audit_page
 
     rule = api.ToleranceRule(options["rule"]) if options["rule"] else None
     verbose, known = options["verbose"], len(problems)
-    with ticking("putting every implementation to every case") as tick:
+    with (
+        opened_cluster(options, Interruption(), note) as cluster,
+        ticking("putting every implementation to every case") as tick,
+    ):
         grades = api.audit(
             chosen,
             judging=api.JudgeOptions(rule=rule),
@@ -101,6 +110,7 @@ def _graded(
             thorough=verbose,
             progress=tick,
             invalid=problems.extend,
+            cluster=cluster,
         )
     tell_problems(problems[known:])
     if not grades:

@@ -200,6 +200,9 @@ def main(descriptor: int) -> None:
         end_with(os.getppid(), signal.SIGTERM)
     claim_process()
     stop_by_raising()
+    # The client's Ctrl-C is not heard here, and backends may hear their own.
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
     connection = Connection(descriptor)
     with suppress(EOFError, OSError, Stop):
         tree = Path(os.fsdecode(connection.recv_bytes()))

@@ -7,8 +7,10 @@ differently, and judged as ``run`` would judge it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -33,6 +35,10 @@ from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 _LARGE = 40
 #: A rejection by so many times a limit is clear: no other case is asked unless all are to be.
 _CLEAR = 1e7
+
+
+#: An operator, the kind of its implementation, and its number among those.
+Task: TypeAlias = tuple[Operator, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +212,7 @@ def audit(
     progress: Callable[[int, int], None] = lambda _done, _all: None,
     *,
     thorough: bool = True,
+    elsewhere: Callable[[Sequence[Task]], Iterable[Verdict]] | None = None,
 ) -> list[Grade]:
     """Grade the trials of every operator that has some.
 
@@ -214,27 +221,19 @@ def audit(
         jobs: number of processes.
         progress: called with how many implementations are done, and how many there are.
         thorough: whether to look for redundant cases, too, which takes many times as long.
+        elsewhere: yields the verdicts, in order, from other machines; None for this one.
     """
     present = [operator for operator in OPERATORS if trials[operator.name]]
-    tasks: list[tuple[Operator, str, int]] = []
+    tasks: list[Task] = []
     for operator in present:
         for kind, implementations in _implementations(operator).items():
             tasks += [(operator, kind, index) for index in range(len(implementations))]
-
-    def work(task: tuple[Operator, str, int]) -> Verdict:
-        operator, kind, index = task
-        implementation = _implementations(operator)[kind][index]
-        mine = trials[operator.name]
-        if kind == "right":
-            shares = tuple(trial.excess(implementation.run(trial.call)) for trial in mine)
-            return Verdict(implementation.name, implementation.about, shares)
-        return _of_wrong(operator, implementation, mine, thorough=thorough)
-
+    work = partial(verdict, trials=trials, thorough=thorough)
+    found = elsewhere(tasks) if elsewhere else parallel(work, tasks, jobs)
     verdicts: dict[tuple[str, str], list[Verdict]] = {}
-    done = enumerate(parallel(work, tasks, jobs), start=1)
-    for (operator, kind, _), (count, verdict) in zip(tasks, done, strict=True):
+    for count, ((operator, kind, _), one) in enumerate(zip(tasks, found, strict=True), start=1):
         progress(count, len(tasks))
-        verdicts.setdefault((operator.name, kind), []).append(verdict)
+        verdicts.setdefault((operator.name, kind), []).append(one)
     return [
         Grade(
             operator,
@@ -244,6 +243,21 @@ def audit(
         )
         for operator in present
     ]
+
+
+def verdict(task: Task, trials: dict[str, list[AuditedCase]], *, thorough: bool) -> Verdict:
+    """Return what becomes of one implementation."""
+    operator, kind, _ = task
+    mine, one = trials[operator.name], implementation(task)
+    if kind == "right":
+        return Verdict(one.name, one.about, tuple(it.excess(one.run(it.call)) for it in mine))
+    return _of_wrong(operator, one, mine, thorough=thorough)
+
+
+def implementation(task: Task) -> Implementation:
+    """Return the implementation that a task is about."""
+    operator, kind, index = task
+    return _implementations(operator)[kind][index]
 
 
 _KINDS = ("named", "automatic", "right")

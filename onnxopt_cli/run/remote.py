@@ -92,11 +92,7 @@ class Remote:
         Yields:
             None for a case that no worker can judge by itself.
         """
-        files = [sorted(map(real_place, case.files())) for case in cases]
-        items = [
-            (case.id, real_place(case.location.path) if mine else "")
-            for case, mine in zip(cases, files, strict=True)
-        ]
+        items, files = sent(cases)
 
         def read(place: int, answer: Any) -> tuple[Result, ...] | None:
             if answer is None:
@@ -109,6 +105,15 @@ class Remote:
         found = self._crew.spread("cases", items, read, files.__getitem__, stop)
         for case, row in zip(cases, found, strict=False):
             yield _lost(case, names, row) if isinstance(row, Lost) else row
+
+
+def sent(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """Return how a worker finds cases, each by its id and its file or none; and all their files."""
+    files = [sorted(map(real_place, case.files())) for case in cases]
+    places = [
+        real_place(it.location.path) if mine else "" for it, mine in zip(cases, files, strict=True)
+    ]
+    return [(case.id, place) for case, place in zip(cases, places, strict=True)], files
 
 
 def _lost(case: Case, names: Sequence[str], lost: Lost) -> tuple[Result, ...]:

@@ -47,7 +47,7 @@ def open_run(
         def answer(asked: Any, payload: memoryview) -> bytes:
             match asked:
                 case {"request": "cases", "items": items}:
-                    found = [_case(tree, setting.limits.memory, *it) for it in items]
+                    found = [found_case(tree, setting.limits.memory, *it) for it in items]
                     rows = [it and results_apart(plan, it) for it in found]
                     return json.dumps([it and [*map(result_to_json, it)] for it in rows]).encode()
                 case {"request": "run", "backend": int(at)}:
@@ -73,7 +73,7 @@ class _AtTheClient:
         not_here()
 
 
-def _case(tree: Path, memory: int, name: str, path: str) -> Case | None:
+def found_case(tree: Path, memory: int, name: str, path: str) -> Case | None:
     """Find a case by its id, and the path of its file at the client or none."""
     place = placed(tree, path) if path else Path(name.partition("/")[0])
     return _cases(place, memory).get(name)
