@@ -169,16 +169,12 @@ class Bench:
         """End with what holds it: the scheduler lets go of it when the client is gone."""
         self.close()
 
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """Stay here: a worker that is retired sends what it holds to others."""
-        return _nothing, ()
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        """Stay here: a worker that is retired sends what it holds to others, as nothing."""
+        return str, ()
 
 
 _benches: WeakValueDictionary[str, Bench] = WeakValueDictionary()
-
-
-def _nothing() -> None:
-    """Be what a bench is elsewhere."""
 
 
 def end(run: str) -> None:

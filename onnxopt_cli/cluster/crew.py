@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import signal
 import stat
 import tempfile
@@ -62,7 +63,6 @@ _SCHEDULER_SECONDS = 20.0
 _WORKERS_SECONDS = 60.0
 # How long what is left may take to end.
 _ENDING_SECONDS = 10.0
-_MOST_LOCAL = 1024
 _TICK_SECONDS = 0.05
 # Bytes of files that are sent at once.
 _SENT = 32 << 20
@@ -86,15 +86,10 @@ class Address:
     insecure: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A piece of work that was lost on every machine on which it was tried.
+class Lost(tuple[str, ...]):
+    """A piece of work that was lost each time: which worker was lost with it, and how."""
 
-    Attributes:
-        machines: which worker was lost, and how, each time.
-    """
-
-    machines: tuple[str, ...]
+    __slots__ = ()
 
 
 class Cluster:
@@ -127,12 +122,10 @@ class Cluster:
             raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
         self.interruption, self.tell = interruption, tell
         self.shipped = [*_files_below(address.ship)]
-        kind, _, number = address.where.partition(":")
-        self.local = kind == "local"
-        if self.local and number and not (number.isdecimal() and 0 < int(number) <= _MOST_LOCAL):
-            raise UsageError(f"--cluster {address.where}: N is no number from 1 to {_MOST_LOCAL}")
-        self._where = "this machine" if self.local else _scheduler(address)
-        self._workers = int(number or jobs) if self.local else 0
+        match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
+        self.local = match is not None
+        self._where = _scheduler(address) if match is None else "this machine"
+        self._workers = int(match[1] or jobs) if match else 0
         self._tls = address.tls
         self._stack = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
@@ -168,27 +161,15 @@ class Cluster:
             if self.local:
                 folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
                 self._stack.callback(folder.cleanup)
-                where = await make(
-                    module.LocalCluster(
-                        n_workers=self._workers,
-                        threads_per_worker=1,
-                        memory_limit=0,
-                        host="127.0.0.1",
-                        dashboard_address=None,
-                        local_directory=folder.name,
-                        silence_logs=logging.CRITICAL,
-                        asynchronous=True,
-                    )
-                )
-            self.client = await make(
-                module.Client(
-                    where or self._where,
-                    asynchronous=True,
-                    security=security,
-                    timeout=_SCHEDULER_SECONDS,
-                    set_as_default=False,
-                )
-            )
+                where = await make(module.LocalCluster(
+                    n_workers=self._workers, threads_per_worker=1, memory_limit=0,
+                    host="127.0.0.1", dashboard_address=None, local_directory=folder.name,
+                    silence_logs=logging.CRITICAL, asynchronous=True,
+                ))  # fmt: skip
+            self.client = await make(module.Client(
+                where or self._where, asynchronous=True, security=security,
+                timeout=_SCHEDULER_SECONDS, set_as_default=False,
+            ))  # fmt: skip
         except (TimeoutError, OSError) as error:
             said = printable(f"no scheduler answers at {self._where}: {error}")
             raise BackendUnavailable(said) from None
@@ -276,6 +257,10 @@ def _files_below(paths: Sequence[Path]) -> Iterator[str]:
         yield from (real_place(it) for it in found if it.is_file())
 
 
+def _read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
 def real_place(path: Path | str) -> str:
     """Return a path under which a file has the names that its ids are made of."""
     folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - many, and strings do
@@ -350,7 +335,7 @@ class _Work(Generic[Done]):
             if len(lost) < _TRIES:
                 self._again.append(place)
             else:
-                self.done.put({place: Lost(tuple(lost.values()))})
+                self.done.put({place: Lost(lost.values())})
 
 
 class LostError(Exception):
@@ -366,18 +351,22 @@ class _Station:
         bench: what it holds for us.
         gone: why it is lost, once it is.
         files: paths that it has.
-        asked: held while it is asked something.
         seen: the last sign of life, as the scheduler has it, and when that was new.
-        told: what it said of itself.
+        told: whether it is ready, and agrees.
     """
 
     address: str
     bench: Answer[Any] | None = None
     gone: asyncio.Future[str] = field(default_factory=asyncio.Future)
     files: set[str] = field(default_factory=set)
-    asked: asyncio.Lock = field(default_factory=asyncio.Lock)
     seen: tuple[float, float] = (0.0, 0.0)
-    told: Any = None
+    told: bool = False
+
+    def lose(self, how: str) -> None:
+        """Let nobody wait for it any more."""
+        self.told = False
+        if not self.gone.done():
+            self.gone.set_result(how)
 
 
 class Crew:
@@ -387,13 +376,16 @@ class Crew:
         cluster: the connection to them.
         opener: the module and function that open it, as a :class:`Setup` has it.
         terms: what that is called with.
+        patience: in how many seconds a worker has to be done with an item; None for no limit.
 
     Attributes:
         hello: what the first worker said of what it has opened; all others say the same.
         size: how many there are.
     """
 
-    def __init__(self, cluster: Cluster, opener: str, terms: object) -> None:
+    def __init__(
+        self, cluster: Cluster, opener: str, terms: object, patience: float | None = None
+    ) -> None:
         from onnxopt_cli.operators import OPERATOR_FILES
 
         self.hello: Any = None
@@ -409,6 +401,7 @@ class Crew:
         self._failure: Exception | None = None
         self._digests: dict[str, tuple[str, int]] = {}
         self._work: _Work[Any] | None = None
+        self._patience = patience
         self._closed = False
         self._alone_since = monotonic()
         cluster.start(self._watch())
@@ -416,7 +409,7 @@ class Crew:
     @property
     def size(self) -> int:
         """How many workers are at work."""
-        return sum(it.told is not None for it in self._stations.values())
+        return sum(it.told for it in self._stations.values())
 
     def ready(self) -> None:
         """Wait for the first worker.
@@ -492,13 +485,12 @@ class Crew:
     async def _asked(self, message: bytes) -> bytes:
         lost: list[str] = []
         while len(lost) < _TRIES:
-            station = next((it for it in self._stations.values() if it.told is not None), None)
+            station = next((it for it in self._stations.values() if it.told), None)
             if station is None:
                 await asyncio.sleep(_TICK_SECONDS)
                 continue
             try:
-                async with station.asked:
-                    return await self._answer(station, message)
+                return await self._answer(station, message)
             except LostError as error:
                 lost.append(str(error))
         raise LostError("; ".join(lost))
@@ -506,12 +498,8 @@ class Crew:
     def everyone(self, message: bytes) -> list[bytes]:
         """Return the answers of all workers that answer."""
 
-        async def one(station: _Station) -> bytes:
-            async with station.asked:
-                return await self._answer(station, message)
-
         async def every() -> list[bytes]:
-            asked = [one(it) for it in self._stations.values() if it.told is not None]
+            asked = [self._answer(it, message) for it in self._stations.values() if it.told]
             found = await asyncio.gather(*asked, return_exceptions=True)
             return [it for it in found if isinstance(it, bytes)]
 
@@ -526,7 +514,7 @@ class Crew:
     async def _end(self) -> None:
         here = [it for it in self._stations if not self._stations[it].gone.done()]
         for station in self._stations.values():
-            _lose(station, "ended")
+            station.lose("ended")
         if here and self._failure is None:
             client = self._cluster.client
             await client.run(end, self._run, workers=here, on_error="ignore")
@@ -547,7 +535,7 @@ class Crew:
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._failure = error
             for station in self._stations.values():
-                _lose(station, "has lost the scheduler")
+                station.lose("has lost the scheduler")
 
     def _see(self, station: _Station, found: Mapping[str, Any] | None) -> None:
         now = monotonic()
@@ -555,7 +543,7 @@ class Crew:
             station.seen = found["last_seen"], now
         silent = now - station.seen[1] > _SILENT_SECONDS
         if found is None or silent:
-            _lose(station, "gives no sign of life" if found else "was lost")
+            station.lose("gives no sign of life" if found else "was lost")
             if found is None:
                 del self._stations[station.address]
 
@@ -575,31 +563,36 @@ class Crew:
         """Let a worker open what the others have, if it agrees with them; then give it work."""
         station.seen = found["last_seen"], monotonic()
         try:
-            _require_one_thread(found["nthreads"])
             name = f"{self._run}-{uuid4().hex}"
             station.bench = self._submit(station, Bench, name, self._setup)
             shipped = [] if self._cluster.local else self._cluster.shipped
             await self._deliver(station, shipped)
-            self._take_hello(station, await self._told(station, self._submit(
-                station, Bench.start, station.bench)))  # fmt: skip
+            hello = await self._call(station, Bench.start, station.bench)
+            self._take_hello(station, hello, found["nthreads"])
             await self._serve(station)
-        except LostError:
-            if not station.gone.done():
-                # The machine is there: what held our process there gets another one.
-                _lose(station, "ended")
+        except LostError as error:
+            if station.told:
+                # The machine is there, and gets another process.
                 del self._stations[station.address]
+            elif not station.gone.done():
+                self._refuse(station, BackendUnavailable(str(error)))
+            station.lose("ended")
         except (UsageError, BackendUnavailable) as error:
-            error.message = f"worker {station.address} {error.message}"
-            self._refused[station.address] = error
-            _lose(station, "is not used")
-            del self._stations[station.address]
-            self._cluster.tell(f"not used: {error.message}")
+            self._refuse(station, error)
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._failure = error
 
-    def _take_hello(self, station: _Station, answer: bytes) -> None:
-        said = _parsed(answer)
-        match said:
+    def _refuse(self, station: _Station, why: UsageError | BackendUnavailable) -> None:
+        why.message = f"worker {station.address} {why.message}"
+        self._refused[station.address] = why
+        station.lose("is not used")
+        del self._stations[station.address]
+        self._cluster.tell(f"not used: {why.message}")
+
+    def _take_hello(self, station: _Station, answer: bytes, threads: int) -> None:
+        if threads != 1:
+            raise UsageError(f"has {threads} threads", hint="start it with --nthreads 1")
+        match read_json(answer):
             case {"refusal": str(message), "hint": str(hint), "code": code}:
                 kind = UsageError if code == UsageError.exit_code else BackendUnavailable
                 raise kind(printable(message, lines=True), hint=printable(hint, lines=True))
@@ -609,7 +602,7 @@ class Crew:
                 elif hello != self.hello:
                     what = f"has {hello}, not {self.hello} as the first worker"
                     raise UsageError(printable(what))
-                station.told = hello
+                station.told = True
                 return
         raise BackendUnavailable("did not say what it has")
 
@@ -623,10 +616,9 @@ class Crew:
                 continue
             began = monotonic()
             try:
-                async with station.asked:
-                    await self._deliver(station, work.files_of(batch))
-                    answer = await self._answer(station, work.message(batch))
-                work.finish(batch, _parsed(answer), monotonic() - began)
+                await self._deliver(station, work.files_of(batch))
+                answer = await self._answer(station, work.message(batch), len(batch))
+                work.finish(batch, read_json(answer, 1 << 26), monotonic() - began)
             except LostError as error:
                 work.lose(batch, station.address, str(error))
                 raise
@@ -635,9 +627,9 @@ class Crew:
                 work.lose(batch, station.address, f"{station.address} {said}")
                 raise BackendUnavailable(said) from None
 
-    async def _answer(self, station: _Station, message: bytes) -> bytes:
-        future = self._submit(station, Bench.ask, station.bench, message)
-        found = await self._told(station, future)
+    async def _answer(self, station: _Station, message: bytes, items: int = 1) -> bytes:
+        seconds = self._patience and self._patience * items
+        found = await self._call(station, Bench.ask, station.bench, message, seconds=seconds)
         if not isinstance(found, bytes):
             raise BackendUnavailable("sent what is no answer")
         return found
@@ -649,26 +641,26 @@ class Crew:
         wanted = {path: found for path in new if (found := self._seen(path))}
         station.files.update(new)
         sent: dict[str, bytes] = {}
-        lacking = await self._delivery(station, wanted, sent) if wanted else set()
+        lacking = (
+            await self._call(station, Bench.deliver, station.bench, wanted, sent)
+            if wanted
+            else set()
+        )
         for path, (digest, _) in wanted.items() if lacking else ():
             if digest in lacking and digest not in sent:
-                sent[digest] = _content(path)
+                sent[digest] = _read(path)
             if sum(map(len, sent.values())) > _SENT:
-                await self._delivery(station, {}, sent)
+                await self._call(station, Bench.deliver, station.bench, {}, sent)
                 lacking, sent = lacking - sent.keys(), {}
         if wanted:
-            await self._delivery(station, wanted, sent)
-
-    async def _delivery(self, station: _Station, *arguments: object) -> Any:
-        future = self._submit(station, Bench.deliver, station.bench, *arguments)
-        return await self._told(station, future)
+            await self._call(station, Bench.deliver, station.bench, wanted, sent)
 
     def _seen(self, path: str) -> tuple[str, int] | None:
         """Return the digest and mode of a file; None if it cannot be read."""
         if path not in self._digests:
             with suppress(OSError):
                 mode = stat.S_IMODE(Path(path).stat().st_mode)
-                self._digests[path] = blake2b(_content(path), digest_size=20).hexdigest(), mode
+                self._digests[path] = blake2b(_read(path), digest_size=20).hexdigest(), mode
         return self._digests.get(path)
 
     def _submit(
@@ -683,38 +675,21 @@ class Crew:
             pure=False,
         )
 
-    async def _told(self, station: _Station, future: Answer[Any]) -> Any:
-        """Return what a worker returns.
+    async def _call(self, station: _Station, *what: Any, seconds: float | None = None) -> Any:
+        """Return what a function returns on a worker.
 
         Raises:
-            LostError: if it is lost, or raises something.
+            LostError: if the worker is lost, takes longer, or the function raises something.
         """
-        result = asyncio.ensure_future(future)
-        await asyncio.wait({result, station.gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not result.done():
-            result.cancel()
-            raise LostError(f"{station.address} {station.gone.result()}")
+        result = asyncio.ensure_future(self._submit(station, *what))
+        either = {result, station.gone}
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         try:
-            return result.result()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a worker may raise anything
-            what = printable(f"{type(error).__name__}: {error}")[:200]
-            raise LostError(f"{station.address} ended: {what}") from None
-
-
-def _require_one_thread(threads: int) -> None:
-    if threads != 1:
-        raise UsageError(f"has {threads} threads", hint="start it with --nthreads 1")
-
-
-def _lose(station: _Station, how: str) -> None:
-    station.told = None
-    if not station.gone.done():
-        station.gone.set_result(how)
-
-
-def _content(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
-def _parsed(answer: bytes) -> Any:
-    return read_json(answer, most_parts=1 << 26)
+            if result.done():
+                return result.result()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is
+            how = f"ended: {type(error).__name__}: {error}"[:200]
+        else:
+            result.cancel()
+            how = station.gone.result() if station.gone.done() else "does not answer"
+        raise LostError(printable(f"{station.address} {how}"))

@@ -65,7 +65,7 @@ def verdicts(
             named, crew.spread("verdicts", named, read, lambda _: needed), strict=True
         ):
             if isinstance(found, Lost):
-                what = "; ".join(found.machines)
+                what = "; ".join(found)
                 raise BackendUnavailable(f"implementation {task}: lost with its machine: {what}")
             yield found
     finally:

@@ -34,6 +34,9 @@ class Isolation(StrEnum):
     NONE = "none"
 
 
+_SERVED = "onnxopt_cli.run.served:open_run"
+# A worker of a cluster may take so many times the limits of a case.
+_PATIENCE = 30
 #: Waits for the response to a case that was submitted, or says in words why there is none.
 Pending: TypeAlias = Callable[[], Response | str]
 
@@ -188,7 +191,9 @@ def _open_remote(
     names = [it.text for it in asked]
     judging = asker.judging if asker else JudgeOptions()
     terms = names, replace(setting, jobs=1, cluster=None), judging
-    with closing(Crew(setting.cluster, "onnxopt_cli.run.served:open_run", terms)) as crew:
+    # More than a case can take that is asked for other nodes and cases, too.
+    patience = _PATIENCE * (setting.limits.startup + setting.limits.timeout * len(asked))
+    with closing(Crew(setting.cluster, _SERVED, terms, patience)) as crew:
         yield [Remote(name, place, crew) for place, name in enumerate(names)]
 
 

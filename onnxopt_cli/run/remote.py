@@ -117,7 +117,7 @@ def sent(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]
 
 
 def _lost(case: Case, names: Sequence[str], lost: Lost) -> tuple[Result, ...]:
-    message = _LOST + printable("; ".join(lost.machines))
+    message = _LOST + printable("; ".join(lost))
     operators = case.operators or ()
     return tuple(
         Result(case.id, case.location, operators, name, Outcome.CRASH, message=message)

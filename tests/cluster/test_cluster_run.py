@@ -11,7 +11,7 @@ from places import PLUGINS
 from onnxopt_cli.cluster import crew
 
 KILLER = f"python:{PLUGINS / 'machines.py'}:KillsTheMachine"
-WAYS = ["kills_itself", "answers_another", "leaves_child", "raises_bad_text", "floods"]
+WAYS = ["kills_itself", "exits", "leaves_child", "raises_bad_text", "floods"]
 IN_TURN = f"python:{HOSTILE}:InTurn,env.WAYS={' '.join(WAYS)}"
 RATES = {"one": 0.1, "two": 0.9, "three": 0.2, "four": 0.3}
 MANY = {f"case_{place}": 0.1 for place in range(30)}
