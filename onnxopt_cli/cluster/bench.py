@@ -60,19 +60,9 @@ class Setup:
 
 def versions() -> dict[str, str]:
     """Return the versions here that verdicts depend on."""
-    import ml_dtypes
-    import numpy as np
-    import onnx
-
-    from onnxopt_cli import __version__
-
-    return {
-        "onnxopt": __version__,
-        "onnx": str(onnx.__version__),
-        "NumPy": np.__version__,
-        "ml_dtypes": ml_dtypes.__version__,
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-    }
+    modules = map(import_module, ("onnxopt_cli", "onnx", "numpy", "ml_dtypes"))
+    found = {it.__name__: str(it.__version__) for it in modules}
+    return {**found, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def placed(tree: Path, path: str) -> Path:
@@ -203,23 +193,17 @@ def main(descriptor: int) -> None:
     with suppress(EOFError, OSError, Stop):
         tree = Path(os.fsdecode(connection.recv_bytes()))
         setup: Setup = pickle.loads(connection.recv_bytes())  # noqa: S301 - as above
-        opened = False
         try:
-            here = versions()
-            wrong = [f"{it} {here[it]}, not {setup.versions[it]}" for it in here
-                     if here[it] != setup.versions[it]]  # fmt: skip
-            if wrong:
+            pairs = [(name, it, setup.versions[name]) for name, it in versions().items()]
+            if wrong := [f"{name} {it}, not {other}" for name, it, other in pairs if it != other]:
                 raise UsageError(f"has {', '.join(wrong)}")
             module, _, name = setup.opener.partition(":")
             opener: Opener = getattr(import_module(module), name)
             with opener(setup.terms, tree) as (hello, answer):
-                opened = True
                 connection.send_bytes(json.dumps({"hello": hello}).encode())
                 while True:
                     head, _, payload = connection.recv_bytes().partition(b"\n")
                     connection.send_bytes(answer(json.loads(head), memoryview(payload)))
         except OnnxoptError as error:
-            if opened:
-                raise
             said = {"refusal": error.message, "hint": error.hint, "code": error.exit_code}
             connection.send_bytes(json.dumps(said).encode())

@@ -25,6 +25,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, S
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -261,6 +262,7 @@ def _read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
+@lru_cache(1 << 14)
 def real_place(path: Path | str) -> str:
     """Return a path under which a file has the names that its ids are made of."""
     folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - many, and strings do
@@ -303,18 +305,22 @@ class _Work(Generic[Done]):
         left = min(len(self._items), self.turn + _AHEAD) - self._next
         size = int(_BATCH_SECONDS / self._pace) if self._pace else _FIRST_BATCH
         size = max(1, min(size, _LARGEST_BATCH, -(-left // (2 * max(workers, 1)))))
-        batch = [*range(self._next, self._next + min(size, max(left, 0)))]
-        self._next += len(batch)
-        return batch
+        first, end = self._next, self._next + min(size, max(left, 0))
+        if end < len(self._items):
+            # Whoever has a file in two batches may have to read it twice.
+            ends = (it for it in range(end, first + size // 2, -1) if self._cut(it))
+            end = next(ends, end)
+        self._next = end
+        return [*range(first, end)]
 
-    def message(self, batch: Sequence[int]) -> bytes:
-        """Return the request for what stands at some places."""
+    def _cut(self, place: int) -> bool:
+        return self._files(place - 1) != self._files(place)
+
+    def message(self, batch: Sequence[int]) -> tuple[bytes, list[str]]:
+        """Return the request for what stands at some places, and the files that it needs."""
         items = [self._items[place] for place in batch]
-        return json.dumps({"request": self._request, "items": items}).encode() + b"\n"
-
-    def files_of(self, batch: Sequence[int]) -> list[str]:
-        """Return the files that it needs."""
-        return [path for place in batch for path in self._files(place)]
+        request = json.dumps({"request": self._request, "items": items}).encode()
+        return request, [path for place in batch for path in self._files(place)]
 
     def finish(self, batch: Sequence[int], answers: Any, seconds: float) -> None:
         """Take a worker's answer.
@@ -419,11 +425,14 @@ class Crew:
             BackendUnavailable: if no worker comes, or it cannot be opened.
         """
         while self.hello is None:
+            self._check()
             if self._cluster.interruption.signal:
                 raise KeyboardInterrupt
-            if self._failure is not None:
-                raise self._failure
             sleep(_TICK_SECONDS)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def spread(
         self,
@@ -455,8 +464,7 @@ class Crew:
                 while place not in done:
                     if stop():
                         return
-                    if self._failure is not None:
-                        raise self._failure
+                    self._check()
                     with suppress(Empty):
                         done |= work.done.get(timeout=_TICK_SECONDS)
                 yield done.pop(place)
@@ -469,14 +477,12 @@ class Crew:
         The answer is None where the user wants to end. It raises LostError where workers were lost,
         and BackendUnavailable as :meth:`spread` does.
         """
-        cluster = self._cluster
-        future = cluster.start(self._asked(message))
+        future = self._cluster.start(self._asked(message))
 
         def answer() -> bytes | None:
             while not wait([future], _TICK_SECONDS).done:
-                if self._failure is not None:
-                    raise self._failure
-                if cluster.interruption.signal:
+                self._check()
+                if self._cluster.interruption.signal:
                     return None
             return future.result()
 
@@ -616,8 +622,9 @@ class Crew:
                 continue
             began = monotonic()
             try:
-                await self._deliver(station, work.files_of(batch))
-                answer = await self._answer(station, work.message(batch), len(batch))
+                message, files = work.message(batch)
+                await self._deliver(station, files)
+                answer = await self._answer(station, message, len(batch))
                 work.finish(batch, read_json(answer, 1 << 26), monotonic() - began)
             except LostError as error:
                 work.lose(batch, station.address, str(error))
@@ -641,19 +648,18 @@ class Crew:
         wanted = {path: found for path in new if (found := self._seen(path))}
         station.files.update(new)
         sent: dict[str, bytes] = {}
-        lacking = (
-            await self._call(station, Bench.deliver, station.bench, wanted, sent)
-            if wanted
-            else set()
-        )
-        for path, (digest, _) in wanted.items() if lacking else ():
-            if digest in lacking and digest not in sent:
+        if not wanted:
+            return
+        deliver = partial(self._call, station, Bench.deliver, station.bench)
+        lacking = await deliver(wanted, sent)
+        for path, (digest, _) in wanted.items():
+            if digest in lacking:
                 sent[digest] = _read(path)
+                lacking.discard(digest)
             if sum(map(len, sent.values())) > _SENT:
-                await self._call(station, Bench.deliver, station.bench, {}, sent)
-                lacking, sent = lacking - sent.keys(), {}
-        if wanted:
-            await self._call(station, Bench.deliver, station.bench, wanted, sent)
+                await deliver({}, sent)
+                sent = {}
+        await deliver(wanted, sent)
 
     def _seen(self, path: str) -> tuple[str, int] | None:
         """Return the digest and mode of a file; None if it cannot be read."""

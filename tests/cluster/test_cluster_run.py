@@ -1,10 +1,13 @@
 """Runs on a cluster come out as on one machine, whatever becomes of its parts."""
 
 import json
+import shutil
 import signal
+import subprocess
 import time
 
 import pytest
+from dask_processes import DaskProcesses
 from isolated import HOSTILE, run_to_end, start, write_cases
 from places import PLUGINS
 
@@ -178,8 +181,6 @@ def test_a_worker_that_is_silent_is_lost(two, tmp_path, onnxopt, monkeypatch):
 @pytest.mark.slow
 def test_without_a_scheduler_the_log_goes_on_elsewhere(tmp_path_factory, tmp_path):
     pytest.importorskip("distributed")
-    from dask_processes import DaskProcesses
-
     own = DaskProcesses(tmp_path_factory.mktemp("own"))
     own.add()
     write_cases(tmp_path, MANY)
@@ -222,3 +223,35 @@ def test_without_dask_the_extra_is_named(onnxopt, monkeypatch):
     answer = onnxopt("run", "spec", "--cluster", "local:2")
     assert answer.code == 2
     assert 'pip install "onnxopt[cluster]"' in answer.text
+
+
+@pytest.mark.slow
+def test_a_local_cluster_is_started_and_nothing_is_left_of_it(tmp_path):
+    pytest.importorskip("distributed")
+    write_cases(tmp_path, RATES)
+    run = start(tmp_path, "segfaults", "--cluster", "local:1", "--max-fail", "1")
+    assert run.wait().code == 1
+    assert run.outcomes["two"] == "crash"
+    assert run.outcomes["one"] == "pass"
+    assert run.survivors() == []
+
+
+@pytest.mark.slow
+def test_a_scheduler_with_tls_is_spoken_to_with_a_certificate(tmp_path):
+    pytest.importorskip("distributed")
+    openssl = shutil.which("openssl") or pytest.skip("certificates are made by openssl")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=here",
+         "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, check=True, capture_output=True
+    )  # fmt: skip
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    names = ("--tls-ca-file", cert, "--tls-cert", cert, "--tls-key", key, "--protocol", "tls")
+    own = DaskProcesses(tmp_path, *names)
+    own.add("--no-nanny")
+    write_cases(tmp_path, {"one": 0.1})
+    refused = run_to_end(tmp_path, "spins", "--cluster", own.address)
+    run = run_to_end(tmp_path, "spins", "--cluster", own.address, "--tls", cert, cert, key)
+    own.end_all()
+    assert own.address.startswith("tls://")
+    assert refused.code == 2
+    assert (run.code, run.outcomes) == (0, {"one": "pass"})

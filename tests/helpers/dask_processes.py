@@ -17,8 +17,8 @@ from places import REPOSITORY
 class DaskProcesses:
     """A scheduler, and workers that come and go."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
         self._numbers = count()
         self.file = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--port", "0")
@@ -53,7 +53,14 @@ class DaskProcesses:
 
     def _start(self, program: str, *options: str, first: Path | None = None):
         command = [sys.executable, "-m", f"distributed.cli.dask_{program}", "--no-dashboard"]
-        command += ["--host", "127.0.0.1", "--scheduler-file", str(self.file), *options]
+        command += [
+            "--host",
+            "127.0.0.1",
+            "--scheduler-file",
+            str(self.file),
+            *self.options,
+            *options,
+        ]
         paths = [str(it) for it in (first, REPOSITORY) if it]
         with (self.folder / "errors").open("ab") as errors:
             return subprocess.Popen(
