@@ -4,6 +4,7 @@
     python scripts/cluster_costs.py --cases 100000       on a quiet machine, wall times, too
     python scripts/cluster_costs.py --audit              an audit by one worker and by two
     python scripts/cluster_costs.py --tasks              what Dask needs for a task, by workers
+    python scripts/cluster_costs.py --simulate 1.1e-3 6e-4
 
 Scheduler and workers are processes on this machine, one core each. Processor times hold on a
 machine that is not quiet, too; wall times do not.
@@ -30,7 +31,8 @@ from benchmark import CASES_A_FILE, MAKE_MANY, ONNXOPT
 
 #: What is another one from run to run.
 _TIMES = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
-_BATCH_SECONDS = 1.0
+# As in onnxopt_cli/cluster/crew.py.
+_BATCH_SECONDS, _TASK_SECONDS = 1.0, 0.01
 _SIMULATED = (1, 2, 10, 100, 300, 1000)
 
 
@@ -124,10 +126,11 @@ def many_cases(count: int) -> None:
                 print(f"  process {1e3 * (whole - alone['processor']) / count:.2f} ms")
                 print(f"  reports equal but for times and host: {same(here, there)}")
         worker, client = sum(others) / count, found["processor"] / count
-        simulate(worker, client)
+        for case in (worker, 0.05, 1.0):
+            simulate(case, client)
 
 
-def simulate(case: float, client: float, task: float = 3e-3, count: int = 1_000_000) -> None:
+def simulate(case: float, client: float, task: float = 3.3e-3, count: int = 1_000_000) -> None:
     """Print how many cases a second some numbers of workers do, and what holds them up.
 
     Args:
@@ -138,14 +141,14 @@ def simulate(case: float, client: float, task: float = 3e-3, count: int = 1_000_
     """
     print(f"simulated: {1e3 * case:.2f} ms a case at a worker, {1e3 * client:.2f} ms at the client")
     for workers in _SIMULATED:
-        size = max(1, min(1000, int(_BATCH_SECONDS / case)))
+        size = max(1, min(1000, int(max(_BATCH_SECONDS, _TASK_SECONDS * workers) / case)))
         left, free_at, now = count, 0.0, 0.0
         busy = 0.0
         queue = [(0.0, number) for number in range(workers)]
         heapq.heapify(queue)
         while left > 0 and queue:
             done, number = heapq.heappop(queue)
-            batch = min(size, left)
+            batch = min(size, left, max(1, left // (2 * workers)))
             left -= batch
             # One thread sends each batch and takes its results, one after the other.
             free_at = max(free_at, done) + task + batch * client
@@ -200,8 +203,12 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--audit", action="store_true")
     parser.add_argument("--tasks", action="store_true")
+    said = "simulate alone: seconds of a worker, and of the client, for a case"
+    parser.add_argument("--simulate", nargs=2, type=float, metavar="SECONDS", help=said)
     options = parser.parse_args()
-    if options.audit:
+    if options.simulate:
+        simulate(*options.simulate)
+    elif options.audit:
         audits()
     elif options.tasks:
         asyncio.run(tasks())

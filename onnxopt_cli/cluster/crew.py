@@ -50,6 +50,8 @@ Done = TypeVar("Done")
 
 # A batch should take so long, of what is left of the work at most a part, and have no more items.
 _BATCH_SECONDS = 1.0
+# With many workers longer: the client can see to one batch in so many seconds.
+_TASK_SECONDS = 0.01
 _LARGEST_BATCH = 1000
 _FIRST_BATCH = 4
 # So many items may be done, or under way, ahead of the one whose turn it is.
@@ -303,7 +305,8 @@ class _Work(Generic[Done]):
                 self._again.remove(place)
                 return [place]
         left = min(len(self._items), self.turn + _AHEAD) - self._next
-        size = int(_BATCH_SECONDS / self._pace) if self._pace else _FIRST_BATCH
+        seconds = max(_BATCH_SECONDS, _TASK_SECONDS * workers)
+        size = int(seconds / self._pace) if self._pace else _FIRST_BATCH
         size = max(1, min(size, _LARGEST_BATCH, -(-left // (2 * max(workers, 1)))))
         first, end = self._next, self._next + min(size, max(left, 0))
         if end < len(self._items):
