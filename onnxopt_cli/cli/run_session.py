@@ -16,7 +16,7 @@ from rich.columns import Columns
 from rich.text import Text
 
 from onnxopt_cli import api
-from onnxopt_cli.cases.collect import collect, default_targets
+from onnxopt_cli.cases.collect import Collection, collect, default_targets
 from onnxopt_cli.cli import console
 from onnxopt_cli.cli.console import note, stderr, stdout, tell_problems
 from onnxopt_cli.cli.environment import go_on_without_reader
@@ -264,6 +264,11 @@ def execute(options: Mapping[str, Any]) -> int:
     find = partial(collect, targets, options["memory"], each)
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
+        if options["cluster"]:
+            # Before it has threads, with which no process can be forked.
+            with interruption.at_once():
+                found = find()
+            find = partial(Collection, found.cases, found.problems)
         cluster = stack.enter_context(opened_cluster(options, interruption, note))
         terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
         session = stack.enter_context(api.open_session(terms, find, interruption, note))

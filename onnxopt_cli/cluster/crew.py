@@ -166,7 +166,7 @@ class Cluster:
                 self._stack.callback(folder.cleanup)
                 where = await make(module.LocalCluster(
                     n_workers=self._workers, threads_per_worker=1, memory_limit=0,
-                    host="127.0.0.1", dashboard_address=None, local_directory=folder.name,
+                    host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder.name,
                     silence_logs=logging.CRITICAL, asynchronous=True,
                 ))  # fmt: skip
             self.client = await make(module.Client(
