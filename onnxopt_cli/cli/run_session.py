@@ -264,13 +264,13 @@ def execute(options: Mapping[str, Any]) -> int:
     find = partial(collect, targets, options["memory"], each)
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
-        if options["cluster"]:
+        if any(options[it] for it in ("cluster", "ship", "tls", "insecure")):
             # Before it has threads, with which no process can be forked.
             with interruption.at_once():
                 found = find()
             find = partial(Collection, found.cases, found.problems)
-        cluster = stack.enter_context(opened_cluster(options, interruption, note))
-        terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
+            cluster = stack.enter_context(opened_cluster(options, interruption, note))
+            terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
         session = stack.enter_context(api.open_session(terms, find, interruption, note))
         with Display(session, {**options, "targets": targets}) as display:
             for row in session.rows():

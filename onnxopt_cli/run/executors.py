@@ -145,7 +145,8 @@ def open_executors(
 
             return Pool(text, setting.lowering, setting.limits, setting.jobs, loop(), interruption)
 
-        executors: list[Executor] = [*stack.enter_context(_open_remote(asked, setting, asker))]
+        remote = setting.cluster and _open_remote(setting.cluster, asked, setting, asker)
+        executors: list[Executor] = [*stack.enter_context(remote)] if remote and asked else []
         for one in asked[len(executors) :]:
             ours = setting.isolation is None and one.name == "numpy"
             isolated = HAS_WORKERS or setting.isolation is not None
@@ -176,12 +177,9 @@ def open_executors(
 
 @contextmanager
 def _open_remote(
-    asked: Sequence[Specification], setting: Setting, asker: Asker | None
+    cluster: Cluster, asked: Sequence[Specification], setting: Setting, asker: Asker | None
 ) -> Iterator[list[Remote]]:
-    """Start backends on the workers of a cluster; none if there is no cluster."""
-    if setting.cluster is None or not asked:
-        yield []
-        return
+    """Start backends on the workers of a cluster."""
     from onnxopt_cli.cluster.crew import Crew
     from onnxopt_cli.run.answer_key import JudgeOptions
     from onnxopt_cli.run.remote import Remote
@@ -193,7 +191,7 @@ def _open_remote(
     terms = names, replace(setting, jobs=1, cluster=None), judging
     # More than a case can take that is asked for other nodes and cases, too.
     patience = _PATIENCE * (setting.limits.startup + setting.limits.timeout * len(asked))
-    with closing(Crew(setting.cluster, _SERVED, terms, patience)) as crew:
+    with closing(Crew(cluster, _SERVED, terms, patience)) as crew:
         yield [Remote(name, place, crew) for place, name in enumerate(names)]
 
 

@@ -132,7 +132,8 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
     failed = 0
     stopped = ""
-    judged = _judged(plan)
+    many = plan.judges > 1 and len(plan.cases) >= _FEWEST
+    judged = _judged(plan) if plan.elsewhere or many else None
     with closing(judged) if judged else nullcontext():
         while not stopped:
             ahead = max((executor.ahead for executor in plan.backends), default=1)
@@ -162,12 +163,12 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             yield asides
 
 
-def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None] | None:
-    """Return what yields results of each case that come from elsewhere, if some may."""
+def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None]:
+    """Return what yields results of each case from elsewhere; None where that is not."""
     if plan.elsewhere:
         names = [it.name for it in plan.backends]
         return plan.elsewhere.rows(plan.cases, names, lambda: plan.interruption.signal)
-    return _forked(plan) if plan.judges > 1 and len(plan.cases) >= _FEWEST else None
+    return _forked(plan)
 
 
 def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
