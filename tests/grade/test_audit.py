@@ -92,7 +92,7 @@ def shrink(X, S, *, weight, kind):
     """Set what is small to zero, and shrink what is less than twice as large."""
     t = weight * S
     if kind == "hard":
-        Y = np.where(np.abs(X) > t, X, 0)
+        Y = np.where(np.abs(X) > S, weight * X, 0)
     else:
         Y = np.where(
             np.abs(X) <= t, 0, np.where(np.abs(X) <= 2 * t, np.sign(X) * (2 * (np.abs(X) - t)), X)

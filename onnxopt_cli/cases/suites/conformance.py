@@ -154,6 +154,7 @@ class _Questions(Author):
             yield self.ask(
                 "double_defaults", f"{about}digits than float32 has.",
                 types=self.double, rate=WIDE, given=self.required(), setting=self.settings[0],
+                tensors=self.combined((0.25, 1.0)),
             )  # fmt: skip
         if self.rate:
             about = "in double, the tensors in float: catches outputs of another's type."
@@ -217,8 +218,21 @@ class _Questions(Author):
         narrow = {(name, group): (2, 1) for group, name in enumerate(self.stepped)}
         narrow |= {(name, len(self.stepped)): (1, 1) for name in self.stepped}
         shapes = [(2, 3)] * (len(self.stepped) + 1)
-        yield self.ask(
+        question = self.ask(
             "broadcast", f"{about}shape, not of {self.first}'s.", shapes=shapes, narrow=narrow
+        )
+        yield question
+        about = (
+            f"The same with a small {self.first}: catches wrong operands that a large one hides."
+        )
+        skipped = len(self.operator.scalars)
+        firsts = [*question.inputs][skipped : skipped + len(shapes)]
+        small = {it: np.float32(0.2) * np.asarray(question.inputs[it]) for it in firsts}
+        yield replace(
+            question,
+            name=f"broadcast_small_{self.first}",
+            about=about,
+            inputs={**question.inputs, **small},
         )
 
     def zeros(self) -> Iterator[WrittenCase]:
@@ -364,10 +378,10 @@ class _Questions(Author):
 
     def thresholds(self) -> Iterator[WrittenCase]:
         """Ask for operands, attributes and what comes of them that are equal or nearly so."""
-        powers = self.combined((0.5, 1.0, -2.0))
+        powers = np.array([*product((0.5, 1.0, -2.0), repeat=len(self.operator.tensors))]).T
         even = {
-            name: np.copysign(2.0 ** np.round(np.log2(np.abs(tensor))), tensor)
-            for name, tensor in powers.items()
+            name: np.abs(column) if name in self.nonnegative else column
+            for name, column in zip(self.operator.tensors, powers, strict=True)
         }
         for word, value in (("half", 0.5), ("two", 2.0)):
             about = f"Attributes {value}, tensors powers of two: catches wrong comparisons of any."
