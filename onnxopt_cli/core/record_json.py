@@ -123,7 +123,9 @@ def result_from_json(data: Any) -> Result:
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     """Return an explanation as a JSON object, with what others read off it."""
     read_off = {name: getattr(explanation, name) for name in ("text", "deviations", "cases")}
-    return {**asdict(explanation), **read_off}
+    # A Counter counts what it is made of, the pairs that asdict makes it of.
+    others = {what: dict(kinds) for what, kinds in explanation.others.items()}
+    return {**asdict(explanation), **read_off, "others": others}
 
 
 def explanation_from_json(data: Any) -> Explanation:

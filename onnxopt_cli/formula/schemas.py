@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from importlib import import_module
 
 import onnx
 from onnx import defs
@@ -11,6 +12,9 @@ from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext
 
 from onnxopt_cli.formula.operator import Attribute, Operator
+
+# The domains of onnx's own operators.
+_ONNX = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 
 
 def register_schemas(operators: Iterable[Operator]) -> None:
@@ -22,6 +26,9 @@ def register_schemas(operators: Iterable[Operator]) -> None:
     """
     for operator in operators:
         if not defs.has(operator.name, operator.domain):
+            if any(defs.has(operator.name, domain) for domain in _ONNX):
+                # It tells schemas apart by name alone, and reads them when it is imported.
+                import_module("onnx.reference")
             defs.register_schema(_schema(operator))
 
 

@@ -92,9 +92,12 @@ def _types(random: Random, call: Call[Array]) -> Call[Array]:
 
 def _groups(random: Random, call: Call[Array]) -> Call[Array]:
     chosen = random.choices(call.groups, k=random.choice(_TENSORS))
-    if random.randrange(6) == 0:
+    if random.randrange(3) == 0:
         chosen[-1] = tuple(it[:0] if it.ndim else it for it in chosen[0])
-        random.shuffle(chosen)
+        # Never the first of several: what depends on that one shows in its elements.
+        first, *others = chosen
+        random.shuffle(others)
+        chosen = [first, *others]
     groups = [
         tuple(np.asarray(it * (1 + at / 16), it.dtype) for it in group)
         for at, group in enumerate(chosen)

@@ -100,8 +100,8 @@ def shrink(X, S, *, weight, kind):
     return (Y,)
 
 
-SHRINK = Operator(
-    name="Shrink", domain="company.threshold", version=1, formula=shrink,
+SHRINKAGE = Operator(
+    name="Shrinkage", domain="company.threshold", version=1, formula=shrink,
     scalars=(), tensors=("X", "S"), outputs={"Y": "X"},
     attributes=(Attribute("weight", 0.3), Attribute("kind", choices=("hard", "firm"))),
     about="Shrinkage.", source="here",

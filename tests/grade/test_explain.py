@@ -523,7 +523,10 @@ COUNTED = STEPS.partition("operator")[0] + "operator: Momentum\ncases:\n" + "".j
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("condition", "words"),
-    [("X.size >= 33", "X has at least 33 elements"), ("int(inputs['T']) == 2", "T is 2")],
+    [
+        ("X.size >= 33", "X has at least 33 elements"),
+        ("int(inputs['T']) == 2", "T is 2"),
+    ],
 )
 def test_one_failing_case_has_something_in_common_with_what_the_backend_is_asked(
     workplace, onnxopt, condition, words

@@ -140,6 +140,15 @@ def test_a_maximum_of_nothing_and_a_division_by_no_decay_are_right(place):
     assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
 
 
+def test_an_operator_may_have_the_name_of_one_of_onnx_in_its_own_domain(place):
+    (place / "lion.py").write_text(LION.replace('name="Lion"', 'name="Shrink"'))
+    backends = "-b numpy -b onnxruntime -b onnx-reference"
+    done = call(place, f"run onnx-node -k shrink -q {backends} --operators lion.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = call(place, "run company -q -b onnxruntime --lower always --operators lion.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_formula_without_a_docstring_is_shown_whole(place):
     docstring = re.search(r'    """.*"""\n', LION).group()
     (place / "lion.py").write_text(LION.replace(docstring, "    # Blended first.\n"))
