@@ -61,7 +61,8 @@ class _Nothing(np.ndarray):
     """A tensor without elements that has a maximum and a minimum all the same."""
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
-        if function in EXTREMES_OF_NOTHING:
+        # A product of matrices without columns has elements.
+        if function in EXTREMES_OF_NOTHING and not self.size:
             return self.dtype.type(EXTREMES_OF_NOTHING[function])
         result = super().__array_function__(function, types, inputs, options)
         return result if np.size(result) else result.view(_Nothing)

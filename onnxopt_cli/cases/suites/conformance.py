@@ -54,6 +54,11 @@ def conformance(operator: Operator) -> list[WrittenCase]:
 class _Questions(Author):
     """The questions about one operator, section by section."""
 
+    @property
+    def of_whole_tensors(self) -> bool:
+        """Whether results depend on all elements of a tensor, and on no other group."""
+        return not (self.elementwise or any(map(self.operator.carries, self.operator.outputs)))
+
     def in_each_setting(
         self, section: Callable[[], Iterator[WrittenCase]]
     ) -> Iterator[WrittenCase]:
@@ -256,7 +261,7 @@ class _Questions(Author):
                 f"{words}_defaults", about, count=count, setting=setting,
                 given=self.required(), tensors=tensors,
             )  # fmt: skip
-        if not (self.elementwise or any(map(self.operator.carries, self.operator.outputs))):
+        if self.of_whole_tensors:
             about = (
                 "Another tensor zero in each group: catches norms of nothing that are something."
             )
@@ -388,7 +393,7 @@ class _Questions(Author):
             given = self.ordinary | dict.fromkeys(self.unlimited, value)
             name = f"powers_of_two_{word}"
             yield self.ask(name, about, given=given, tensors=even, setting=self.settings[0])
-        if not (self.elementwise or any(map(self.operator.carries, self.operator.outputs))):
+        if self.of_whole_tensors:
             about = "Tensors of rising size: catches a wrong comparison of what comes of them all."
             scales = 0.05 * 1.4 ** np.arange(14)
             columns = {name: self.tensor(name, 0, (3,)) for name in self.operator.tensors}
@@ -404,8 +409,7 @@ class _Questions(Author):
 
     def norms(self) -> Iterator[WrittenCase]:
         """Ask for steps whose length depends on all elements, as by a norm."""
-        carried = any(map(self.operator.carries, self.operator.outputs))
-        if self.elementwise or carried or not self.rate:
+        if not (self.of_whole_tensors and self.rate):
             return
         for special, others_small in product(self.operator.tensors, (False, True)):
             tensors = {
