@@ -13,6 +13,7 @@ from onnxopt_cli.backends.specification import Specification, parse_specificatio
 from onnxopt_cli.backends.unsupported import with_patterns
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.operators import register_schemas
 
 # Each kind of backend is imported where it is asked for, and importlib.metadata where it is used:
 # the others start faster without.
@@ -69,6 +70,8 @@ def resolve_backend(text: str) -> Backend:
     if specification.name == "numpy":
         specification.require_known(())
         return NumpyBackend()
+    # Others may ask onnx of their models.
+    register_schemas()
     rest = {}
     for name, value in specification.options.items():
         if name.startswith(_VARIABLE):

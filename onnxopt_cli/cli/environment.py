@@ -28,6 +28,9 @@ _LACKS = {
     errno.EIO: "the disk may be damaged",
 }
 
+# What most commands load: what a run does, and the schemas of onnx.
+_LOADS = "import onnxopt_cli.api, onnxopt_cli.operators as it; it.register_schemas()"
+
 
 def require_memory() -> None:
     """Refuse limits under which the libraries that every command needs cannot be loaded.
@@ -50,7 +53,7 @@ def require_memory() -> None:
         import subprocess
 
         done = subprocess.run(
-            [sys.executable, "-c", "import numpy, onnx, onnxopt_cli.cases.collect"],
+            [sys.executable, "-c", _LOADS],
             stdin=subprocess.DEVNULL, capture_output=True, check=False,
         )  # fmt: skip
         if done.returncode:

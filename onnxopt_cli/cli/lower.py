@@ -76,6 +76,9 @@ def _check(model: onnx.ModelProto, source: Path) -> None:
     from google.protobuf.message import EncodeError
     from onnx import checker, shape_inference
 
+    from onnxopt_cli.operators import register_schemas
+
+    register_schemas()
     try:
         checker.check_model(model, full_check=True)
     except (checker.ValidationError, shape_inference.InferenceError) as error:

@@ -17,7 +17,7 @@ from onnxopt_cli.formula.operator import Attribute, Operator
 _ONNX = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 
 
-def register_schemas(operators: Iterable[Operator]) -> None:
+def register(operators: Iterable[Operator]) -> None:
     """Register the schema of every operator that onnx does not know.
 
     Types are inferred, and shapes as far as those of the inputs are known. What a schema cannot say

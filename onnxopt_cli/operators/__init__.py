@@ -14,7 +14,7 @@ from pathlib import Path
 
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.formula.operator_file import installed_operators, operators_in, read_operators
-from onnxopt_cli.formula.schemas import register_schemas
+from onnxopt_cli.formula.schemas import register
 
 #: Paths of operator files, separated as in PATH.
 VARIABLE = "ONNXOPT_OPERATORS"
@@ -24,6 +24,7 @@ OPERATORS: list[Operator] = []
 #: The user's files that some of them are from.
 OPERATOR_FILES: list[Path] = []
 _BY_NAME: dict[tuple[str, str], Operator] = {}
+_WITHOUT_SCHEMA: list[Operator] = []
 
 
 def add_operators(path: Path) -> list[Operator]:
@@ -44,11 +45,20 @@ def add_operators(path: Path) -> list[Operator]:
 
 def _add(operators: list[Operator]) -> list[Operator]:
     new = [operator for operator in operators if operator not in OPERATORS]
-    # onnx's checker and type inference accept their nodes from now on.
-    register_schemas(new)
     OPERATORS.extend(new)
+    _WITHOUT_SCHEMA.extend(new)
     _BY_NAME.update({(operator.domain, operator.name): operator for operator in new})
     return new
+
+
+def register_schemas() -> None:
+    """Make onnx's checker and type inference accept the nodes of all operators.
+
+    Whoever asks onnx of a model calls this before: onnx's own schemas, which it builds when it is
+    first asked, take a while that a run of formulas does not need.
+    """
+    register(_WITHOUT_SCHEMA)
+    _WITHOUT_SCHEMA.clear()
 
 
 def find_operator(domain: str, name: str) -> Operator | None:

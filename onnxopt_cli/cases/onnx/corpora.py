@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import os
 import platform
 import re
@@ -33,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import platformdirs
 from onnx import TensorProto
 
 from onnxopt_cli import __version__
@@ -121,6 +119,8 @@ def node_cases() -> tuple[list[Case], list[Problem]]:
             reason = error.message
         found = _cached(folder)
     if found is None:
+        import logging
+
         _unusable.add(folder)
         logging.getLogger(__name__).warning(
             "onnx's node cases are made without a cache, which takes longer: cannot use %s: %s\n"
@@ -135,8 +135,11 @@ def node_cases() -> tuple[list[Case], list[Problem]]:
 
 def cache_folder() -> Path:
     """Return the folder of onnxopt's cache, which need not exist."""
-    folder = os.environ.get(CACHE_VARIABLE)
-    return Path(folder) if folder else platformdirs.user_cache_path("onnxopt")
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder)
+    import platformdirs
+
+    return platformdirs.user_cache_path("onnxopt")
 
 
 def _cached(folder: Path) -> list[Case] | None:

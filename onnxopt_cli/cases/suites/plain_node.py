@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.yaml.formula_case import group_count
 from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Attributes, attribute_value, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from onnxopt_cli.cases.suites.author import Author
 
 _SHAPE = (3,)
 # What makes other inputs of the same ones: no tensor changes its sign.
@@ -55,6 +58,8 @@ def plain_pair(
         node: of the operator, right or wrong.
         inputs: what it is fed, right or wrong, as far as that is known.
     """
+    from onnxopt_cli.cases.suites.author import Author
+
     author, names = Author(operator), list(node.input)
     groups = group_count(operator, names)
     if not set(names) & set(operator.input_names(groups)):

@@ -23,6 +23,7 @@ from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Attributes, attribute_value, bind
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
+from onnxopt_cli.operators import register_schemas
 
 
 def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
@@ -34,6 +35,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)
     if fields.rejects:
+        register_schemas()
         schema = defs.get_schema(operator.name, operator.version, operator.domain)
         return rejected_case(
             schema,

@@ -25,7 +25,7 @@ from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import has_dtype, natural_dtype, untyped_kinds
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import DTYPES, dtype_name, dtype_named
-from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.operators import OPERATORS, register_schemas
 
 #: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
 Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
@@ -100,6 +100,7 @@ def _schema(
     fields: CaseFields,
 ) -> tuple[OpSchema, int]:
     """Return the schema of an operator of onnx, and the version of its domain to import."""
+    register_schemas()
     name = str(operator.scalar)
     domain = str(given.scalar) if given and given.scalar not in ("", "ai.onnx") else ""
     other, wanted = (opset, version) if domain else (version, opset)

@@ -13,7 +13,7 @@ from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import bind, node_attributes
 from onnxopt_cli.formula.nodes import all_nodes, subgraphs
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.operators import OPERATORS, find_operator
+from onnxopt_cli.operators import OPERATORS, find_operator, register_schemas
 from onnxopt_cli.readings.lower.call import GraphTensor, lower_call, typed_tensors
 from onnxopt_cli.readings.lower.inline_formulas import inline_formulas
 
@@ -147,6 +147,7 @@ class _Sweep:
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    register_schemas()
     try:
         return onnx.shape_inference.infer_shapes(model)
     except Exception as error:  # onnx raises its own and protobuf's, of no common base
