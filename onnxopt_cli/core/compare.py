@@ -72,12 +72,13 @@ def compare_outputs(
         are too many the first few have one each, the others one together.
     """
     diffs: list[Diff] = []
-    for position, (name, value) in enumerate(expected.items()):
-        if position < len(actual):
+    outputs = dict(zip(expected, actual, strict=False))
+    for name, value in expected.items():
+        if name in outputs:
             options = _Options(
-                tolerance_of(name), worst, signed_zeros=signed_zeros, examine=examine
+                tolerance_of(name), worst, outputs, signed_zeros=signed_zeros, examine=examine
             )
-            diffs += _compare(name, value, actual[position], options)
+            diffs += _compare(name, value, outputs[name], options)
         else:
             diffs.append(Diff(name, describe(value), structure="is missing"))
     end = len(expected) + _MOST_SURPLUS
@@ -139,6 +140,7 @@ class _Options:
 
     tolerance: Tolerance
     worst: int
+    outputs: Mapping[str, Value]
     signed_zeros: bool
     examine: bool
 
@@ -187,8 +189,9 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     if not same_dtype or expected.shape != actual.shape:
         return Diff(name, kind, structure=f"is {describe(actual)}")
     if isinstance(options.tolerance, Drawn):
-        wrong, size = options.tolerance.test(actual) or None, expected.size
-        return Diff(name, kind, wrong, tolerance=options.tolerance, elements=size)
+        law = options.tolerance
+        wrong = law.test(actual) or law.beside(options.outputs) or None
+        return Diff(name, kind, wrong, tolerance=law, elements=expected.size)
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
     tolerance, size = _applicable(options.tolerance, expected), expected.size

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, Value
 
 
 class Provenance(StrEnum):
@@ -115,11 +115,14 @@ class Drawn:
     Attributes:
         law: the distribution or the elements, in words.
         test: says what is wrong with a sample of the output's dtype and shape; empty if nothing.
+        beside: says what is wrong with it, right in itself, beside the other outputs: it is
+            handed all by name.
     """
 
     law: str
     test: Callable[[Array], str]
     provenance: Provenance = Provenance.CONDITIONED
+    beside: Callable[[Mapping[str, Value]], str] = lambda _outputs: ""
 
     def __str__(self) -> str:
         return f"{self.law} ({self.provenance})"

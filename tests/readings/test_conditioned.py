@@ -523,6 +523,22 @@ def test_dropout_keeps_scaled_elements_at_the_stated_rate():
     assert test(np.where(kept, x, 0).astype("f"))
     assert test(np.where(kept[::-1] & kept, x / np.float32(0.75), 0).astype("f"))
     assert drawn(model_of([("Dropout", ["x"], {})], {"x": x}), {"x": x}) == {}
+    mask = drawn(model_of([("Dropout", list(given), {})], given, outputs=2), given)["y1"].beside
+    y = np.where(kept, x / np.float32(0.75), 0).astype("f")
+    assert not mask({"y0": y, "y1": kept})
+    assert mask({"y0": y, "y1": ~kept})
+    assert mask({"y0": y, "y1": np.roll(kept, 1)})
+
+
+def test_dropout_of_what_is_not_finite_is_no_failure():
+    x = np.tile(f32(np.nan, np.inf, -np.inf, 1e-40), 1000)
+    given = {"x": x, "r": np.array(0.5, np.float32), "t": np.asarray(True)}
+    kept = np.random.default_rng(7).uniform(size=4000) < 0.5
+    laws = drawn(model_of([("Dropout", list(given), {})], given, outputs=2), given)
+    with np.errstate(all="ignore"):
+        for y in (x * kept * 2, np.where(kept, x * 2, 0), np.where(kept & (x > 1), x * 2, 0)):
+            assert not laws["y0"].test(y.astype("f"))
+            assert not laws["y1"].beside({"y0": y, "y1": kept})
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -613,6 +629,10 @@ def test_the_largest_elements_may_come_in_any_order_where_none_is_stated():
     assert values(f32(5, 4, 3)[None])
     assert not places(np.array([[3, 4, 2]]))
     assert places(np.array([[4, 2, 0]]))
+    together = laws[0]["y1"].beside
+    assert not together({"y0": f32(4, 5, 4)[None], "y1": np.array([[3, 4, 2]])})
+    assert not together({"y0": f32(4, 5, 4)[None], "y1": np.array([[2, 4, 3]])})
+    assert together({"y0": f32(4, 5, 4)[None], "y1": np.array([[4, 2, 3]])})
     assert laws[1] == {}
     assert drawn(model_of([("TopK", ["x", "k"], {"sorted": 0})], inputs, outputs=2), {}) == {}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import erfc, log, sqrt
 from statistics import NormalDist
@@ -15,10 +16,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Drawn
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.formula.nodes import all_nodes
-from onnxopt_cli.readings.conditioned.widen import ROUNDOFF
+from onnxopt_cli.readings.conditioned.widen import ROUNDOFF, smallest_normal
 
 _NORMAL = frozenset({"RandomNormal", "RandomNormalLike"})
 _UNIFORM = frozenset({"RandomUniform", "RandomUniformLike"})
@@ -107,7 +109,11 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
             chances = np.full(first.shape, kept)
             yield (
                 node.output[1],
-                Drawn(f"true with chance {kept:g}", partial(_test_chances, chances)),
+                Drawn(
+                    f"true with chance {kept:g}",
+                    partial(_test_chances, chances),
+                    beside=partial(_test_mask, first, *node.output[:2]),
+                ),
             )
     yield node.output[0], Drawn(law, test)
 
@@ -125,14 +131,27 @@ def _top(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[st
     if given["largest"]:
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, "stable"), axis)
     chosen = np.moveaxis(np.moveaxis(order, axis, 0)[: int(count.reshape(-1)[0])], 0, axis)
-    for name, right in zip(node.output, (np.take_along_axis(x, chosen, axis), chosen), strict=True):
-        test = partial(_test_elements, np.sort(right, axis), axis)
-        yield name, Drawn("these elements in any order", test)
+    values, places = (
+        Drawn("these elements in any order", partial(_test_elements, np.sort(right, axis), axis))
+        for right in (np.take_along_axis(x, chosen, axis), chosen)
+    )
+    values_name, places_name = node.output
+    yield values_name, values
+    yield places_name, replace(places, beside=partial(_test_places, x, axis, *node.output))
 
 
 def _test_elements(right: Array, axis: int, sample: Array) -> str:
     same = np.array_equal(np.sort(sample, axis), right, equal_nan=True)
     return "" if same else "has other elements, whatever their order"
+
+
+def _test_places(
+    x: Array, axis: int, values: str, places: str, outputs: Mapping[str, Value]
+) -> str:
+    found, at = outputs.get(values), outputs[places]
+    right = np.take_along_axis(x, np.asarray(at), axis)
+    wrong = isinstance(found, np.ndarray) and not np.array_equal(found, right, equal_nan=True)
+    return f"is not where the elements of {printable(values)} are" if wrong else ""
 
 
 def _continuous(
@@ -249,7 +268,22 @@ def _test_kept(given: Array, kept: float, sample: Array) -> str:
     wide, found = given.astype(np.float64), sample.astype(np.float64)
     ulp = np.spacing(np.abs(wide / kept).astype(sample.dtype)).astype(np.float64)
     scaled = np.abs(found - wide / kept) <= _ROUNDINGS * ulp
+    # Infinities stay, and what is dropped of what is not finite may be NaN.
+    scaled |= ~np.isfinite(wide) & ((found == wide) | np.isnan(found))
     if not (scaled | (found == 0)).all():
         return f"has elements that are neither 0 nor scaled by {1 / kept:g}"
-    sure = wide != 0
+    sure = _surely_seen(given)
     return _test_chances(np.full(int(sure.sum()), kept), (found != 0)[sure])
+
+
+def _surely_seen(given: Array) -> Array:
+    """Tell which elements are not zero, however they are flushed, nor NaN if they are dropped."""
+    return np.isfinite(given) & (np.abs(given) >= smallest_normal(given.dtype))
+
+
+def _test_mask(given: Array, kept: str, mask: str, outputs: Mapping[str, Value]) -> str:
+    found, at = outputs.get(kept), outputs[mask]
+    if not isinstance(found, np.ndarray) or found.shape != given.shape:
+        return ""
+    wrong = _surely_seen(given) & ((found != 0) != np.asarray(at))
+    return f"is not what {printable(kept)} has kept" if wrong.any() else ""
