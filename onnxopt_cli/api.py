@@ -372,12 +372,14 @@ def fuzz(
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
+    from onnxopt_cli.fuzz.elsewhere import SearchElsewhere
     from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
 
     chosen = chosen_operators(operators)
     with tempfile.TemporaryDirectory() as memory:
         task = Task(chosen, backend, setting, seed, examples, seconds, Path(memory))
-        with open_search(task, Interruption()) as search:
+        kind = SearchElsewhere if setting.cluster else None
+        with open_search(task, Interruption(), kind=kind) as search:
             yield from search.run()
 
 

@@ -52,7 +52,7 @@ def require_memory() -> None:
     if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
         import subprocess
 
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - our own interpreter
             [sys.executable, "-c", _LOADS],
             stdin=subprocess.DEVNULL, capture_output=True, check=False,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
     Number,
     backend_option,
+    cluster_options,
     explain_options,
     lower_option,
+    opened_cluster,
     operator_option,
     setting,
+    shard_option,
     worker_options,
 )
 
@@ -74,7 +78,9 @@ _EXPLAIN_TIME = 60.0
 )
 @explain_options(f"{_EXPLAIN_TIME:g} for each failure")
 @lower_option
+@shard_option("N of the examples")
 @worker_options
+@cluster_options
 def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: Any) -> int:
     """Look for examples on which a backend fails.
 
@@ -89,8 +95,10 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
 
     Exits with 1 if there are failures, or the backend fails outside of the examples.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.api import Shard
     from onnxopt_cli.cli.console import note
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
+    from onnxopt_cli.fuzz.elsewhere import SearchElsewhere
     from onnxopt_cli.fuzz.keep import keep
     from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
     from onnxopt_cli.isolation.interruption import interruptible
@@ -115,11 +123,22 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
         seconds=options["seconds"],
         memory=options["output"] / ".examples",
         single_nodes=options["single_nodes"],
+        shard=Shard.parse(options["shard"]) if options["shard"] else None,
         explain_time=seconds if options["explain"] else 0.0,
         tried=display.tried,
         shrinking=display.shrinking,
     )
-    with interruptible() as interruption, open_search(task, interruption, note) as search, display:
+    with (
+        interruptible() as interruption,
+        opened_cluster(options, interruption, note, "hypothesis") as cluster,
+        open_search(
+            replace(task, setting=replace(task.setting, cluster=cluster)),
+            interruption,
+            note,
+            SearchElsewhere if cluster else None,
+        ) as search,
+        display,
+    ):
         for finding in search.run():
             broken = finding.trial.example.breach
             said = ": ".join(filter(None, (headline(finding.result), broken)))

@@ -209,6 +209,11 @@ worker_options = _together(
 )
 
 
+def shard_option(of: str) -> _Option:
+    """Return the option that takes a part of a command's work, given what it is a part of."""
+    return click.option("--shard", metavar="I/N", help=f"Only part I of {of}.")
+
+
 #: The options about other machines.
 cluster_options = _together(
     click.option(
@@ -236,9 +241,18 @@ cluster_options = _together(
 
 @contextmanager
 def opened_cluster(
-    options: Mapping[str, Any], interruption: Interruption, tell: Callable[[str], None]
+    options: Mapping[str, Any],
+    interruption: Interruption,
+    tell: Callable[[str], None],
+    *packages: str,
 ) -> Iterator[Cluster | None]:
     """Open the cluster that the options ask for, if they do.
+
+    Args:
+        options: of the command.
+        interruption: set when the user wants to end.
+        tell: called with what the user should know.
+        packages: what workers must have in our version beside what all have.
 
     Raises:
         UsageError: if it cannot be used.
@@ -253,7 +267,7 @@ def opened_cluster(
     from onnxopt_cli.cluster.crew import Address, Cluster
     from onnxopt_cli.core.blocks import available_jobs
 
-    where = Address(options["cluster"], ship, tls, insecure)
+    where = Address(options["cluster"], ship, tls, insecure, packages)
     with closing(Cluster(where, available_jobs(), interruption, tell)) as cluster:
         yield cluster
 
@@ -320,7 +334,7 @@ session_options = _together(
         metavar="N",
         help="Run what does not conform N times more, to tell flaky from failing.",
     ),
-    click.option("--shard", metavar="I/N", help="Only part I of N, by a hash of the id."),
+    shard_option("N, by a hash of the id"),
     _file_option("--log", "Write each result to a log when it is there."),
     _file_option(
         "--resume",

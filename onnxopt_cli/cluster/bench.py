@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -58,11 +58,13 @@ class Setup:
     operators: Sequence[str]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions here that verdicts depend on."""
-    modules = map(import_module, ("onnxopt_cli", "onnx", "numpy", "ml_dtypes"))
-    found = {it.__name__: str(it.__version__) for it in modules}
-    return {**found, "python": ".".join(platform.python_version_tuple()[:2])}
+def versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions here that verdicts depend on, of more packages if need be."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("onnxopt_cli", "onnx", "numpy", "ml_dtypes", *packages):
+        with suppress(ImportError):
+            found[name] = str(import_module(name).__version__)
+    return found
 
 
 def placed(tree: Path, path: str) -> Path:
@@ -194,8 +196,11 @@ def main(descriptor: int) -> None:
         tree = Path(os.fsdecode(connection.recv_bytes()))
         setup: Setup = pickle.loads(connection.recv_bytes())  # noqa: S301 - as above
         try:
-            pairs = [(name, it, setup.versions[name]) for name, it in versions().items()]
-            if wrong := [f"{name} {it}, not {other}" for name, it, other in pairs if it != other]:
+            here = versions(setup.versions)
+            pairs = [(name, here.get(name), it) for name, it in setup.versions.items()]
+            if wrong := [
+                f"{name} {it or 'missing'}, not {other}" for name, it, other in pairs if it != other
+            ]:
                 raise UsageError(f"has {', '.join(wrong)}")
             module, _, name = setup.opener.partition(":")
             opener: Opener = getattr(import_module(module), name)

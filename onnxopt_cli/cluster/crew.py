@@ -81,12 +81,14 @@ class Address:
         tls: files of the certificates to trust, our own, and its key; none for what Dask's
             configuration says.
         insecure: whether to go without TLS to other machines.
+        packages: what workers must have in our version beside what all have.
     """
 
     where: str
     ship: tuple[Path, ...] = ()
     tls: tuple[str, ...] = ()
     insecure: bool = False
+    packages: tuple[str, ...] = ()
 
 
 class Lost(tuple[str, ...]):
@@ -108,6 +110,7 @@ class Cluster:
         client: Dask's client, which only the thread may use.
         local: whether all of it is on this machine, where files need not be sent.
         shipped: the files that every worker is sent.
+        versions: what every worker must have.
         interruption: the same.
         tell: the same.
 
@@ -125,6 +128,7 @@ class Cluster:
             raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
         self.interruption, self.tell = interruption, tell
         self.shipped = [*_files_below(address.ship)]
+        self.versions = versions(address.packages)
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
         self.local = match is not None
         self._where = _scheduler(address) if match is None else "this machine"
@@ -402,7 +406,7 @@ class Crew:
         here = str(Path.cwd())
         operators = [real_place(it) for it in OPERATOR_FILES]
         folder = here if cluster.local else ""
-        setup = Setup(versions(), opener, terms, folder, here, operators)
+        setup = Setup(cluster.versions, opener, terms, folder, here, operators)
         self._setup = pickle.dumps(setup)
         self._run = f"run-{uuid4().hex}"
         self._stations: dict[str, _Station] = {}

@@ -180,11 +180,19 @@ class Finding:
 
 
 class Findings:
-    """All findings of a run, by kind."""
+    """All findings of a run.
+
+    Attributes:
+        all: their explanations, by kind.
+    """
 
     def __init__(self) -> None:
-        self.all: dict[FailureKind, Finding] = {}
+        self.all: dict[FailureKind, Explanation | None] = {}
         self._passed: dict[str, deque[Trial]] = {}
+
+    def forget_passed(self) -> None:
+        """Explain by examples to come alone."""
+        self._passed.clear()
 
     def saw(self, trial: Trial) -> None:
         """Take note of an example that passed."""
@@ -202,22 +210,22 @@ class Findings:
 
     def _kind(self, trial: Trial, what: str) -> FailureKind:
         example = trial.example
-        known = [it for it in self.all.values() if it.kind.what == what]
+        known = [kind for kind in self.all if kind.what == what]
         if len(example.operators) > 1:
             # What goes wrong with a node alone goes wrong with several, too.
-            for finding in known:
-                if finding.kind.subject in example.operators:
-                    return finding.kind
-        known = [it for it in known if it.kind.subject == example.subject]
+            for kind in known:
+                if kind.subject in example.operators:
+                    return kind
+        known = [kind for kind in known if kind.subject == example.subject]
         if what != VALUES:
             return FailureKind(example.subject, what)
-        for finding in known:
-            explanation = finding.explanation
+        for kind in known:
+            explanation = self.all[kind]
             # What nothing explains may be anything, so that only one such kind can be told.
             if explanation is None or not explanation.deviations:
-                return finding.kind
+                return kind
             if _explains(explanation, trial):
-                return finding.kind
+                return kind
         return FailureKind(example.subject, what, len(known) + 1)
 
     def add(self, finding: Finding, seen: Sequence[Trial], seconds: float) -> Finding:
@@ -230,7 +238,7 @@ class Findings:
             seconds: how long to look for an explanation; 0 for not at all.
         """
         explained = replace(finding, explanation=self._explanation(finding, seen, seconds))
-        self.all[finding.kind] = explained
+        self.all[finding.kind] = explained.explanation
         return explained
 
     def _explanation(

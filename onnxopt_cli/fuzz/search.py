@@ -7,7 +7,7 @@ there is a limit on the time, so that a seed gives the same findings again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -31,11 +31,16 @@ from onnxopt_cli.fuzz.node_example import Example, NodeExample
 from onnxopt_cli.fuzz.smaller import smaller
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Aside
+from onnxopt_cli.log.header import Shard
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
 
 #: Hypothesis remembers all examples of a round, so a round ends after so many.
 _ROUND = 2000
+#: So many are a part of those that shards, or the workers of a cluster, share.
+_PORTION = 200
+#: More than anybody tries.
+_ENDLESS = 1 << 40
 #: Of failures that cost a process or the timeout so many are enough to shrink one.
 _COSTLY_FAILURES = 30
 #: With so many hypothesis knows that a failure is steady; what makes a node smaller needs fewer.
@@ -61,6 +66,7 @@ class Task:
         seconds: how long to search; None for no limit.
         memory: the folder in which failures are remembered from run to run.
         single_nodes: whether all models have one node.
+        shard: the part of the examples that is tried; None for all.
         explain_time: for how many seconds to look for what explains a finding; 0 for not at all.
         tried: called after each example with the number of examples so far.
         shrinking: called with a new kind of failure, before it is made smaller.
@@ -74,6 +80,7 @@ class Task:
     seconds: float | None
     memory: Path
     single_nodes: bool = False
+    shard: Shard | None = None
     explain_time: float = 0.0
     tried: Callable[[int], None] = lambda _: None
     shrinking: Callable[[FailureKind], None] = lambda _: None
@@ -98,7 +105,10 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list
 
 @contextmanager
 def open_search(
-    task: Task, interruption: Interruption, tell: Callable[[str], None] = lambda _: None
+    task: Task,
+    interruption: Interruption,
+    tell: Callable[[str], None] = lambda _: None,
+    kind: type[Search] | None = None,
 ) -> Iterator[Search]:
     """Start the backend and yield a search; end the backend after it.
 
@@ -106,6 +116,7 @@ def open_search(
         task: what to search.
         interruption: set when the user wants the search to end.
         tell: called with what the user should know before it.
+        kind: of the search; None for one on this machine.
 
     Raises:
         UsageError: if the backend is wrong, or hypothesis is not installed.
@@ -121,7 +132,27 @@ def open_search(
         if weak := weak_isolation(setting, [task.backend]):
             tell(weak)
         executor.ready()
-        yield Search(task, executor, interruption)
+        yield (kind or Search)(task, executor, interruption)
+
+
+class Portions:
+    """The examples of a search in equal parts, whoever tries them.
+
+    Attributes:
+        numbers: of the parts that belong to the search's shard; each decides what its examples are.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._examples = _ENDLESS
+        if task.examples is not None:
+            refused = sum(1 + len(broken) for _, broken in refusals(task.operators))
+            self._examples = max(0, task.examples - refused)
+        first, step = (task.shard.index, task.shard.count) if task.shard else (1, 1)
+        self.numbers = range(first, (self._examples + _PORTION - 1) // _PORTION + 1, step)
+
+    def size(self, number: int) -> int:
+        """Return how many examples a part has."""
+        return min(_PORTION, self._examples - (number - 1) * _PORTION)
 
 
 class Search:
@@ -136,7 +167,6 @@ class Search:
         self.tried = 0
         self.findings = Findings()
         self._task = task
-        self._rounds = 0
         self._executor = executor
         self._interruption = interruption
         self._driver = Driver(
@@ -166,11 +196,9 @@ class Search:
             self._end = monotonic() + self._task.seconds
         try:
             yield from self._replay()
-            yield from self._refusals()
-            while not self._over:
-                finding = self._search()
-                if finding is not None:
-                    yield finding
+            if self._task.shard is None or self._task.shard.index == 1:
+                yield from self._refusals()
+            yield from self._rounds()
         except SearchInterrupted as reason:
             if not self._interruption.signal:
                 raise BackendUnavailable(str(reason)) from None
@@ -223,8 +251,55 @@ class Search:
         self.tried += 1
         self._task.tried(self.tried)
 
-    def _search(self) -> Finding | None:
-        """Try a round of examples, up to the first failure of a new kind; make that smaller."""
+    def _portions(self, portions: Portions, has_new: Iterable[bool]) -> Iterator[Finding]:
+        """Search each portion, if it has something new, until nothing new is left in it."""
+        for number, is_new in zip(portions.numbers, has_new, strict=False):
+            tried, size = self.tried, portions.size(number)
+            while is_new:
+                # What others have shown may depend on who was first.
+                self.findings.forget_passed()
+                finding = self._search(number, size)
+                self.tried = tried
+                if finding is None:
+                    break
+                yield finding
+            self.tried = tried + size
+            self._task.tried(self.tried)
+
+    def has_new(self, number: int, most: int) -> bool:
+        """Tell whether a round of examples has a failure of a new kind."""
+        found = False
+
+        def look(example: Example) -> None:
+            nonlocal found
+            trial = self._attempt(example)
+            found = trial.failed and self.findings.new(trial) is not None
+            if found:
+                raise RoundOver
+
+        self._driver.drive(look, most, number)
+        return found
+
+    def _rounds(self) -> Iterator[Finding]:
+        """Try examples round by round, until it is over."""
+        number = 0
+        if self._task.shard:
+            yield from self._portions(Portions(self._task), iter(lambda: not self._over, False))
+            return
+        while not self._over:
+            left = _ROUND if self._task.examples is None else self._task.examples - self.tried
+            number += 1
+            finding = self._search(number, min(_ROUND, left))
+            if finding is not None:
+                yield finding
+
+    def _search(self, number: int, most: int) -> Finding | None:
+        """Try a round of examples, up to the first failure of a new kind; make that smaller.
+
+        Args:
+            number: of the round, which decides what its examples are.
+            most: how many there are.
+        """
         hunt = _Hunt()
 
         def hunt_for(example: Example) -> None:
@@ -243,9 +318,7 @@ class Search:
                     raise RoundOver
                 raise failure(hunt.kind)
 
-        left = _ROUND if self._task.examples is None else self._task.examples - self.tried
-        self._rounds += 1
-        whole, steady = self._driver.drive(hunt_for, min(_ROUND, left), self._rounds)
+        whole, steady = self._driver.drive(hunt_for, most, number)
         if hunt.kind is None:
             return None
         # A search that ends by itself ends with the smallest example.

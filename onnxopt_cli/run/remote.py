@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxopt_cli.cluster.crew import Crew, Lost, LostError, real_place
+from onnxopt_cli.cluster.crew import Crew, Done, Lost, LostError, real_place
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
@@ -78,6 +78,23 @@ class Remote:
             for answer in self._crew.everyone(message)
             for where, outcome, what in read_json(answer)
         ]
+
+    def spread(
+        self,
+        request: str,
+        items: Sequence[Any],
+        read: Callable[[int, Any], Done],
+        stop: Callable[[], object],
+    ) -> Generator[Done | Lost]:
+        """Yield what a function makes of each item on a worker, as :meth:`Crew.spread` does.
+
+        Args:
+            request: the module and function, called with the backends there and an item.
+            items: what JSON can hold.
+            read: makes what is yielded of an item's place and what was returned.
+            stop: tells whether to stop early.
+        """
+        return self._crew.spread(request, items, read, stop=stop)
 
     def rows(
         self, cases: Sequence[Case], names: Sequence[str], stop: Callable[[], object]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ def open_run(
                     found = [found_case(tree, setting.limits.memory, *it) for it in items]
                     rows = [it and results_apart(plan, it) for it in found]
                     return json.dumps([it and [*map(result_to_json, it)] for it in rows]).encode()
+                case {"request": str(request), "items": items} if ":" in request:
+                    # What is made of backends elsewhere than here.
+                    module, _, name = request.partition(":")
+                    function = getattr(import_module(module), name)
+                    return json.dumps([function(executors, it) for it in items]).encode()
                 case {"request": "run", "backend": int(at)}:
                     response = executors[at].submit(read_order(asked, payload))()
                     if isinstance(response, str):

@@ -104,6 +104,19 @@ def test_what_a_killed_worker_had_goes_to_another_once(two, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_a_worker_had_whose_nanny_is_killed_goes_to_another_once(two, tmp_path):
+    two.end(two.workers.pop(), signal.SIGTERM)
+    nanny = two.add("--nanny")
+    write_cases(tmp_path, MANY)
+    run = start(tmp_path, WAITS, "--cluster", two.address, "--log", "run.jsonl")
+    until(lambda: len(ended(tmp_path / "run.jsonl")) > 4)
+    two.end(nanny)
+    assert run.wait().code == 0
+    assert sorted(run.outcomes) == sorted(MANY)
+    assert sorted(ended(tmp_path / "run.jsonl")) == sorted(f"demo/demo/{it}" for it in MANY)
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_and_one_machine_goes_on(two, tmp_path):
     write_cases(tmp_path, MANY)
     log = tmp_path / "run.jsonl"

@@ -42,6 +42,20 @@ def fuzz(onnxopt, workplace):
     return call
 
 
+def test_shards_share_the_examples_and_each_finds_what_its_own_show(fuzz):
+    tried = []
+    for part in ("1/2", "2/2"):
+        answer = fuzz(planted("WrongBeyondFive"), "--isolation", "none", "--examples", "280",
+                      "--shard", part, "-o", part[0])  # fmt: skip
+        tried += map(int, re.findall(r"in (\d+) examples", answer.out))
+        assert answer.code == 1
+        assert kept(part[0])["momentum_wrong_numbers"]["inputs"]["T"] == 6
+    # What has to be refused is tried by the first.
+    assert sum(tried) == 280
+    assert tried[0] > tried[1] > 0
+    assert fuzz("numpy", "--shard", "3/2").code == 2
+
+
 def test_numbers_that_are_wrong_beyond_a_count_shrink_to_that_count(fuzz, onnxopt):
     backend = planted("WrongBeyondFive")
     answer = fuzz(backend, "--isolation", "none", "--examples", "40", explain=True)

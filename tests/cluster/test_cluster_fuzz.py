@@ -1,0 +1,64 @@
+"""Searches on a cluster find the same, whoever looks, and see each failure once."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from places import PLUGINS
+
+MISTAKEN = f"python:{PLUGINS / 'planted.py'}:WrongBeyondFive"
+LAMB = PLUGINS / "operators" / "lamb.py"
+
+
+def kept(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def start(place, *options):
+    command = [sys.executable, "-m", "onnxopt_cli", "fuzz", *map(str, options)]
+    return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+@pytest.mark.slow
+def test_what_is_found_does_not_depend_on_the_number_of_workers(two, tmp_path, onnxopt):
+    found = []
+    options = ("-b", MISTAKEN, "--operator", "Momentum", "--examples", "450", "--no-explain")
+    for workers in (2, 1):
+        folder = tmp_path / str(workers)
+        answer = onnxopt("fuzz", *options, "-o", folder, "--cluster", two.address)
+        assert answer.code == 1, answer.text
+        assert "in 450 examples, seed 0" in answer.out
+        found.append(kept(folder))
+        two.end(two.workers[-1])
+    assert found[0] == found[1]
+    # Of wrong numbers that nothing explains there is one kind for a node, and one for several.
+    assert 1 <= len([it for it in found[0] if it.endswith(".yaml")]) <= 2
+
+
+@pytest.mark.slow
+def test_operators_of_the_users_are_searched_on_workers_of_one_hypothesis(two, tmp_path, onnxopt):
+    other = two.add(begins_with="import hypothesis; hypothesis.__version__ = '1.0.0'")
+    answer = onnxopt("fuzz", "--operators", LAMB, "-b", "numpy", "--operator", "Lamb", "--examples",
+                     "300", "-o", tmp_path / "fuzz", "--cluster", two.address)  # fmt: skip
+    two.end(other, signal.SIGTERM)
+    assert answer.code == 0, answer.text
+    assert "0 distinct failures in 300 examples" in answer.out
+    assert "has hypothesis 1.0.0, not" in answer.err
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_search_everywhere(two, tmp_path):
+    search = start(tmp_path, "-b", "numpy", "--examples", "10000000", "--cluster", two.address)
+    end = time.monotonic() + 60
+    while not two.benches() and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(1)
+    search.send_signal(signal.SIGINT)
+    said = search.communicate(timeout=60)[0].decode()
+    assert search.returncode == 130, said
+    assert "Traceback" not in said
+    while two.benches() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert two.benches() == []
