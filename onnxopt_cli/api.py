@@ -309,6 +309,8 @@ def audit(
     progress: Callable[[int, int], None] = _ignore,
     invalid: Callable[[_Problems], object] = _refuse,
     cluster: Cluster | None = None,
+    shard: Shard | None = None,
+    join: Sequence[Path] = (),
 ) -> list[Grade]:
     """Return which wrong implementations cases catch, a grade for each operator with a formula.
 
@@ -320,9 +322,12 @@ def audit(
         progress: called with how many implementations are done, and how many there are.
         invalid: called with what is wrong with cases, which are left out.
         cluster: the machines that do it; None for this one.
+        shard: the part of the implementations to look at; None for all.
+        join: what audits of all shards have written: nothing else is looked at.
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, and nothing else is to be done.
+        UsageError: if what is to be joined is not of these cases, or not all.
         BackendUnavailable: if the cluster is lost.
     """
     from onnxopt_cli.grade.audit import audit, find_trials
@@ -331,12 +336,16 @@ def audit(
     trials, problems = find_trials(cases, judging)
     if problems:
         invalid(problems)
-    elsewhere = None
-    if cluster is not None:
+    elsewhere: Callable[..., Iterator[Any]] | None = None
+    if join:
+        from onnxopt_cli.grade.audit_elsewhere import joined
+
+        elsewhere = partial(joined, join, trials)
+    elif cluster is not None:
         from onnxopt_cli.grade.audit_elsewhere import verdicts
 
         elsewhere = partial(verdicts, cluster, cases, judging, thorough=thorough)
-    return audit(trials, jobs, progress, thorough=thorough, elsewhere=elsewhere)
+    return audit(trials, jobs, progress, thorough=thorough, shard=shard, elsewhere=elsewhere)
 
 
 def plant(

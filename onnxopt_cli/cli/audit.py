@@ -15,6 +15,7 @@ from onnxopt_cli.cli.shared_options import (
     jobs_option,
     opened_cluster,
     operator_option,
+    shard_option,
     targets_argument,
     tolerance_option,
 )
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
     help="Let wrong implementations of this name survive.",
 )
 @jobs_option
+@shard_option("N of the implementations; --json writes what --join takes")
+@click.option(
+    "--join",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="JSON",
+    help="Take the verdicts of this shard; give it for each.",
+)
 @cluster_options
 @click.option(
     "--json",
@@ -77,8 +86,8 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     if not chosen:
         return 2
     if options["planted"]:
-        if options["cluster"]:
-            raise click.UsageError("--planted uses this machine alone: no --cluster")
+        if options["cluster"] or options["shard"] or options["join"]:
+            raise click.UsageError("--planted is done here: no --cluster, --shard or --join")
         wrong, document = _planted(chosen, options)
     else:
         wrong, document = _graded(chosen, options, problems)
@@ -97,6 +106,7 @@ def _graded(
     from onnxopt_cli.isolation.interruption import Interruption
     from onnxopt_cli.report.audit_report import audit_json, audit_page
 
+    shard = api.Shard.parse(options["shard"]) if options["shard"] else None
     rule = api.ToleranceRule(options["rule"]) if options["rule"] else None
     verbose, known = options["verbose"], len(problems)
     with (
@@ -111,6 +121,8 @@ def _graded(
             progress=tick,
             invalid=problems.extend,
             cluster=cluster,
+            shard=shard,
+            join=options["join"],
         )
     tell_problems(problems[known:])
     if not grades:
@@ -123,7 +135,7 @@ def _graded(
     survivors = {survivor.name for grade in grades for survivor in grade.survivors}
     wrong = {it for it in survivors if not any(fnmatchcase(it, g) for g in options["allowed"])}
     code = int(bool(wrong) or any(grade.false_alarms for grade in grades))
-    return code, audit_json(grades)
+    return code, audit_json(grades, shard)
 
 
 def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:

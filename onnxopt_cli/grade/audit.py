@@ -22,6 +22,7 @@ from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.formula.call import Attributes, Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.isolation.parallel import parallel
+from onnxopt_cli.log.header import Shard
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import deviations
@@ -212,6 +213,7 @@ def audit(
     progress: Callable[[int, int], None] = lambda _done, _all: None,
     *,
     thorough: bool = True,
+    shard: Shard | None = None,
     elsewhere: Callable[[Sequence[Task]], Iterable[Verdict]] | None = None,
 ) -> list[Grade]:
     """Grade the trials of every operator that has some.
@@ -221,6 +223,7 @@ def audit(
         jobs: number of processes.
         progress: called with how many implementations are done, and how many there are.
         thorough: whether to look for redundant cases, too, which takes many times as long.
+        shard: the part of the implementations to look at; None for all.
         elsewhere: yields the verdicts, in order, from other machines; None for this one.
     """
     present = [operator for operator in OPERATORS if trials[operator.name]]
@@ -228,6 +231,8 @@ def audit(
     for operator in present:
         for kind, implementations in _implementations(operator).items():
             tasks += [(operator, kind, index) for index in range(len(implementations))]
+    if shard:
+        tasks = tasks[shard.index - 1 :: shard.count]
     work = partial(verdict, trials=trials, thorough=thorough)
     found = elsewhere(tasks) if elsewhere else parallel(work, tasks, jobs)
     verdicts: dict[tuple[str, str], list[Verdict]] = {}
@@ -238,8 +243,8 @@ def audit(
         Grade(
             operator,
             tuple(trials[operator.name]),
-            thorough,
-            *(tuple(verdicts.get((operator.name, kind), ())) for kind in _KINDS),
+            thorough and not shard,
+            *(tuple(verdicts.get((operator.name, kind), ())) for kind in KINDS),
         )
         for operator in present
     ]
@@ -260,12 +265,13 @@ def implementation(task: Task) -> Implementation:
     return _implementations(operator)[kind][index]
 
 
-_KINDS = ("named", "automatic", "right")
+#: Of implementations, as fields of a grade.
+KINDS = ("named", "automatic", "right")
 
 
 def _implementations(operator: Operator) -> dict[str, tuple[Implementation, ...]]:
     return dict(
-        zip(_KINDS, (deviations(operator), mutants(operator), variants(operator)), strict=True)
+        zip(KINDS, (deviations(operator), mutants(operator), variants(operator)), strict=True)
     )
 
 

@@ -1,32 +1,46 @@
-"""The audit of a suite by the workers of a cluster, implementation by implementation."""
+"""The audit of a suite in parts, implementation by implementation: by a cluster, or in shards."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cluster.bench import Handler
 from onnxopt_cli.cluster.crew import Cluster, Crew, Lost
 from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import (
     number_from_json,
     number_to_json,
     value_from_json,
     value_to_json,
 )
-from onnxopt_cli.errors import BackendUnavailable
-from onnxopt_cli.grade.audit import AuditedCase, Task, Verdict, find_trials, implementation, verdict
+from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.errors import BackendUnavailable, UsageError
+from onnxopt_cli.grade.audit import (
+    KINDS,
+    AuditedCase,
+    Task,
+    Verdict,
+    find_trials,
+    implementation,
+    verdict,
+)
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.remote import sent
 from onnxopt_cli.run.served import found_case
 
+# Bytes of a shard.
+_LARGEST = 1 << 28
 _Terms: TypeAlias = tuple[Sequence[tuple[str, str]], JudgeOptions, bool]
 
 
@@ -47,15 +61,7 @@ def verdicts(
     needed = [path for mine in files for path in mine]
 
     def read(place: int, answer: Any) -> Verdict:
-        one = implementation(tasks[place])
-        excess = tuple(map(_share, answer["excess"]))
-        apart = answer["apart"]
-        if apart is not None:
-            inputs = {str(name): value_from_json(it) for name, it in apart[1].items()}
-            arrays = {name: it for name, it in inputs.items() if isinstance(it, np.ndarray)}
-            attributes = {name: number_from_json(it) for name, it in apart[0].items()}
-            apart = attributes, arrays
-        return Verdict(one.name, one.about, excess, bool(answer["equivalent"]), apart)
+        return _verdict_from_json(answer, tasks[place])
 
     crew = Crew(cluster, f"{__name__}:open_audit", (items, judging, thorough))
     try:
@@ -86,17 +92,86 @@ def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
         by_name = {operator.name: operator for operator in OPERATORS}
         tasks = [(by_name[name], kind, index) for name, kind, index in asked["items"]]
         return json.dumps(
-            [_said(verdict(it, trials(), thorough=thorough)) for it in tasks]
+            [verdict_to_json(verdict(it, trials(), thorough=thorough)) for it in tasks]
         ).encode()
 
     yield [], answer
+
+
+def joined(
+    paths: Sequence[Path], trials: Mapping[str, Sequence[AuditedCase]], tasks: Sequence[Task]
+) -> Iterator[Verdict]:
+    """Yield what became of implementations in the shards of an audit, in order.
+
+    Args:
+        paths: what ``onnxopt audit --shard --json`` has written, one file for each shard.
+        trials: the cases, which must be those of the shards.
+        tasks: the implementations.
+
+    Raises:
+        UsageError: naming the file that is none, or of other cases, or what no file has.
+    """
+    known: dict[tuple[str, str, str], Any] = {}
+    for path in paths:
+        try:
+            document = read_json(read_regular_file(path, _LARGEST), _LARGEST)
+            asked = {it["operator"]: it["asked"] for it in document["operators"]}
+            for grade in document["operators"]:
+                for kind in KINDS:
+                    found = {(grade["operator"], kind, it["name"]): it for it in grade[kind]}
+                    known |= {key: it for key, it in found.items() if "excess" in it}
+        except (Malformed, ValueError, KeyError, TypeError, AttributeError) as error:
+            said = printable(f"{path} is no shard of an audit: {exception_text(error)}")
+            raise UsageError(said, hint="audit --shard I/N --json FILE writes one") from None
+        if asked != {name: digest(mine) for name, mine in trials.items() if mine}:
+            raise UsageError(
+                f"{printable(str(path))} is an audit of other cases, or of other outputs",
+                hint="join the shards of one audit, with the cases of that audit",
+            )
+    for task in tasks:
+        operator, kind, _ = task
+        name = implementation(task).name
+        try:
+            yield _verdict_from_json(known[operator.name, kind, name], task)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise UsageError(
+                f"no shard says what becomes of {operator.name}, {name}",
+                hint="give all shards of the audit: --join 1.json --join 2.json ...",
+            ) from None
+
+
+def digest(trials: Sequence[AuditedCase]) -> str:
+    """Return a hash of what cases ask, and of what they expect."""
+    found = blake2b(digest_size=16)
+    for trial in trials:
+        call = trial.call
+        given = [trial.case, *sorted(call.attributes.items()), sorted(call.omitted)]
+        found.update(repr(given).encode("utf-8", "backslashreplace"))
+        for value in (*call.scalars, *(it for mine in call.groups for it in mine)):
+            found.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+        for output in trial.key.outputs.values():
+            found.update(json.dumps(value_to_json(output)).encode())
+    return found.hexdigest()
+
+
+def _verdict_from_json(data: Any, task: Task) -> Verdict:
+    """Return what :func:`verdict_to_json` was given, of a task."""
+    one, apart = implementation(task), data["apart"]
+    if apart is not None:
+        inputs = {str(name): value_from_json(it) for name, it in apart[1].items()}
+        arrays = {name: it for name, it in inputs.items() if isinstance(it, np.ndarray)}
+        attributes = {name: number_from_json(it) for name, it in apart[0].items()}
+        apart = attributes, arrays
+    excess = tuple(map(_share, data["excess"]))
+    return Verdict(one.name, one.about, excess, bool(data["equivalent"]), apart)
 
 
 def _share(number: Any) -> float | None:
     return None if number is None else float(number_from_json(number))
 
 
-def _said(of: Verdict) -> dict[str, Any]:
+def verdict_to_json(of: Verdict) -> dict[str, Any]:
+    """Return all of a verdict but the name of the implementation as a JSON object."""
     apart = None
     if of.apart is not None:
         attributes, inputs = of.apart

@@ -19,7 +19,8 @@ from onnxopt_cli.core.record_json import number_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Attributes
-from onnxopt_cli.grade.audit import Grade, Verdict
+from onnxopt_cli.grade.audit import KINDS, Grade, Verdict
+from onnxopt_cli.grade.audit_elsewhere import digest, verdict_to_json
 from onnxopt_cli.grade.planted import Planted
 
 SCHEMA = "onnxopt.audit/1"
@@ -106,9 +107,12 @@ def planted_json(found: Sequence[Planted]) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def audit_json(grades: Sequence[Grade]) -> str:
-    """Return all grades as JSON text."""
-    document = {"schema": SCHEMA, "operators": [_grade(grade) for grade in grades]}
+def audit_json(grades: Sequence[Grade], shard: object = None) -> str:
+    """Return all grades as JSON text, of a shard with all that it takes to join it with others."""
+    document: dict[str, Any] = {"schema": SCHEMA}
+    if shard:
+        document["shard"] = str(shard)
+    document["operators"] = [_grade(grade, whole=bool(shard)) for grade in grades]
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
@@ -148,13 +152,13 @@ def _details(grade: Grade) -> Iterable[RenderableType]:
         yield Text(f"  too weak to judge {elements} of {output}: {printable(case)}", style="dim")
 
 
-def _grade(grade: Grade) -> dict[str, Any]:
+def _grade(grade: Grade, *, whole: bool) -> dict[str, Any]:
+    kinds = {kind: [_verdict(it, whole=whole) for it in getattr(grade, kind)] for kind in KINDS}
     return {
         "operator": grade.operator.name,
         "cases": [trial.case for trial in grade.trials],
-        "named": [_verdict(verdict) for verdict in grade.named],
-        "automatic": [_verdict(verdict) for verdict in grade.automatic],
-        "right": [_verdict(verdict) for verdict in grade.right],
+        **({"asked": digest(grade.trials)} if whole else {}),
+        **kinds,
         "survivors": [verdict.name for verdict in grade.survivors],
         "false_alarms": [
             {"variant": verdict.name, "case": case} for verdict, case in grade.false_alarms
@@ -167,8 +171,9 @@ def _grade(grade: Grade) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict, *, whole: bool) -> dict[str, Any]:
     return {
+        **(verdict_to_json(verdict) if whole else {}),
         "name": verdict.name,
         "about": verdict.about,
         "rejected": verdict.rejected,

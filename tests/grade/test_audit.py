@@ -57,6 +57,32 @@ def test_a_suite_with_gaps_names_survivors_and_the_input_that_would_show_them(wo
     )
 
 
+def test_shards_of_an_audit_join_to_the_whole(workplace, onnxopt):
+    (workplace / "weak.yaml").write_text(WEAK)
+    whole = onnxopt("audit", "weak.yaml", "-v", "-j", "1", "--json", "whole.json")
+    parts = []
+    for part in (1, 2, 3):
+        answer = onnxopt("audit", "weak.yaml", "-v", "-j", "1", "--shard", f"{part}/3",
+                         "--json", f"{part}.json")  # fmt: skip
+        assert answer.code == 1
+        parts += ["--join", f"{part}.json"]
+    joined = onnxopt("audit", "weak.yaml", "-v", *parts, "--json", "joined.json")
+    assert (joined.code, joined.out) == (1, whole.out)
+    written = [(workplace / f"{it}.json").read_bytes() for it in ("joined", "whole")]
+    assert written[0] == written[1]
+
+    lacking = onnxopt("audit", "weak.yaml", *parts[:4])
+    assert lacking.code == 2
+    assert "no shard says what becomes of AdmmPenalty" in lacking.err
+    (workplace / "weak.yaml").write_text(UNEVEN)
+    other = onnxopt("audit", "weak.yaml", *parts)
+    assert other.code == 2
+    assert "of other cases, or of other outputs" in other.err
+    none = onnxopt("audit", "weak.yaml", "--join", "whole.json")
+    assert none.code == 2
+    assert "whole.json is no shard of an audit" in none.err
+
+
 def test_redundant_cases_are_looked_for_only_with_v_and_no_verdict_depends_on_it(
     workplace, onnxopt
 ):
