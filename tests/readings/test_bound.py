@@ -206,6 +206,18 @@ def test_the_root_of_what_is_surely_negative_is_nan_and_of_what_may_be_is_anythi
     assert np.isfinite(X_new.limit[2])
 
 
+def test_the_root_of_a_mean_may_be_anything_where_a_right_form_rounds_more_than_is_left():
+    # H is -1 and -3 before G's square is added; moved by a share of the difference, its error is
+    # that of H and of the difference, which are a million times as large.
+    X_new, _, H_new = bound(
+        call_of("Adam", 0.1, 0, [1.0] * 2, [1.0] * 2, [1.0] * 2, [-1e6, -3e6], beta=1e-6)
+    )
+    assert np.all((H_new.value > -3) & (H_new.value < 0))
+    assert np.isnan(X_new.expected).all()
+    assert np.isinf(X_new.limit[0])
+    assert X_new.limit[1] == 0
+
+
 def test_zero_divided_by_zero_is_nan():
     X_new, H_new = bound(call_of("Adagrad", 0.1, 0, 1.0, 0.0, 0.0, epsilon=0.0))
     assert np.isnan(X_new.expected)

@@ -228,10 +228,11 @@ def bounded_outputs(
 def _as_rough(right: Sequence[Bounded], other: Sequence[Bounded]) -> tuple[Bounded, ...]:
     """Return results that may also be off as others are, which are computed by another form.
 
+    NaN is the root of what is surely negative; in the form, rounding may leave something positive.
     Where the formula divides by zero, the form may subtract infinity from itself.
     """
     rough = [
-        replace(it, error=np.where(np.isfinite(it.value), np.fmax(it.error, by.error), it.error))
+        replace(it, error=np.where(np.isinf(it.value), it.error, np.fmax(it.error, by.error)))
         for it, by in zip_longest(right, other[: len(right)], fillvalue=other[0])
     ]
     wrong = np.isinf(right[0].value) & np.isnan(other[0].value)
