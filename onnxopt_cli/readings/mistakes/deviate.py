@@ -13,7 +13,7 @@ from functools import cache, lru_cache, partial
 
 from onnxopt_cli.formula.operator import Deviation, Operator
 from onnxopt_cli.formula.rewrite import rewrite
-from onnxopt_cli.readings.implementation import Implementation, both
+from onnxopt_cli.readings.implementation import Implementation, both, unchanged
 from onnxopt_cli.readings.mistakes.equivalence import equivalent
 from onnxopt_cli.readings.mistakes.generated import generated
 from onnxopt_cli.readings.mistakes.probes import probes
@@ -88,22 +88,16 @@ def _implementation(
     operator: Operator, deviation: Deviation, generated: Implementation | None
 ) -> Implementation:
     """Return the implementation; without a change of its own it is the generated one."""
+    if not deviation.replace and not deviation.defaults:
+        if generated is None:
+            raise ValueError(f"{operator.name}: deviation {deviation.name!r} changes nothing")
+        return replace(generated, about=deviation.about, seen_in=deviation.seen_in)
+    change = unchanged
     if deviation.replace:
         change = lru_cache(partial(rewrite, replace=deviation.replace))
         # It must be possible; the cache keeps what comes of it.
         change(operator.formula)
-        return Implementation(
-            deviation.name,
-            deviation.about,
-            deviation.seen_in,
-            change=change,
-            defaults=deviation.defaults,
-            rounds=any(".astype(" in it for it in deviation.replace.values()),
-        )
-    if deviation.defaults:
-        return Implementation(
-            deviation.name, deviation.about, deviation.seen_in, defaults=deviation.defaults
-        )
-    if generated is None:
-        raise ValueError(f"{operator.name}: deviation {deviation.name!r} changes nothing")
-    return replace(generated, about=deviation.about, seen_in=deviation.seen_in)
+    rounds = any(".astype(" in it for it in deviation.replace.values())
+    name, about, seen_in = deviation.name, deviation.about, deviation.seen_in
+    defaults = deviation.defaults
+    return Implementation(name, about, seen_in, change=change, defaults=defaults, rounds=rounds)

@@ -240,25 +240,21 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
     for position, scalar in enumerate(operator.scalars):
         name = scalar.name
         if "int64" in scalar.dtypes:
-            types: Rows = {
-                f"{name} read as int32": np.int32,
-                f"{name} read as unsigned": np.uint64,
-                f"{name} rounded to float32": np.float32,
-            }
             rows = {
-                title: lambda value, to=dtype: value.astype(to) for title, dtype in types.items()
+                f"{name} read as int32": lambda value: value.astype(np.int32),
+                f"{name} read as unsigned": lambda value: value.astype(np.uint64),
+                f"{name} rounded to float32": lambda value: value.astype(np.float32),
             }
         else:
             rows = {f"{name} rounded to {dtype}": _through(dtype)
                     for dtype in (_FLOAT32, *_HALVES.values())}  # fmt: skip
         yield from _rows(_BEFORE, partial(_scalar, position), rows)
-    rows = {
-        "attributes not rounded to float32": lambda value: float(str(np.float32(value))),
-    }
     about = "0.999 is taken for the double next to it, and not for the float32 that a node holds."
-    yield from _rows(about, _each_attribute, rows)
-    rows = {"defaults not rounded to float32": rows["attributes not rounded to float32"]}
-    yield from _rows(about, partial(_each_attribute, only_defaults=True), rows)
+    for which, hook in (
+        ("attributes", _each_attribute),
+        ("defaults", partial(_each_attribute, only_defaults=True)),
+    ):
+        yield from _rows(about, hook, {f"{which} not rounded to float32": _decimal})
     yield Implementation(
         "attributes combined in float32",
         "What follows from attributes alone, as 1 - alpha, is rounded to float32.",
@@ -406,6 +402,10 @@ def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementati
         yield _around(operator, name, about, after=after)
 
 
+def _decimal(value: float) -> float:
+    return float(str(np.float32(value)))
+
+
 def _always(value: str) -> Callable[[str], str]:
     return lambda _: value
 
@@ -505,29 +505,21 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
     """Change each output, given the inputs that have its type and its shape."""
-
-    def compute(call: Call[Array]) -> list[Array]:
-        return [
-            change(output, like, first)
-            for output, (like, first) in zip(evaluate(call), _sources(call), strict=True)
-        ]
-
-    return compute
+    return _outputs(
+        lambda call, new: [change(it, *of) for it, of in zip(new, _sources(call), strict=True)]
+    )
 
 
 def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Compute:
     """Change the groups' outputs of each name, given the tensors that they replace."""
 
-    def compute(call: Call[Array]) -> list[Array]:
-        news, groups = evaluate(call), len(call.groups)
-        olds = [np.broadcast_to(like, first.shape) for like, first in _sources(call)]
-        return [
-            output
-            for start in range(0, len(news), groups)
-            for output in change(news[start : start + groups], olds[start : start + groups])
-        ]
+    def changed(call: Call[Array], new: list[Array]) -> list[Array]:
+        old = [np.broadcast_to(like, first.shape) for like, first in _sources(call)]
+        size = len(call.groups)
+        kinds = [slice(start, start + size) for start in range(0, len(new), size)]
+        return [output for kind in kinds for output in change(new[kind], old[kind])]
 
-    return compute
+    return _outputs(changed)
 
 
 def _elements_kept(elements: Callable[[int], slice]) -> Compute:
@@ -540,21 +532,17 @@ def _elements_kept(elements: Callable[[int], slice]) -> Compute:
 
 
 def _enlarged(position: int) -> Compute:
-    def compute(call: Call[Array]) -> list[Array]:
+    def changed(call: Call[Array], new: list[Array]) -> list[Array]:
         shape = call.scalars[position].shape
-        return [
-            np.broadcast_to(output, np.broadcast_shapes(shape, output.shape))
-            for output in evaluate(call)
-        ]
+        return [np.broadcast_to(it, np.broadcast_shapes(shape, it.shape)) for it in new]
 
-    return compute
+    return _outputs(changed)
 
 
 def _typed(dtype: Callable[[Call[Array], int], np.dtype[Any]]) -> Compute:
     return _outputs(
-        lambda call, outputs: [
-            output.astype(dtype(call, place % len(call.groups)))
-            for place, output in enumerate(outputs)
+        lambda call, new: [
+            it.astype(dtype(call, at % len(call.groups))) for at, it in enumerate(new)
         ]
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
@@ -12,21 +12,12 @@ from onnxopt_cli.formula.rewrite import Formula, compile_tree, formula_tree
 from onnxopt_cli.readings.implementation import Implementation
 
 _ARITHMETIC: dict[type[ast.operator], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Pow: "**",
-}
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**",
+}  # fmt: skip
 _LOGIC: dict[type[ast.operator], str] = {ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^"}
 _COMPARISONS: dict[type[ast.cmpop], str] = {
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-}
+    ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!=",
+}  # fmt: skip
 _NUMBERS = (0, 1, 2, 0.5, -1)
 _FUNCTIONS = ("sqrt", "square", "abs", "cbrt", "exp", "sign")
 
@@ -58,7 +49,7 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
                     about=about,
                     change=lru_cache(partial(_compiled, source)),
                 )
-        place.restore()
+        place.put(place.node)
     return tuple(found.values())
 
 
@@ -75,28 +66,17 @@ class _Place:
 
     Attributes:
         statement: the statement, as it is shown.
-        parent, field, index: what holds the expression.
         node: the expression.
+        put: puts another one in its place.
         names: the numbers that have a name there.
         choices: the strings that attributes may be.
     """
 
     statement: ast.stmt
-    parent: ast.AST
-    field: str
-    index: int | None
     node: ast.expr
+    put: Callable[[ast.expr], None]
     names: tuple[str, ...]
     choices: list[str]
-
-    def put(self, node: ast.expr) -> None:
-        if self.index is None:
-            setattr(self.parent, self.field, node)
-        else:
-            getattr(self.parent, self.field)[self.index] = node
-
-    def restore(self) -> None:
-        self.put(self.node)
 
     def text(self) -> str:
         """Return the statement in one line, an if without its branches."""
@@ -106,39 +86,26 @@ class _Place:
 
     def changes(self) -> Iterator[Change]:
         """Yield everything that may stand in the place; some may be what is there."""
-        node = self.node
-        if isinstance(node, ast.BinOp):
-            yield from _binary_changes(node)
-        elif isinstance(node, ast.Compare):
-            yield from _comparison_changes(node)
-        elif isinstance(node, ast.Call):
-            yield from _call_changes(node)
-        elif isinstance(node, ast.Name):
-            yield from self._name_changes(node)
-        elif isinstance(node, ast.Constant):
-            yield from self._constant_changes(node)
-        if isinstance(node, ast.BinOp | ast.Call) or _named(node) in self.names:
-            text = ast.unparse(node)
+        node, text = self.node, ast.unparse(self.node)
+        named = text in self.names
+        names = [(f"{text} became {it}.", ast.Name(it, ast.Load())) for it in self.names]
+        numbers = [(f"{text} became {it}.", ast.Constant(it)) for it in _NUMBERS]
+        match node:
+            case ast.BinOp():
+                yield from _binary_changes(node)
+            case ast.Compare():
+                yield from _comparison_changes(node)
+            case ast.Call():
+                yield from _call_changes(node)
+            case ast.Name() if named:
+                yield from (*names, *numbers)
+            case ast.Constant(value=str()):
+                yield from ((f"{text} became {it!r}.", ast.Constant(it)) for it in self.choices)
+            case ast.Constant():
+                yield from (*numbers, *names)
+        if named or isinstance(node, ast.BinOp | ast.Call):
             yield f"{text} became negative.", ast.UnaryOp(ast.USub(), node)
             yield f"{text} was squared.", ast.BinOp(node, ast.Mult(), node)
-
-    def _name_changes(self, node: ast.Name) -> Iterator[Change]:
-        if node.id in self.names:
-            for name in self.names:
-                yield f"{node.id} became {name}.", ast.Name(name, ast.Load())
-            for number in _NUMBERS:
-                yield f"{node.id} became {number}.", ast.Constant(number)
-
-    def _constant_changes(self, node: ast.Constant) -> Iterator[Change]:
-        text = ast.unparse(node)
-        if isinstance(node.value, str):
-            for choice in self.choices:
-                yield f"{text} became {choice!r}.", ast.Constant(choice)
-            return
-        for number in _NUMBERS:
-            yield f"{text} became {number}.", ast.Constant(number)
-        for name in self.names:
-            yield f"{text} became {name}.", ast.Name(name, ast.Load())
 
 
 def _binary_changes(node: ast.BinOp) -> Iterator[Change]:
@@ -173,10 +140,8 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
         case [condition, first, second]:
             yield "The first branch is always taken.", first
             yield "The second branch is always taken.", second
-            yield (
-                "The branches were exchanged.",
-                ast.Call(node.func, [condition, second, first], []),
-            )
+            exchanged = ast.Call(node.func, [condition, second, first], [])
+            yield "The branches were exchanged.", exchanged
 
 
 def _places(tree: ast.FunctionDef, choices: list[str]) -> Iterator[_Place]:
@@ -192,14 +157,11 @@ def _places(tree: ast.FunctionDef, choices: list[str]) -> Iterator[_Place]:
     names = [argument.arg for argument in arguments if argument.arg not in texts]
     for statement in _statements(tree.body):
         fields = ("test",) if isinstance(statement, ast.If) else ("value",)
-        for parent, field, index, node in _expressions(statement, fields):
-            yield _Place(statement, parent, field, index, node, tuple(names), choices)
+        for node, put in _expressions(statement, fields):
+            yield _Place(statement, node, put, tuple(names), choices)
         if isinstance(statement, ast.Assign):
-            names += [
-                target.id
-                for target in statement.targets
-                if isinstance(target, ast.Name) and target.id not in names
-            ]
+            targets = (it.id for it in statement.targets if isinstance(it, ast.Name))
+            names += [it for it in targets if it not in names]
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -212,20 +174,22 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _expressions(
     parent: ast.AST, fields: tuple[str, ...]
-) -> Iterator[tuple[ast.AST, str, int | None, ast.expr]]:
+) -> Iterator[tuple[ast.expr, Callable[[ast.expr], None]]]:
+    """Yield every expression, with what puts another one in its place."""
     for field in fields:
         value = getattr(parent, field)
-        children = enumerate(value) if isinstance(value, list) else [(None, value)]
-        for index, child in children:
+        several = isinstance(value, list)
+        for index, child in enumerate(value if several else [value]):
             if isinstance(child, ast.expr):
-                yield parent, field, index, child
+                put = (
+                    partial(value.__setitem__, index)
+                    if several
+                    else partial(setattr, parent, field)
+                )
+                yield child, put
                 # A function's name is no operand.
                 inner = ("args",) if isinstance(child, ast.Call) else child._fields
                 yield from _expressions(child, inner)
-
-
-def _named(node: ast.expr) -> str | None:
-    return node.id if isinstance(node, ast.Name) else None
 
 
 def _is_text(node: ast.AST) -> bool:
