@@ -46,15 +46,14 @@ class Fault:
 
     def outputs(self, call):
         outputs = evaluate(call)
-        size = len(call.groups)
-        for group in range(size):
-            place = self.output * size + group
-            if place >= len(outputs) or outputs[place].ndim != call.groups[group][0].ndim:
-                continue
-            mask = np.ones(call.groups[group][0].shape, bool)
-            for condition in self.conditions:
-                mask = mask & condition(call, group)
-            like, _ = call.operator.places(size)[place]
+        masks = []
+        for group, (first, *_) in enumerate(call.groups):
+            holds = [condition(call, group) for condition in self.conditions]
+            masks.append(np.logical_and.reduce([np.broadcast_to(it, first.shape) for it in holds]))
+        if call.operator.carries(list(call.operator.outputs)[self.output]):
+            masks = [any(mask.any() for mask in masks)]
+        for place, mask in enumerate(masks, start=self.output * len(masks)):
+            like, _ = call.operator.places(len(call.groups))[place]
             old = np.broadcast_to(call.inputs[like], outputs[place].shape)
             with np.errstate(all="ignore"):
                 changed = np.asarray(self.change(outputs[place], old), outputs[place].dtype)

@@ -22,7 +22,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.grade.ground import common_ground, sample
+from onnxopt_cli.grade.ground import Sample, common_ground, sample
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
@@ -253,8 +253,9 @@ class _Search:
     ) -> Iterator[str]:
         """Look for what the failing cases have in common that no mistake reproduces."""
         cover = self._supported() if self._wrong else []
-        covered = {place for it in cover for place in it.cases}
-        left = [seen for place, seen in enumerate(self._wrong) if place not in covered]
+        covered = sorted(place for it in cover for place in it.cases)
+        places = sorted(self._all.difference(covered))
+        left = [self._wrong[place] for place in places]
         if not left or not self._complete:
             return
 
@@ -266,16 +267,12 @@ class _Search:
             return returned
 
         doing = f"explaining {self._operator.name}: what failing cases have in common"
-        samples = []
-        for seen in left:
+        samples: list[Sample] = []
+        for seen in (*left, *self._read_passed(), *(self._wrong[place] for place in covered)):
             yield doing
-            samples.append(sample(seen.call, seen.right, seen.returned))
-        explained = [seen for place, seen in enumerate(self._wrong) if place in covered]
-        for seen in (*self._read_passed(), *explained):
-            yield doing
-            samples.append(sample(seen.call, seen.right, [it.expected for it in seen.right]))
+            returned = seen.returned if len(samples) < len(left) else None
+            samples.append(sample(seen.call, seen.right, returned))
         words, says = common_ground(self._operator, list(samples), asking if ask else None)
-        places = sorted(self._all - covered)
         if says is None and ask:
             # There may be several reasons.
             yield doing

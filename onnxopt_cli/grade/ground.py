@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
+from operator import and_
 from random import Random
 
 import numpy as np
@@ -31,80 +32,108 @@ Ask = Callable[[Call[Array]], Sequence[Array] | None]
 #: So many further inputs are asked, in rounds.
 QUESTIONS = 50
 _ROUNDS = 5
-_POOL = 220
+_POOL, _MORE = 220, 130
+#: A fault is expected to show where it changes a result by more than so many units of rounding.
+_VISIBLE = 100
 #: So many sentences are weighed, the plainest first.
 _SENTENCES = 400
 #: A sentence that is worse by so much is not an alternative.
 _PLAINER = 0.75
+#: After the last questions a sentence may be the best that is less plain by so much.
+_AS_PLAIN = 0.1
 #: Sentences that differ in a smaller share of inputs say the same.
 _SAME = 0.01
 #: Of fewer failing cases anything can be said, unless the backend can be asked.
 _FEW = 4
+#: Of fewer inputs that pass, though the fault would show, anything can be said.
+_PASSED = 10
 #: What is said of a larger share of inputs says nothing.
 _ALWAYS = 0.9
 #: Where a smaller share of inputs fails, or elsewhere a larger one of the rest, nothing is said.
 _OFTEN = 0.6
 
 
+#: What may come in place of a right element, in words, by what is right and what it replaces.
+_INSTEAD: dict[str, Callable[[Array, Array], Array]] = {
+    "0": lambda new, _: np.zeros_like(new),
+    "what it was": lambda _, old: old,
+    "NaN": lambda new, _: np.full_like(new, np.nan),
+    "negated": lambda new, _: -new,
+}
+#: Effects of a fault: those, two of which nothing more is known, and a wrong structure. One is a
+#: bit in what is known of an element.
+_EFFECTS = (*_INSTEAD, "wrong", "wrong", "of another type or shape")
+_ANYTHING, _NO_ZERO, _STRUCTURE = (1 << at for at in range(len(_INSTEAD), len(_EFFECTS)))
+_IS_WRONG = -1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A node, and whether a backend failed it.
+    """A node, and what a backend returned for it.
 
     Attributes:
         call: the node.
-        failed: whether the backend failed it.
-        marked: by output, for each tensor, flat: WRONG for elements that are, 1 for those that
-            were judged and came from computing, 0 for others.
-        effect: what wrong elements are, in words.
+        marked: by output, for each tensor, flat: _IS_WRONG for elements that are; for others the
+            effects that would show there, a bit each.
+        effects: by output that has wrong elements, those that all of them may have, a bit each.
     """
 
     call: Call[Array]
-    failed: bool
     marked: Mapping[str, Sequence[Array]]
-    effect: str = ""
+    effects: Mapping[str, int]
 
-    def wrong(self, output: str) -> bool:
-        """Tell whether an output has wrong elements."""
-        return any((mark == WRONG).any() for mark in self.marked[output])
+    @property
+    def failed(self) -> bool:
+        """Whether the backend failed it."""
+        return bool(self.effects)
 
 
-def sample(call: Call[Array], right: Sequence[DerivedOutput], returned: Sequence[Array]) -> Sample:
-    """Return what a backend's outputs say of a node."""
-    marked = {
-        name: [np.zeros(it[0].size, int) for it in call.groups] for name in call.operator.outputs
-    }
-    structure = [(it.expected.dtype, it.expected.shape) for it in right]
-    if structure != [(it.dtype, it.shape) for it in returned]:
-        everything = {name: [it + WRONG for it in marks] for name, marks in marked.items()}
-        return Sample(call, True, everything, "has another type or shape")
-    effects: set[str] = set()
-    for judged, output, (name, group, source) in zip(right, returned, _outputs(call), strict=True):
-        wrong = _wrong(judged, output)
-        if group is None:
-            marked[name] = [it + (WRONG if wrong.any() else 1) for it in marked[name]]
+def sample(
+    call: Call[Array], right: Sequence[DerivedOutput], returned: Sequence[Array] | None = None
+) -> Sample:
+    """Return what a backend's outputs say of a node; None for what is right."""
+    marked: dict[str, list[Array]] = {name: [] for name in call.operator.outputs}
+    effects: dict[str, int] = {}
+    if returned is None:
+        returned = [it.expected for it in right]
+    elif len(returned) != len(right):
+        returned = [np.array(None)] * len(right)
+    for judged, output, (name, source) in zip(right, returned, _outputs(call), strict=True):
+        new = judged.expected
+        instead = np.stack([it(new, source) for it in _INSTEAD.values()])
+        shown = _wrong(judged, instead)
+        # NaN and infinity times zero are not zero.
+        shown[0] &= np.isfinite(new)
+        # A fault shows for sure where it does whether zero or the old value comes instead.
+        marks = _bits([*shown, shown[0] & shown[1], shown[0]]) | _STRUCTURE
+        if (output.dtype, output.shape) != (new.dtype, new.shape):
+            wrong, may = np.ones(new.shape, bool), _STRUCTURE
         else:
-            usable = _computed(judged.expected, source) & ~judged.branch.weak
-            marked[name][group] = np.where(wrong, WRONG, usable).reshape(-1)
-        if wrong.any():
-            same = np.array_equal(output[wrong], source[wrong], equal_nan=True)
-            what = "what it was" if same else "NaN" if np.isnan(output[wrong]).all() else "wrong"
-            effects.add(f"{name} is {what if output[wrong].any() else '0'}")
-    return Sample(call, bool(effects), marked, " and ".join(sorted(effects)))
+            wrong = _wrong(judged, output)
+            alike = _equal(output, instead)[:, wrong]
+            may = int(_bits(np.all(alike, axis=1))) | _ANYTHING | _NO_ZERO
+        if wrong.any() or may == _STRUCTURE:
+            effects[name] = effects.get(name, may) & may
+        if call.operator.carries(name):
+            mark = _IS_WRONG if wrong.any() else np.bitwise_or.reduce(marks, axis=None)
+            marked[name] = [np.full(it[0].size, mark) for it in call.groups]
+        else:
+            marked[name].append(np.where(wrong, _IS_WRONG, marks).reshape(-1))
+    return Sample(call, marked, effects)
 
 
-def _outputs(call: Call[Array]) -> Iterator[tuple[str, int | None, Array]]:
-    """Yield each output's name, its tensor's place, if it is of one, and what it replaces."""
+def _bits(masks: Sequence[Array]) -> Array:
+    return np.packbits(np.array(masks), axis=0, bitorder="little")[0].view(np.int8)
+
+
+def _outputs(call: Call[Array]) -> Iterator[tuple[str, Array]]:
+    """Yield each output's name, and what it replaces."""
     operator, inputs = call.operator, call.inputs
     places = iter(operator.places(len(call.groups)))
     for name in operator.outputs:
-        for group in [None] if operator.carries(name) else range(len(call.groups)):
+        for _ in call.groups[:1] if operator.carries(name) else call.groups:
             like, base = next(places)
-            yield name, group, np.broadcast_to(inputs[like], inputs[base].shape)
-
-
-def _computed(expected: Array, source: Array) -> Array:
-    """Tell which elements a fault would show in, whatever it does."""
-    return np.isfinite(expected) & (expected != 0) & (expected != source)
+            yield name, np.broadcast_to(inputs[like], inputs[base].shape)
 
 
 def _wrong(judged: DerivedOutput, output: Array) -> Array:
@@ -113,10 +142,13 @@ def _wrong(judged: DerivedOutput, output: Array) -> Array:
     with np.errstate(all="ignore"):
         while branch is not None:
             near = np.abs(output.astype(float) - branch.expected) <= branch.limit
-            equal = (output == branch.expected) | (np.isnan(output) & np.isnan(branch.expected))
-            wrong &= ~(near | equal | np.isinf(branch.limit))
+            wrong &= ~(near | _equal(output, branch.expected) | np.isinf(branch.limit))
             branch = branch.otherwise
     return wrong
+
+
+def _equal(one: Array, other: Array) -> Array:
+    return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
 def common_ground(
@@ -154,45 +186,52 @@ class _Ground:
         self._operator, self._samples, self._random = operator, samples, random
         self._several, self._given = several, sum(it.failed for it in samples)
         self._places = feature_places(operator)
-        self._outputs: set[str] = set()
-        self._rows: list[tuple[Array, Array]] = []
+        self._effects: dict[str, int] = {}
+        self._rows: dict[Sample, tuple[Array, Array]] = {}
+        self._pool: list[Sample] = []
         self._known: list[Trait] = []
         self._pairs = np.empty((0, 2), int)
         self._costs = np.empty(0)
 
     def sentence(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
-        best, stable = "", False
+        cost, stable = 0.0, False
         for turn in range(_ROUNDS + 1):
             self._separate()
             if not self._pairs.size:
                 return self._often()
-            pool = self._pool()
-            said = self._predictions(pool)
-            best, stable = self._words(0), best == self._words(0)
+            self._fill_pool()
+            said = self._predictions()
+            stable, cost = self._costs[0] <= cost + _AS_PLAIN, self._costs[0]
             if ask is None or turn == _ROUNDS:
                 break
-            for at in self._questions(said, QUESTIONS // _ROUNDS):
-                call = pool[at][0]
+            for at in sorted(self._questions(said, QUESTIONS // _ROUNDS), reverse=True):
+                call = self._pool.pop(at).call
                 returned = ask(call)
                 if returned is not None:
                     self._samples.append(sample(call, bound(call), returned))
-        if np.mean(said[0]) > _ALWAYS or (ask is not None and not stable):
+        passed = sum(self._features(it)[0].size > 0 for it in self._samples if not it.failed)
+        # Of earlier inputs those are left that were not asked.
+        if np.mean(said[0, -_MORE:]) > _ALWAYS or (ask and not (stable and passed >= _PASSED)):
             return self._often()
-        for at in np.flatnonzero(self._costs <= self._costs[0] + _PLAINER).tolist():
-            if np.mean(said[at] != said[0]) > _SAME:
-                other = self._words(at)
-                return f"cannot tell whether it fails wherever {best} or wherever {other}", None
+        near = np.flatnonzero(self._costs <= self._costs[0] + _PLAINER).tolist()
+        other = next((at for at in near if np.mean(said[at] != said[0]) > _SAME), 0)
+        if other and self._several:
+            return self._often()
+        best = self._words(0)
+        if other:
+            words = f"wherever {best} or wherever {self._words(other)}"
+            return f"cannot tell whether it fails {words}", None
+        return self._plainest(best)
+
+    def _plainest(self, best: str) -> tuple[str, Callable[[Sample], bool] | None]:
+        """Return the plainest sentence, if enough of what fails is where it says."""
         says = partial(self._says, list(self._pairs[0]))
         found = [it for it in self._samples if it.failed and says(it)]
         failing = sum(it.failed for it in self._samples)
         elsewhere = (failing - len(found)) / max(1, len(self._samples) - len(found))
         if self._several and (len(found) <= _FEW or elsewhere > 1 - _OFTEN):
             return self._often()
-        effects = {it.effect for it in found}
-        outputs = [name for name in sorted(self._outputs) if any(it.wrong(name) for it in found)]
-        wrong = f"{' and '.join(outputs)} {'are' if len(outputs) > 1 else 'is'} wrong"
-        effect = effects.pop() if len(effects) == 1 else wrong
-        return f"{effect} wherever {best}", says
+        return f"{_words(_effects(found))} wherever {best}", says
 
     def _often(self) -> tuple[str, Callable[[Sample], bool] | None]:
         """Count failures where a trait is that all given ones have, and elsewhere.
@@ -203,7 +242,8 @@ class _Ground:
             return "", None
         known = sorted(traits(self._operator, {}), key=lambda it: it.cost)
         failed = np.array([it.failed for it in self._samples])
-        has = np.stack([self._columns(known, rows).any(axis=0) for rows, _ in self._rows])
+        rows = [self._features(it)[0] for it in self._samples]
+        has = np.stack([self._columns(known, it).any(axis=0) for it in rows])
         share, elsewhere = (
             np.sum(where & failed[:, None], axis=0) / np.maximum(1, np.sum(where, axis=0))
             for where in (has, ~has)
@@ -222,15 +262,14 @@ class _Ground:
 
     def _separate(self) -> None:
         """Find the sentences that hold in all failing samples and in no other, plainest first."""
-        outputs = {
-            name for it in self._samples for name in it.marked if it.failed and it.wrong(name)
-        }
-        if outputs != self._outputs:
-            self._outputs, self._rows = outputs, []
-        self._rows += map(self._features, self._samples[len(self._rows) :])
+        effects = _effects(self._samples)
+        if effects != self._effects:
+            self._effects = effects
+            self._rows.clear()
         wrong: list[Array] = []
         right: list[Array] = []
-        for (rows, marks), it in zip(self._rows, self._samples, strict=True):
+        for it in self._samples:
+            rows, marks = self._features(it)
             if not it.failed:
                 right.append(rows)
             elif (marks == WRONG).any():
@@ -243,22 +282,23 @@ class _Ground:
         for name, place in self._places.items():
             values = np.unique(np.concatenate(wrong)[:, place])
             if np.all(np.isfinite(values)) and np.all(values == np.round(values)):
-                ends = (*values[:3], *values[-3:])
-                seen[name] = [float(it) + by for it in ends for by in (0, 1)]
+                seen[name] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
         known = sorted(traits(self._operator, seen), key=lambda it: it.cost)
         columns = self._columns(known, everything)
-        kept = np.flatnonzero(columns.any(axis=0))
+        ends = np.cumsum([len(it) for it in wrong])
+        holds = [part.any(axis=0) for part in np.split(columns[: ends[-1]], ends[:-1])]
+        kept = np.flatnonzero(np.any(holds, axis=0) if self._several else np.all(holds, axis=0))
         self._known, columns = [known[at] for at in kept], columns[:, kept]
-        parts = np.split(columns, np.cumsum([len(it) for it in (*wrong, *right)])[:-1])
-        passed = _unique(columns[sum(len(it) for it in wrong) :])
-        alive = self._hold(map(_unique, parts[: len(wrong)]), passed.T @ passed == 0)
+        parts = np.split(columns[: ends[-1]], ends[:-1])
+        passed = _unique(columns[ends[-1] :])
+        alive = self._hold(map(_unique, parts), passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
         total = costs[first] + np.where(first == second, 0, costs[second] + 0.5)
         plainest = np.argsort(total, kind="stable")[:_SENTENCES]
         first, second, total = first[plainest], second[plainest], total[plainest]
         # A sentence that wrong elements speak against is less plain.
-        for part in parts[: len(wrong)]:
+        for part in parts:
             total += (1 - np.mean(part[:, first] & part[:, second], axis=0)) / len(wrong)
         order = np.argsort(total, kind="stable")
         self._pairs = np.stack([first, second], axis=1)[order]
@@ -277,50 +317,48 @@ class _Ground:
         return reached == max(1, reached.max())
 
     def _features(self, node: Sample) -> tuple[Array, Array]:
-        return features(node.call, self._marks(node.marked))
+        """Return the features of a node's elements that may be wrong, and marks of them."""
+        if node not in self._rows:
+            self._rows[node] = features(node.call, self._marks(node))
+        return self._rows[node]
 
-    def _marks(self, marked: Mapping[str, Sequence[Array]]) -> list[Array]:
-        """Return the marks of a node's elements in the outputs that are wrong anywhere."""
-        marks = zip(*(marked[name] for name in self._outputs), strict=True)
-        return [np.maximum.reduce(each) for each in marks]
+    def _marks(self, node: Sample) -> list[Array]:
+        outputs = (
+            [np.where(it < 0, WRONG, it >> effect & 1) for it in node.marked[name]]
+            for name, effect in self._effects.items()
+        )
+        return [np.maximum.reduce(each) for each in zip(*outputs, strict=True)]
 
     def _columns(self, known: Sequence[Trait], rows: Array) -> Array:
         with np.errstate(all="ignore"):
             found = [np.asarray(it.holds(rows[:, self._places[it.feature]])) for it in known]
         return np.stack(found, axis=1)
 
-    def _pool(self) -> list[tuple[Call[Array], list[Array]]]:
-        """Draw further inputs, most near to failing ones, and mark where a fault would show."""
+    def _fill_pool(self) -> None:
+        """Draw further inputs, most near to failing ones."""
         failing = [it.call for it in self._samples if it.failed]
         others = [it.call for it in self._samples if not it.failed] or failing
-        pool = []
-        for bases in (failing, failing, others) * (_POOL // 3):
+        for bases in (failing, failing, others) * ((_MORE if self._pool else _POOL) // 3):
             call = further(self._random, self._random.choice(bases))
-            if call is None:
-                continue
-            marked = {
-                name: [np.zeros(it[0].size, int) for it in call.groups] for name in self._outputs
-            }
-            for output, (name, group, source) in zip(evaluate(call), _outputs(call), strict=True):
-                if name in marked and group is not None:
-                    marked[name][group] = _computed(output, source).reshape(-1).astype(int)
-            marks = self._marks(marked)
-            # Where right results are trivial, a fault seldom shows.
-            if not any(it.any() for it in marks):
-                if self._random.randrange(10):
-                    continue
-                marks = [it + 1 for it in marks]
-            pool.append((call, marks))
-        return pool
+            if call is not None:
+                near = (
+                    (it, _VISIBLE * np.finfo(it.dtype).eps * np.abs(it)) for it in evaluate(call)
+                )
+                right = [DerivedOutput(it, it, np.nan_to_num(error), 1.0) for it, error in near]
+                it = sample(call, right)
+                # Where no fault would show for sure, nothing is learnt from one that does.
+                shows = all(marks.any() for marks in self._marks(it) if marks.size)
+                if shows or not self._random.randrange(10):
+                    self._pool.append(it)
 
-    def _predictions(self, pool: Sequence[tuple[Call[Array], list[Array]]]) -> Array:
-        """Return for each sentence and each node whether it is said to fail."""
+    def _predictions(self) -> Array:
+        """Return for each sentence and each node of the pool whether it is said to fail."""
         used, places = np.unique(self._pairs, return_inverse=True)
         first, second = places.reshape(self._pairs.shape).T
         known = [self._known[at] for at in used]
-        said = np.zeros((len(self._pairs), len(pool)), bool)
-        for at, (call, marks) in enumerate(pool):
-            columns = self._columns(known, features(call, marks)[0])
+        said = np.zeros((len(self._pairs), len(self._pool)), bool)
+        for at, it in enumerate(self._pool):
+            columns = self._columns(known, self._features(it)[0])
             said[:, at] = np.any(columns[:, first] & columns[:, second], axis=0)
         return said
 
@@ -329,13 +367,17 @@ class _Ground:
         weights = np.exp2(-2 * (self._costs - self._costs[0]))
         classes = np.zeros(len(said), int)
         chosen: list[int] = []
-        for _ in range(count * 3 // 4):
+        for _ in range(count // 2):
             scores = [np.sum(np.bincount(2 * classes + it, weights) ** 2) for it in said.T]
             best = int(np.argmin(np.array(scores)))
             if best in chosen:
                 break
             chosen.append(best)
             classes = np.unique(2 * classes + said[:, best], return_inverse=True)[1]
+        # One in which elements may not show what is expected of them, may not tell sentences apart.
+        near = said[self._costs <= self._costs[0] + _PLAINER]
+        again = np.setdiff1d(np.flatnonzero(near.any(axis=0) & ~near.all(axis=0)), chosen)
+        chosen += again[: count * 3 // 4 - len(chosen)].tolist()
         for fails in (True, False) * count:
             rest = np.setdiff1d(np.flatnonzero(said[0] == fails), chosen)
             chosen += rest[: len(chosen) < count].tolist()
@@ -347,6 +389,27 @@ class _Ground:
     def _says(self, pair: Sequence[int], node: Sample) -> bool:
         rows, _ = self._features(node)
         return bool(np.any(np.all(self._columns([self._known[at] for at in pair], rows), axis=1)))
+
+
+def _effects(samples: Sequence[Sample]) -> dict[str, int]:
+    """Return the effect of a fault on each output that it changes, by its place among effects."""
+    found = {}
+    for name in sorted({name for it in samples for name in it.effects}):
+        may = reduce(and_, (it.effects[name] for it in samples if name in it.effects))
+        may = may or _ANYTHING | _NO_ZERO
+        marks = (mark for it in samples for mark in it.marked[name])
+        if not any(((mark > 0) & (mark & _ANYTHING > 0)).any() for mark in marks):
+            # What moves data returns zero or what it was.
+            may &= ~_ANYTHING
+        found[name] = (may & -may).bit_length() - 1
+    return found
+
+
+def _words(effects: Mapping[str, int]) -> str:
+    words = {name: _EFFECTS[effect] for name, effect in effects.items()}
+    if len({*words.values()}) > 1:
+        return " and ".join(f"{name} is {what}" for name, what in words.items())
+    return f"{' and '.join(words)} {'are' if len(words) > 1 else 'is'} {next(iter(words.values()))}"
 
 
 def _unique(columns: Array) -> Array:

@@ -542,6 +542,40 @@ def test_one_failing_case_has_something_in_common_with_what_the_backend_is_asked
     assert cause["found"] == f"V_new is wrong wherever {words}" or "cannot tell" in cause["found"]
 
 
+MOVED = """\
+import numpy as np
+from onnxopt_cli.backends.reference import NumpyBackend
+
+
+class Faulty:
+    '''Right, but for some elements of the output that moves data.'''
+
+    def run(self, model, inputs):
+        outputs = [np.array(it) for it in NumpyBackend().prepare(model).run(inputs)]
+        for at, (W, right) in enumerate(zip(inputs.values(), outputs)):
+            outputs[at] = np.asarray({}, right.dtype)
+        return outputs
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("np.where(np.isinf(W), -right, right)", "negated wherever W is infinite"),
+        ("np.where(W < 0, 0, right)", "0 wherever W is negative"),
+        ("np.where(np.abs(W) < 1e-11, W, right)", "what it was wherever W is 1e-10 or less"),
+    ],
+)
+def test_what_wrong_elements_are_tells_where_a_fault_could_show(workplace, onnxopt, output, words):
+    (workplace / "moved.py").write_text(MOVED.format(output))
+    run = ("run", "pruning", "-k", "/magnitudeprune/", "-b", "python:moved.py:Faulty", "-q", *HERE)
+    onnxopt(*run, *LONG, "--report", "json=out.json")
+    (found,) = explanations()
+    (cause,) = found["causes"]
+    assert cause["found"].startswith(f"W_new is {words}")
+
+
 BOTH = """\
 import numpy as np
 import onnx
