@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+
+from onnxopt_cli.core.values import Array
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -46,6 +49,18 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
+
+
+def room(count: int, dtype: np.dtype[Any]) -> Array:
+    """Return a flat array to be filled, in pages that the system gives one by one.
+
+    NumPy asks for huge pages: to find and clear one takes a busy or a virtual machine longer than
+    to read a file into it.
+    """
+    size = count * dtype.itemsize
+    if size < LARGE:
+        return np.empty(count, dtype)
+    return np.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype)
 
 
 def available_jobs() -> int:

@@ -111,6 +111,34 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
     return shares.reshape(expected.shape)
 
 
+def surely_agrees(expected: Array, actual: Array, budget: Budget) -> bool:
+    """Tell whether a tensor of floats is within a budget, without asking how far off it is.
+
+    Args:
+        expected: what was expected.
+        actual: what came.
+        budget: what an output of this dtype is judged by.
+
+    Returns:
+        False also where only :func:`compare_outputs` can tell.
+    """
+    floats = kind_of(expected.dtype) is NumberKind.FLOAT
+    if not floats or describe(expected) != describe(actual):
+        return False
+    mine, theirs = expected.reshape(-1), actual.reshape(-1)
+
+    def agrees(block: slice) -> bool:
+        one, other = mine[block].astype(np.float64), theirs[block].astype(np.float64)
+        with np.errstate(all="ignore"):
+            places = np.flatnonzero(~(np.abs(one - other) < budget.least * np.abs(one)))
+        places = block.start + places
+        places = places[_differing(mine[places], theirs[places])]
+        judged = _judged(budget, mine, theirs, places)
+        return bool((judged.distance <= judged.limit).all())
+
+    return all(in_blocks(agrees, mine.size, BLOCK * _ASKED_TOGETHER))
+
+
 def largest_share(
     expected: Mapping[str, Value],
     actual: Sequence[Value],

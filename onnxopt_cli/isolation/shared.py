@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxopt_cli.core.blocks import room
 from onnxopt_cli.errors import ProtocolBreach
 
 #: Fewer bytes pass through the channel.
@@ -82,7 +83,7 @@ def taken(descriptor: int | None, size: object, most: int) -> memoryview:
         raise ProtocolBreach(f"shared something else than 1 to {most} bytes")
     if os.fstat(descriptor).st_size < size:
         raise ProtocolBreach(f"shared less than the {size} bytes that it announced")
-    whole = np.empty(size, np.uint8).data
+    whole = room(size, np.dtype(np.uint8)).data
     place = 0
     while place < size:
         count = os.preadv(descriptor, [whole[place:]], place)

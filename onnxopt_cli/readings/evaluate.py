@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from onnxopt_cli.core.blocks import LARGE, in_blocks
+from onnxopt_cli.core.blocks import LARGE, in_blocks, room
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Attribute, Operator
@@ -188,7 +188,7 @@ def computed_in_blocks(
         compute: returns flat outputs of a call of flat tensors, whatever their number of elements.
     """
     first = call.groups[0][0]
-    outputs = [np.empty(first.size, it.dtype) for it in compute(call.at(slice(0, 0)))]
+    outputs = [room(first.size, it.dtype) for it in compute(call.at(slice(0, 0)))]
 
     def fill(places: slice) -> None:
         for output, values in zip(outputs, compute(call.at(places)), strict=True):

@@ -25,6 +25,7 @@ from onnxopt_cli.cases.values.regular_file import (
     read_into,
 )
 from onnxopt_cli.cases.values.tensor_data import array_of, tensor_of, type_name
+from onnxopt_cli.core.blocks import room
 from onnxopt_cli.core.values import STRING, Array, Value, describe, dtype_name, dtype_named
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def read_message(
         begin, start, length = _large_field(head, TensorProto.RAW_DATA_FIELD_NUMBER)
         if not length or start + length > size:
             return head + read_exactly(descriptor, size - _HEAD), None
-        raw = np.empty(length, np.uint8)
+        raw = room(length, np.dtype(np.uint8))
         raw[: _HEAD - start] = np.frombuffer(head, np.uint8)[start : start + length]
         read_into(descriptor, raw.data[_HEAD - start :])
         tail = read_exactly(descriptor, size - start - length)
