@@ -18,7 +18,7 @@ from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.readings.mistakes.deviate import named
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.run.judge import judge, read_question
+from onnxopt_cli.run.judge import answered, judge, read_question
 from onnxopt_cli.run.reproduce import Observation, observe, reproduces
 
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
@@ -79,7 +79,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
     pending = executor.submit(Order(content.model, content.inputs))
     judging = JudgeOptions()
-    question = read_question(case, judging)
+    question = answered(read_question(case), judging)
     # An invalid example is a defect of the strategies.
     assert not question.invalid, question.invalid  # noqa: S101 - as said
     formula = question.key and question.key.formula

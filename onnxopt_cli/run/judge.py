@@ -33,7 +33,8 @@ class AskedCase:
     Attributes:
         case: the case.
         content: its content; None if there is none to ask with.
-        key: what must come back; None if no backend can be asked, or must refuse the case.
+        key: what must come back; None if no backend can be asked, or must refuse the case, or it is
+            not known yet.
         invalid: why no backend can be asked, or empty.
         outcome: what that amounts to.
         contradictions: stored outputs that the formula rejects.
@@ -47,22 +48,27 @@ class AskedCase:
     contradictions: tuple[Diff, ...] = ()
 
 
-def read_question(case: Case, judging: JudgeOptions) -> AskedCase:
+def read_question(case: Case) -> AskedCase:
     """Read a case; one that is wrong in itself is an answer too."""
     try:
-        content = case.read()
+        return AskedCase(case, case.read())
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return AskedCase(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
+
+
+def answered(question: AskedCase, judging: JudgeOptions) -> AskedCase:
+    """Return a question with what must come back, invalid if its case contradicts itself."""
+    case, content = question.case, question.content
+    if content is None or content.rejects:
+        return question
     try:
-        key = None if content.rejects else answer_key(content, case.location, judging)
+        return with_key(replace(question, key=answer_key(content, case.location, judging)))
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
-    question = AskedCase(case, content, key)
-    return with_key(question) if key is not None and key.contradictions else question
 
 
 def with_key(question: AskedCase) -> AskedCase:

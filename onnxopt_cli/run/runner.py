@@ -18,6 +18,7 @@ import numpy as np
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
@@ -37,6 +38,7 @@ from onnxopt_cli.run.executors import (
 )
 from onnxopt_cli.run.judge import (
     AskedCase,
+    answered,
     judge,
     not_run,
     read_question,
@@ -204,8 +206,7 @@ def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
         if sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files) > _LARGE:
             return None
         content = case.read()
-        arrays = [it for it in content.inputs.values() if isinstance(it, np.ndarray)]
-        if sum(it.nbytes for it in arrays) > _LARGE:
+        if _bytes(content.inputs) > _LARGE:
             return None
     except (InvalidCase, OSError):
         return None
@@ -256,15 +257,16 @@ class _Asked:
 
 
 def _ask(plan: Plan, case: Case) -> _Asked:
-    question = read_question(case, plan.judging)
+    question = read_question(case)
     content = question.content
+    # What is right of large outputs is found while workers compute theirs.
+    expected = content.expected if content and _bytes(content.inputs) > _LARGE else None
+    if expected is None:
+        question = answered(question, plan.judging)
     if question.invalid or content is None:
         return _Asked(question, ())
     pending = []
-    returned = 0
-    if question.key is not None:
-        arrays = [it for it in question.key.outputs.values() if isinstance(it, np.ndarray)]
-        returned = sum(it.nbytes for it in arrays)
+    returned = _bytes(question.key.outputs if question.key else expected or {})
     try:
         for executor in plan.backends:
             started = partial(plan.started, case.id, executor.name)
@@ -281,6 +283,8 @@ def _ask(plan: Plan, case: Case) -> _Asked:
                 pending.append(partial(stepwise, executor, content.trajectory, started))
     except MemoryError:
         return _Asked(starved(case), ())
+    if expected is not None:
+        question = answered(question, plan.judging)
     complete: dict[str, Callable[[], AskedCase]] = {}
     if plan.asker and question.key and question.key.formula is None:
         for math in dict.fromkeys(declared_math(it.name) for it in plan.backends):
@@ -288,6 +292,11 @@ def _ask(plan: Plan, case: Case) -> _Asked:
             if answer is not None:
                 complete[math] = cache(partial(_completed, question, answer))
     return _Asked(question, tuple(pending), complete)
+
+
+def _bytes(values: Mapping[str, Value]) -> int:
+    """Return how many bytes the tensors among values have."""
+    return sum(it.nbytes for it in values.values() if isinstance(it, np.ndarray))
 
 
 def _completed(question: AskedCase, answer: Callable[[], AnswerKey]) -> AskedCase:
