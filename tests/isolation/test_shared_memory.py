@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import runpy
 import sys
 
 import numpy as np
 import pytest
+from onnx import helper
 from onnx_directories import identity, make_directory, tensor, tensor_type
 
 from onnxopt_cli.isolation import shared, worker_process
@@ -106,3 +108,45 @@ def test_without_such_files_values_pass_through_the_channel(
         "wrong": "fail",
         "written": "fail",
     }
+
+
+ADAGRAD = """\
+import numpy as np
+
+def adagrad(R, T, X, G, H):
+    H = H + G * G
+    return [X - R * G / (np.sqrt(H) + np.float32(0.5)), H]
+
+class Backend:
+    def run(self, model, inputs):
+        with open(ASKED, "a") as file:
+            file.write("asked\\n")
+        return adagrad(**inputs)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stored", "outcome"), [(1, "pass"), (1.001, "invalid")])
+def test_a_large_case_is_asked_of_the_backend_once(workplace, onnxopt, stored, outcome):
+    """Not again because it holds its outputs; and at once, before what is stored is looked at."""
+    (workplace / "plugin.py").write_text(ADAGRAD.replace("ASKED", repr(str(workplace / "asked"))))
+    count, names = 9 << 20, ["R", "T", "X", "G", "H"]
+    large = np.random.default_rng(1).random(count, np.float32)
+    values = [np.float32(0.1), np.int64(3), large, large, large]
+    outputs = runpy.run_path(str(workplace / "plugin.py"))["adagrad"](*values)
+    outputs[0][-1] *= stored
+    operator = {"domain": "ai.onnx.preview.training", "epsilon": 0.5}
+    types = [tensor_type(1, []), tensor_type(7, []), *[tensor_type(1, [count])] * 5]
+    node = helper.make_node("Adagrad", names, ["X_new", "H_new"], **operator)
+    info = [
+        helper.make_value_info(name, it)
+        for name, it in zip([*names, *node.output], types, strict=True)
+    ]
+    model = helper.make_model(
+        helper.make_graph([node], "large", info[:5], info[5:]),
+        opset_imports=[helper.make_opsetid(operator["domain"], 1)],
+    )
+    make_directory(workplace / "test_large", model, map(tensor, values), map(tensor, outputs))
+    said = onnxopt("run", "test_large", "-b", "python:plugin.py:Backend", "--no-explain")
+    assert outcome in said.out
+    assert (workplace / "asked").read_text() == "asked\n"

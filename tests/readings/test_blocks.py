@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.core import blocks, compare
+from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.fuzz.driver import examples
 from onnxopt_cli.operators import OPERATORS, operator_named
@@ -136,6 +137,10 @@ def compare_parts(content, location, random, monkeypatch):
         monkeypatch.setattr(compare, "BLOCK", block)
         key = answer_key(content, location, JudgeOptions())
         diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
+        for name, actual, diff in zip(key.outputs, outputs, diffs[-1], strict=True):
+            if isinstance(budget := key.tolerances[name], Budget):
+                expected = key.outputs[name]
+                assert compare.surely_agrees(expected, actual, budget) == diff.agrees, location
     for whole, parts in zip(*diffs, strict=True):
         assert parts.budget_used == pytest.approx(whole.budget_used, rel=1e-6), location
         assert parts.budget_median >= whole.budget_median * (1 - 1e-6)
