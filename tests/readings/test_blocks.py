@@ -111,6 +111,18 @@ def test_what_works_element_by_element_is_known_from_the_vocabulary():
     assert not found & {"AdmmUpdate", "AdmmPenalty"}
 
 
+def compare_looks(expected, actual, budget, location):
+    """See that one look at an output, and at one just beyond its limits, tells as all looks do."""
+    if not isinstance(budget, Budget):
+        return
+    limit = budget.at(np.arange(expected.size)).limit.reshape(expected.shape)
+    with np.errstate(all="ignore"):
+        beyond = np.asarray(expected + 1.5 * limit, expected.dtype)
+    for it in (actual, beyond):
+        (diff,) = compare.compare_outputs({"it": expected}, [it], {"it": budget}.get)
+        assert compare.surely_agrees(expected, it, budget) == diff.agrees, location
+
+
 def compare_parts(content, location, random, monkeypatch):
     """Judge wrong outputs as a whole and in parts; yield the pairs of diffs, compared already."""
     call = None if content.rejects else sole_call(content.model, content.inputs)
@@ -137,10 +149,8 @@ def compare_parts(content, location, random, monkeypatch):
         monkeypatch.setattr(compare, "BLOCK", block)
         key = answer_key(content, location, JudgeOptions())
         diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
-        for name, actual, diff in zip(key.outputs, outputs, diffs[-1], strict=True):
-            if isinstance(budget := key.tolerances[name], Budget):
-                expected = key.outputs[name]
-                assert compare.surely_agrees(expected, actual, budget) == diff.agrees, location
+        for (name, expected), actual in zip(key.outputs.items(), outputs, strict=True):
+            compare_looks(expected, actual, key.tolerances[name], location)
     for whole, parts in zip(*diffs, strict=True):
         assert parts.budget_used == pytest.approx(whole.budget_used, rel=1e-6), location
         assert parts.budget_median >= whole.budget_median * (1 - 1e-6)
