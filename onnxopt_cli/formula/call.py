@@ -79,7 +79,10 @@ class Call(Generic[T]):
         yields: dict[str, list[Any]] = {name: [] for name in operator.outputs}
         for index, group in enumerate(self.groups):
             attributes = {
-                name: value if isinstance(value, str) else number(_of_group(value, index))
+                # One number for all groups, or one for each.
+                name: number(value[index % len(value)] if isinstance(value, tuple) else value)
+                if not isinstance(value, str)
+                else value
                 for name, value in self.attributes.items()
             }
             results = operator.formula(*scalars.values(), *map(tensor, group), **attributes)
@@ -114,7 +117,7 @@ class Call(Generic[T]):
     def group(self, index: int) -> Call[T]:
         """Return the call of one group alone."""
         attributes = {
-            name: (_of_group(value, index),) if isinstance(value, tuple) else value
+            name: (value[index % len(value)],) if isinstance(value, tuple) else value
             for name, value in self.attributes.items()
         }
         return replace(self, groups=(self.groups[index],), attributes=attributes)
@@ -178,13 +181,6 @@ def bind(
     _check_operands(operator, present, number)
     groups = tuple(tuple(present[count + group :: number]) for group in range(number))
     return Call(operator, attributes, tuple(present[:count]), groups, omitted)
-
-
-def _of_group(value: float | tuple[float, ...], index: int) -> float:
-    """Return an attribute's number for a group."""
-    if not isinstance(value, tuple):
-        return value
-    return value[index] if len(value) > 1 else value[0]
 
 
 def _flat(tensor: Array, shape: tuple[int, ...]) -> Any:

@@ -64,11 +64,12 @@ def answered(question: AskedCase, judging: JudgeOptions) -> AskedCase:
     if content is None or content.rejects:
         return question
     try:
-        return with_key(replace(question, key=answer_key(content, case.location, judging)))
+        question = replace(question, key=answer_key(content, case.location, judging))
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
+    return with_key(question) if question.key and question.key.contradictions else question
 
 
 def with_key(question: AskedCase) -> AskedCase:

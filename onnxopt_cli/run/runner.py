@@ -13,12 +13,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
-from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
@@ -206,7 +203,7 @@ def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
         if sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files) > _LARGE:
             return None
         content = case.read()
-        if _bytes(content.inputs) > _LARGE:
+        if sum(getattr(it, "nbytes", 0) for it in content.inputs.values()) > _LARGE:
             return None
     except (InvalidCase, OSError):
         return None
@@ -260,13 +257,16 @@ def _ask(plan: Plan, case: Case) -> _Asked:
     question = read_question(case)
     content = question.content
     # What is right of large outputs is found while workers compute theirs.
-    expected = content.expected if content and _bytes(content.inputs) > _LARGE else None
+    given = content.inputs.values() if content else ()
+    large = sum(getattr(it, "nbytes", 0) for it in given) > _LARGE
+    expected = content.expected if content and large else None
     if expected is None:
         question = answered(question, plan.judging)
     if question.invalid or content is None:
         return _Asked(question, ())
     pending = []
-    returned = _bytes(question.key.outputs if question.key else expected or {})
+    outputs = question.key.outputs if question.key else expected or {}
+    returned = sum(getattr(it, "nbytes", 0) for it in outputs.values())
     try:
         for executor in plan.backends:
             started = partial(plan.started, case.id, executor.name)
@@ -292,11 +292,6 @@ def _ask(plan: Plan, case: Case) -> _Asked:
             if answer is not None:
                 complete[math] = cache(partial(_completed, question, answer))
     return _Asked(question, tuple(pending), complete)
-
-
-def _bytes(values: Mapping[str, Value]) -> int:
-    """Return how many bytes the tensors among values have."""
-    return sum(it.nbytes for it in values.values() if isinstance(it, np.ndarray))
 
 
 def _completed(question: AskedCase, answer: Callable[[], AnswerKey]) -> AskedCase:
