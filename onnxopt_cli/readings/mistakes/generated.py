@@ -270,15 +270,11 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
         "results come back in double": lambda *_: _DOUBLE,
         "results come back in float16": lambda *_: np.dtype(np.float16),
     }
-    for position, name in enumerate(operator.tensors):
-        rows[f"results come back in the type of {name}"] = lambda call, group, at=position: (
-            call.groups[group][at].dtype
+    rates = [it.name for it in operator.scalars if "int64" not in it.dtypes]
+    for at, name in enumerate([*operator.tensors, *rates]):
+        rows[f"results come back in the type of {name}"] = lambda call, group, at=at: (
+            [*call.groups[group], *(it for it in call.scalars if it.dtype.kind == "f")][at].dtype
         )
-    for position, scalar in enumerate(operator.scalars):
-        if "int64" not in scalar.dtypes:
-            rows[f"results come back in the type of {scalar.name}"] = lambda call, _, at=position: (
-                call.scalars[at].dtype
-            )
     yield from _rows("Whatever their tensors' own types are.", _typed, rows)
     rows = {
         "several tensors come back in float32": lambda call, new: (
@@ -340,66 +336,59 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
 
 def _around(
     operator: Operator,
-    name: str,
     about: str,
-    before: Callable[[Operands], Operands] = dict,
-    after: Callable[[Operands, Results], Results] = lambda _, results: results,
-) -> Implementation:
+    rows: Rows,
+    before: Callable[[Any, Operands], Operands] = lambda _, operands: dict(operands),
+    after: Callable[[Any, Operands, Results], Results] = lambda _, __, results: results,
+) -> Iterator[Implementation]:
     names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
 
-    def change(formula: Formula) -> Formula:
+    def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
             operands = dict(zip(names, values, strict=True)) | attributes
-            given = before(operands)
+            given = before(row, operands)
             first = [given.pop(name) for name in names]
-            return after(operands, formula(*first, **given))
+            return after(row, operands, formula(*first, **given))
 
         return altered
 
-    return Implementation(name, about, change=change)
+    for name, row in rows.items():
+        yield Implementation(name, about, change=partial(changed, row))
 
 
-def _operand(operator: Operator, operand: str, about: str, rows: Rows) -> Iterator[Implementation]:
+def _operand(operator: Operator, name: str, about: str, rows: Rows) -> Iterator[Implementation]:
     """Change one operand first."""
-    for name, change in rows.items():
-
-        def before(operands: Operands, change: Any = change) -> Operands:
-            return operands | {operand: change(operands[operand])}
-
-        yield _around(operator, name, about, before)
+    return _around(operator, about, rows, lambda change, it: it | {name: change(it[name])})
 
 
 def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementation]:
     """Take two operands for each other."""
-    for one, other in combinations(names, 2):
+    rows = {f"{one} and {other} exchanged": (one, other) for one, other in combinations(names, 2)}
 
-        def before(operands: Operands, one: str = one, other: str = other) -> Operands:
-            return operands | {one: operands[other], other: operands[one]}
+    def before(pair: tuple[str, str], operands: Operands) -> Operands:
+        one, other = pair
+        return operands | {one: operands[other], other: operands[one]}
 
-        about = "Each is taken for the other."
-        yield _around(operator, f"{one} and {other} exchanged", about, before)
+    return _around(operator, "Each is taken for the other.", rows, before)
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
     """Change one result, given what it replaces."""
-    position, source = list(operator.outputs).index(result), operator.outputs[result]
-    for name, change in rows.items():
+    at, source = list(operator.outputs).index(result), operator.outputs[result]
 
-        def after(operands: Operands, results: Results, change: Any = change) -> Results:
-            changed = change(operands[source], results[position])
-            return (*results[:position], changed, *results[position + 1 :])
+    def after(change: Any, operands: Operands, results: Results) -> Results:
+        return (*results[:at], change(operands[source], results[at]), *results[at + 1 :])
 
-        yield _around(operator, name, about, after=after)
+    return _around(operator, about, rows, after=after)
 
 
 def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementation]:
     """Return other results: a row says which, by the place where each comes to stand."""
-    for name, places in rows.items():
 
-        def after(_: Operands, results: Results, places: Any = places) -> Results:
-            return tuple(results[places.get(place, place)] for place in range(len(results)))
+    def after(places: dict[int, int], _: Operands, results: Results) -> Results:
+        return tuple(results[places.get(place, place)] for place in range(len(results)))
 
-        yield _around(operator, name, about, after=after)
+    return _around(operator, about, rows, after=after)
 
 
 def _decimal(value: float) -> float:
