@@ -308,16 +308,15 @@ class _Search:
             others["not tried"] = self._untried
         else:
             others["not tried"] = self._untried + errors
-        note = ""
-        if cover and not self._complete:
-            note = f"{stopped}, not all others tried"
-        elif common and not cover:
+        if cover:
+            note = "" if self._complete else f"{stopped}, not all others tried"
+        elif common:
             note = "no known mistake, nor two at once, does that"
-        elif not cover and self._complete:
+        elif self._complete:
             note = "none of the known mistakes, nor two of them, reproduces"
-        elif not cover and self._tried_alone:
+        elif self._tried_alone:
             note = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
-        elif not cover:
+        else:
             note = f"{stopped}, before all known mistakes were tried; none so far reproduces"
         return Explanation(self._backend, self._operator.name, causes, others, note, self._complete)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from random import Random
 
 import numpy as np
@@ -35,8 +36,8 @@ _MOST = 1 << 18
 
 def further(random: Random, call: Call[Array]) -> Call[Array] | None:
     """Change a node in a few respects at random; None if that makes no valid node."""
-    ways = (_scalars, _scalars, _attribute, _attribute, _types, _groups, _shape, _shape, _narrow,
-            _values, _values, _values)  # fmt: skip
+    ways = (_scalars, _scalars, _attribute, _attribute, _types, _groups, _groups, _shape, _shape,
+            _narrow, _values, _values, _values)  # fmt: skip
     try:
         with np.errstate(all="ignore"):
             for _ in range(random.choice((1, 1, 1, 2, 2, 3))):
@@ -91,13 +92,13 @@ def _types(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _groups(random: Random, call: Call[Array]) -> Call[Array]:
-    chosen = random.choices(call.groups, k=random.choice(_TENSORS))
+    beside = [max(1, len(call.groups) + by) for by in (-1, 1)]
+    chosen = random.choices(call.groups, k=random.choice((*_TENSORS, *beside * 3)))
     if random.randrange(3) == 0:
-        chosen[-1] = tuple(it[:0] if it.ndim else it for it in chosen[0])
         # Never the first of several: what depends on that one shows in its elements.
-        first, *others = chosen
-        random.shuffle(others)
-        chosen = [first, *others]
+        first = random.randrange(min(1, len(chosen) - 1), len(chosen))
+        for at in range(first, random.choice((first + 1, len(chosen)))):
+            chosen[at] = tuple(it[:0] if it.ndim else it for it in chosen[at])
     groups = [
         tuple(np.asarray(it * (1 + at / 16), it.dtype) for it in group)
         for at, group in enumerate(chosen)
@@ -106,14 +107,20 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _shape(random: Random, call: Call[Array]) -> Call[Array]:
-    """Give all tensors a shape, with values like those that they have."""
-    draw, shape = _draw(random), random.choice(_SHAPES)
+    """Give all tensors a shape, or each group its own, with values like those that they have."""
+    draw, number = _draw(random), len(call.groups)
+    beside = [(max(1, call.groups[0][0].size + by),) for by in (-1, 1)]
+    shapes = random.choices((*_SHAPES, *beside * 3), k=random.choice((1, 1, number)))
 
-    def changed(_: int, tensor: Array) -> Array:
+    def changed(tensor: Array, shape: tuple[int, ...]) -> Array:
         values = draw.choice(tensor.reshape(-1) if tensor.size else [1.0], shape)
         return np.asarray(values * draw.uniform(0.5, 2, shape), tensor.dtype)
 
-    return _mapped(call, changed)
+    groups = [
+        tuple(changed(it, shape) for it in group)
+        for group, shape in zip(call.groups, cycle(shapes), strict=False)
+    ]
+    return replace(call, groups=tuple(groups))
 
 
 def _narrow(random: Random, call: Call[Array]) -> Call[Array]:

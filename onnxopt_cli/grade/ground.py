@@ -346,9 +346,9 @@ class _Ground:
                 )
                 right = [DerivedOutput(it, it, np.nan_to_num(error), 1.0) for it, error in near]
                 it = sample(call, right)
-                # Where no fault would show for sure, nothing is learnt from one that does.
-                shows = all(marks.any() for marks in self._marks(it) if marks.size)
-                if shows or not self._random.randrange(10):
+                # Where a fault may not show, less is learnt.
+                shows = [marks.any() for marks in self._marks(it) if marks.size]
+                if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
                     self._pool.append(it)
 
     def _predictions(self) -> Array:

@@ -524,7 +524,7 @@ COUNTED = STEPS.partition("operator")[0] + "operator: Momentum\ncases:\n" + "".j
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
-        ("X.size >= 33", "X has at least 33 elements"),
+        ("X.size >= 33", "X has at least 33 elements and in tensor 1 of the node"),
         ("int(inputs['T']) == 2", "T is 2"),
     ],
 )
@@ -564,7 +564,7 @@ class Faulty:
     [
         ("np.where(np.isinf(W), -right, right)", "negated wherever W is infinite"),
         ("np.where(W < 0, 0, right)", "0 wherever W is negative"),
-        ("np.where(np.abs(W) < 1e-11, W, right)", "what it was wherever W is 1e-10 or less"),
+        ("np.where(W.size >= 17, W, right)", "what it was wherever W has at least 17 elements"),
     ],
 )
 def test_what_wrong_elements_are_tells_where_a_fault_could_show(workplace, onnxopt, output, words):
@@ -604,7 +604,10 @@ EMPTY = (
     "inputs: {R: 0.1, T: 3, X1: [1.0], X2: {shape: [0], data: []}, G1: [0.3], "
     "G2: {shape: [0], data: []}, V1: [0.2], V2: {shape: [0], data: []}}}\n"
 )
-SOMETIMES = "min(map(np.size, inputs.values())) == 0 and [*inputs.values()][2].sum() * 7 % 1 < 0.8"
+SOMETIMES = (
+    "min(map(np.size, inputs.values())) == 0 "
+    "and sum(map(np.nansum, inputs.values())) * 7.3 % 1 < 0.8"
+)
 
 
 @pytest.mark.slow
