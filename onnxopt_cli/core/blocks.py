@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -61,6 +61,12 @@ def room(count: int, dtype: np.dtype[Any]) -> Array:
     if size < LARGE:
         return np.empty(count, dtype)
     return np.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype)
+
+
+def joined(blocks: Sequence[Array]) -> Array:
+    """Return the flat array that has these blocks."""
+    whole = room(sum(it.size for it in blocks), blocks[0].dtype)
+    return np.concatenate(blocks, out=whole)
 
 
 def available_jobs() -> int:

@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+# So many are a sample, as a power of two.
+_SAMPLE = 14
+
 
 def percentile(values: Any, percent: Any) -> Any:
     """Return the value below which the given percent of all elements lie.
@@ -35,12 +38,29 @@ def percentile(values: Any, percent: Any) -> Any:
     if elements.size == 0 or np.isnan(elements).any():
         return elements.dtype.type(np.nan)
     rank = (elements.size - 1) * percent / 100
-    return interpolated(np.sort(elements), rank)
+    return interpolated(*neighbours(elements, rank), rank)
 
 
-def interpolated(ordered: Any, rank: Any) -> Any:
-    """Return the element of a rank, which may be fractional, of elements in rising order."""
-    lower = int(np.floor(rank))
-    a, b = ordered[lower], ordered[min(lower + 1, ordered.size - 1)]
-    fraction = rank - lower
+def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
+    """Return the elements of the whole ranks below and above one that may be fractional.
+
+    Of many elements only those are put in order that are between two of a sample.
+    """
+    lower = int(rank)
+    upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE)
+    if step > 1:
+        sample = np.sort(elements[::step])
+        place, margin = lower // step, 1 << _SAMPLE // 2 + 2
+        least, most = sample[max(place - margin, 0)], sample[min(place + margin, sample.size - 1)]
+        below = int(np.count_nonzero(elements < least))
+        between = elements[(elements >= least) & (elements <= most)]
+        if below <= lower <= upper < below + between.size:
+            elements, lower, upper = between, lower - below, upper - below
+    ordered = np.partition(elements, [lower, upper])
+    return ordered[lower], ordered[upper]
+
+
+def interpolated(a: Any, b: Any, rank: Any) -> Any:
+    """Return what has a rank, which may be fractional, between its neighbours."""
+    fraction = rank - int(rank)
     return a if fraction == 0 or a == b else a + (b - a) * fraction

@@ -83,7 +83,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     # An invalid example is a defect of the strategies.
     assert not question.invalid, question.invalid  # noqa: S101 - as said
     formula = question.key and question.key.formula
-    if executor.ahead > 1 and formula and formula.blocks is None:
+    if executor.ahead > 1 and formula and not formula.blocks:
         # Limits that are asked for only then would be computed while the backend waits.
         formula.judgements  # noqa: B018 - kept there
     response = pending()

@@ -197,9 +197,9 @@ def find_trials(
 
 def _at_once(key: AnswerKey) -> AnswerKey:
     """Return a key whose limits are derived once, not each time for what is asked of blocks."""
-    if key.formula is None or key.formula.blocks is None:
+    if key.formula is None or not key.formula.blocks:
         return key
-    formula = replace(key.formula, blocks=None)
+    formula = replace(key.formula, blocks=())
     tolerances = {
         name: formula.budget(name) if isinstance(it, Budget) else it
         for name, it in key.tolerances.items()

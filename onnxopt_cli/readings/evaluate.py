@@ -14,6 +14,7 @@ from onnxopt_cli.core.blocks import LARGE, in_blocks, room
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Attribute, Operator
+from onnxopt_cli.readings.part import Part
 from onnxopt_cli.readings.vocabulary import (
     EXTREMES_OF_NOTHING,
     MatrixProduct,
@@ -53,8 +54,10 @@ def evaluate(
     if not has_blocks(call):
         return compute(call)
     reference = dtype == WIDE != enough_for(call) and attributes is None
+    # In double an element may fall to the other side of a result of all elements.
+    reference = reference and is_elementwise(call.operator)
     part_of = partial(_mostly_in_double, compute) if reference else compute
-    return call.by_group(lambda part: computed_in_blocks(part, part_of))
+    return call.by_group(lambda group: computed_in_blocks(in_parts(group), part_of))
 
 
 class _Nothing(np.ndarray):
@@ -173,9 +176,28 @@ def _middle(attribute: Attribute) -> float:
 
 
 def has_blocks(call: Call[Any]) -> bool:
-    """Tell whether a call is large, and can be computed block by block."""
-    large = any(np.size(group[0]) >= LARGE for group in call.groups)
-    return large and is_elementwise(call.operator)
+    """Tell whether a call is large, and can be computed block by block.
+
+    Where something is reduced, tensors must be alike, as none is reduced before it is broadcast,
+    and finite, so that right forms yield the same.
+    """
+    if not any(np.size(group[0]) >= LARGE for group in call.groups):
+        return False
+    rows = _rows(call.operator)
+    if rows is None or any(isinstance(row, MatrixProduct) for row in rows):
+        return False
+    return is_elementwise(call.operator) or all(
+        it.dtype == group[0].dtype and it.shape == group[0].shape and np.isfinite(it).all()
+        for group in call.groups
+        for it in group
+    )
+
+
+def in_parts(group: Call[Array]) -> Call[Array]:
+    """Return a call of one group as one that can be computed of any of its elements."""
+    if is_elementwise(group.operator) or not np.size(group.groups[0][0]):
+        return group
+    return Part(group.operator, group.attributes, group.scalars, group.groups, whole=group)
 
 
 def computed_in_blocks(
@@ -184,7 +206,7 @@ def computed_in_blocks(
     """Return what is computed of a call of one group, by computing it of its blocks.
 
     Args:
-        call: a call of an elementwise operator.
+        call: a call of which parts can be computed.
         compute: returns flat outputs of a call of flat tensors, whatever their number of elements.
     """
     first = call.groups[0][0]
@@ -201,12 +223,20 @@ def computed_in_blocks(
 
 @cache
 def is_elementwise(operator: Operator) -> bool:
-    """Tell whether each element of a result depends on the elements in its place alone.
+    """Tell whether each element of a result depends on the elements in its place alone."""
+    rows = _rows(operator)
+    reducing = Reduction | Percentile | MatrixProduct
+    return rows is not None and not any(isinstance(row, reducing) for row in rows)
 
-    The formula is called with operands that note which functions of the vocabulary it uses.
+
+@cache
+def _rows(operator: Operator) -> list[Row] | None:
+    """Return the rows of the vocabulary that a formula uses; None where groups are not apart.
+
+    The formula is called with operands that note it.
     """
     if any(map(operator.carries, operator.outputs)):
-        return False
+        return None
     rows: list[Row] = []
     operand = _Noting(rows)
     names = [*(it.name for it in operator.scalars), *operator.tensors]
@@ -217,8 +247,8 @@ def is_elementwise(operator: Operator) -> bool:
             attributes |= dict(zip(choices, chosen, strict=True))
             operator.formula(*(operand for _ in names), **attributes)
     except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
-        return False
-    return not any(isinstance(row, Reduction | Percentile | MatrixProduct) for row in rows)
+        return None
+    return rows
 
 
 class _Noting(NDArrayOperatorsMixin):

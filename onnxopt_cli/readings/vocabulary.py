@@ -62,7 +62,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.percentile import interpolated, percentile
+from onnxopt_cli.formula.percentile import interpolated, neighbours, percentile
 
 _INTERPOLATION = 4
 # So many times sqrt(n) roundings of n terms are exceeded with a probability of about 10^-8.
@@ -400,19 +400,19 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
     last = values.size - 1
     rank = last * percent.value / 100
     doubt = _rank_error(rank, percent, precision) + last * percent.error / 100
-    ordered = np.sort(values)
-    lows, highs = np.sort(values - errors), np.sort(values + errors)
     least, most = max(rank - doubt, 0), min(rank + doubt, last)
-    low, high = interpolated(lows, least), interpolated(highs, most)
+    lows, highs = neighbours(values - errors, least), neighbours(values + errors, most)
+    low, high = interpolated(*lows, least), interpolated(*highs, most)
     error = max(
         np.float64(0.0) if above == below else np.abs(np.float64(above - below))
         for above, below in ((value, low), (high, value))
     )
     whole = doubt == 0 and rank == np.floor(rank)
-    alike = ordered[int(np.floor(rank))] == ordered[int(np.ceil(rank))]
+    first, second = neighbours(values, rank)
+    alike = rank == np.floor(rank) or first == second
     if not whole and (low != high or not alike):
         # What is added to the lower neighbour is rounded, too; it may be larger than the result.
-        added = low - lows[int(least)], high - highs[int(most)]
+        added = low - lows[0], high - highs[0]
         largest = max(map(abs, (low, high, high - low, *added)))
         error += _INTERPOLATION * precision.unit_roundoff * largest
     error = np.float64(np.inf if np.isnan(error) else error)

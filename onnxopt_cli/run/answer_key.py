@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound, least_errors
-from onnxopt_cli.readings.evaluate import allowance, enough_for, evaluate, has_blocks
+from onnxopt_cli.readings.evaluate import allowance, enough_for, evaluate, has_blocks, in_parts
 from onnxopt_cli.readings.single_node import sole_call
 
 
@@ -76,13 +76,13 @@ class FormulaOutputs:
         expected: the outputs by name, in the graph's order.
         derive: derives the limits of all of them.
         factor: multiple of the rounding bound that is allowed.
-        blocks: the call, if the limits are derived only where they are asked for.
+        blocks: the call of each group, if limits are derived only where they are asked for.
     """
 
     expected: Mapping[str, Array]
     derive: Callable[[], list[DerivedOutput]]
     factor: float
-    blocks: Call[Array] | None = None
+    blocks: Sequence[Call[Array]] = ()
 
     @cached_property
     def judgements(self) -> Mapping[str, DerivedOutput]:
@@ -91,20 +91,22 @@ class FormulaOutputs:
 
     def budget(self, name: str) -> Budget:
         """Return the limit of an output."""
+        factor = self.factor * allowance(self.expected[name].dtype)
+        if not self.blocks:
+            return Budget(lambda places: self.judgements[name].branch.at(places), factor)
+        output, group = divmod(list(self.expected).index(name), len(self.blocks))
+        call = self.blocks[group]
 
         def at(places: Array) -> Branch:
-            if self.blocks is None:
-                return self.judgements[name].branch.at(places)
-            output, group = divmod(list(self.expected).index(name), len(self.blocks.groups))
-            part = self.blocks.group(group).at(places)
-            branch = bound(part, self.factor, enough_for(part))[output].branch
-            return replace(branch, expected=self.expected[name].reshape(-1)[places])
+            branch = bound(call.at(places), self.factor, enough_for(call))[output].branch
+            expected = self.expected[name].reshape(-1)[places]
+            with np.errstate(all="ignore"):
+                distance = np.abs(np.float64(expected) - np.float64(branch.expected))
+            # Unless it is on the other side of a choice that rounding decides.
+            expected = np.where(distance > branch.limit, branch.expected, expected)
+            return replace(branch, expected=expected)
 
-        factor, least = self.factor * allowance(self.expected[name].dtype), 0.0
-        if self.blocks is not None:
-            output = list(self.expected).index(name) // len(self.blocks.groups)
-            least = factor * least_errors(self.blocks)[output]
-        return Budget(at, factor, least=least)
+        return Budget(at, factor, least=factor * least_errors(call)[output])
 
 
 def answer_key(content: Content, where: Location, judging: JudgeOptions) -> AnswerKey:
@@ -167,7 +169,7 @@ def _formula_outputs(content: Content, names: list[str], factor: float) -> Formu
         dict(zip(names, evaluate(call), strict=True)),
         partial(bound, call, factor),
         factor,
-        call if has_blocks(call) else None,
+        [in_parts(call.group(it)) for it in range(len(call.groups))] if has_blocks(call) else (),
     )
 
 

@@ -15,6 +15,7 @@ from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.core import blocks, compare
 from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.formula.call import bind, complete_attributes
+from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.fuzz.driver import examples
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings import evaluate as evaluate_module
@@ -210,3 +211,37 @@ def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypat
     monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
     for part, whole in zip(mine, evaluate(call), strict=True):
         np.testing.assert_array_equal(part, whole, strict=True)
+
+
+def normed(W, Z, U, *, percent):
+    """Reduce what was reduced, and what rounding may have chosen."""
+    norm = np.sqrt(np.sum(W * W))
+    largest = np.max(np.abs(Z) / norm)
+    kept = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)
+    return W / norm - largest, kept + np.mean(kept) * np.min(W)
+
+
+@pytest.mark.parametrize("formula", [None, normed])
+@pytest.mark.parametrize("name", ["AdmmUpdate", "MagnitudePrune"])
+def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch):
+    operator = operator_named(name)
+    if formula and len(operator.tensors) == 3:
+        operator = replace(operator, formula=formula)
+    random = np.random.default_rng(2)
+    tensors = [random.standard_normal(COUNT).astype(np.float32) for _ in operator.tensors]
+    for tensor in tensors:
+        # Some are alike, others as near the threshold as can be.
+        tensor[::3] = np.round(tensor[::3], 2)
+    call = bind(operator, tensors, complete_attributes(operator, {"percent": (100 / 3,)}))
+    assert evaluate_module.has_blocks(call)
+    mine, part = evaluate(call), evaluate_module.in_parts(call)
+    found = bound(part.at(np.arange(COUNT)), wide=evaluate_module.enough_for(call))
+    monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
+    for output, whole in zip(mine, evaluate(call), strict=True):
+        np.testing.assert_array_equal(output, whole, strict=True)
+    for one, whole in zip(found, bound(call), strict=True):
+        np.testing.assert_allclose(one.error, whole.error, rtol=1e-6)
+        assert (one.otherwise is None) == (whole.otherwise is None)
+        if one.otherwise and whole.otherwise:
+            np.testing.assert_array_equal(one.otherwise.expected, whole.otherwise.expected)
+            np.testing.assert_allclose(one.otherwise.error, whole.otherwise.error, rtol=1e-6)

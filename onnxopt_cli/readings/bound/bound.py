@@ -129,7 +129,7 @@ def least_errors(call: Call[Any]) -> list[float]:
     product or a quotient the relative ones.
 
     Args:
-        call: a call of an elementwise operator.
+        call: a call that can be computed in blocks.
     """
     formula, count = call.operator.formula, len(call.operator.scalars)
     operands = [_Roundings(0)] * (count + len(call.operator.tensors))

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from onnxopt_cli.core.blocks import joined
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.evaluate import WIDE
 from onnxopt_cli.readings.vocabulary import (
@@ -43,6 +44,23 @@ from onnxopt_cli.readings.vocabulary import (
 
 class _Operand(NDArrayOperatorsMixin):
     """What joins in through NumPy's dispatch."""
+
+    @staticmethod
+    def joined(blocks: Sequence[Any]) -> Bounded:
+        """Return one operand of flat blocks, or of one scalar that comes with each, to reduce."""
+        blocks = [covering(it.first, it.other) if isinstance(it, Either) else it for it in blocks]
+        first: Bounded = blocks[0]
+        if not np.ndim(first.value):
+            return first
+
+        def all_of(name: str) -> Array:
+            return joined([np.broadcast_to(getattr(it, name), it.value.shape) for it in blocks])
+
+        doubt = all_of("doubtful") if any(it.doubt is not None for it in blocks) else None
+        may_cross = any(np.any(it.may_cross) for it in blocks)
+        return Bounded(
+            all_of("value"), all_of("error"), np.bool_(may_cross), first.precision, doubt
+        )
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         return _apply(ufunc, row_of(ufunc, method, options), inputs)
