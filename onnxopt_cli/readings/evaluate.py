@@ -183,8 +183,7 @@ def has_blocks(call: Call[Any]) -> bool:
     """
     if not any(np.size(group[0]) >= LARGE for group in call.groups):
         return False
-    rows = _rows(call.operator)
-    if rows is None or any(isinstance(row, MatrixProduct) for row in rows):
+    if _rows(call.operator) is None:
         return False
     return is_elementwise(call.operator) or all(
         it.dtype == group[0].dtype and it.shape == group[0].shape and np.isfinite(it).all()
@@ -225,15 +224,14 @@ def computed_in_blocks(
 def is_elementwise(operator: Operator) -> bool:
     """Tell whether each element of a result depends on the elements in its place alone."""
     rows = _rows(operator)
-    reducing = Reduction | Percentile | MatrixProduct
-    return rows is not None and not any(isinstance(row, reducing) for row in rows)
+    return rows is not None and not any(isinstance(it, Reduction | Percentile) for it in rows)
 
 
 @cache
 def _rows(operator: Operator) -> list[Row] | None:
-    """Return the rows of the vocabulary that a formula uses; None where groups are not apart.
+    """Return the rows of the vocabulary that a formula uses, called with operands that note them.
 
-    The formula is called with operands that note it.
+    Returns None where nothing can be computed of parts: of groups that are not apart, of matrices.
     """
     if any(map(operator.carries, operator.outputs)):
         return None
@@ -248,7 +246,7 @@ def _rows(operator: Operator) -> list[Row] | None:
             operator.formula(*(operand for _ in names), **attributes)
     except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
         return None
-    return rows
+    return None if any(isinstance(it, MatrixProduct) for it in rows) else rows
 
 
 class _Noting(NDArrayOperatorsMixin):

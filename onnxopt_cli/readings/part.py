@@ -17,7 +17,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from onnxopt_cli.core.blocks import in_blocks, joined
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.vocabulary import Percentile, Reduction, row_of
+from onnxopt_cli.readings.vocabulary import Percentile, Reduction, Row, row_of
 
 Make = Callable[[Any], Any]
 
@@ -47,36 +47,29 @@ class Part(Call[Array]):
 
         def results(call: Call[Array]) -> list[tuple[Any, Array, Array]]:
             reduced = iter(known)
-            makes = [
-                lambda it, make=make: _Operand(make(it), reduced)
-                for make in (scalar, tensor, number)
-            ]
+            makes = [lambda it, m=m: _Operand(m(it), reduced) for m in (scalar, tensor, number)]
             return [(_plain(result), *like) for result, *like in Call.apply(call, *makes)]
 
-        def reduction(places: slice) -> Sequence[Any]:
+        def reduced_of(places: slice) -> Any:
             try:
-                results(whole.at(places))
+                return results(whole.at(places))
             except _ReductionReached as reached:
-                return reached.operands
-            raise AssertionError("the formula reduces some blocks only")
+                return reached.args[1]
 
         while True:
             count = len(known)
             try:
                 return results(self)
             except _ReductionReached as reached:
+                function, _ = reached.args
                 with _reducing:
                     if len(known) == count:
-                        blocks = in_blocks(reduction, np.size(whole.groups[0][0]))
-                        operands = [_joined(it) for it in zip(*blocks, strict=True)]
-                        known.append(reached.function(*operands))
+                        blocks = in_blocks(reduced_of, np.size(whole.groups[0][0]))
+                        known.append(function(*map(_joined, zip(*blocks, strict=True))))
 
 
 class _ReductionReached(Exception):
-    """The formula needs what a reduction of all elements yields."""
-
-    def __init__(self, function: Callable[..., Any], operands: Sequence[Any]) -> None:
-        self.function, self.operands = function, operands
+    """The formula needs what a function of all elements yields: it, and its operands here."""
 
 
 class _Operand(NDArrayOperatorsMixin):
@@ -85,19 +78,15 @@ class _Operand(NDArrayOperatorsMixin):
     def __init__(self, operand: Any, reduced: Iterator[Any]) -> None:
         self.operand, self.reduced = operand, reduced
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        return self.__array_function__(ufunc, (), inputs, options, method)
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return self._applied(row_of(ufunc, method, options), ufunc, inputs)
 
-    def __array_function__(
-        self,
-        function: Callable[..., Any],
-        _: Any,
-        inputs: Sequence[Any],
-        options: dict[str, Any],
-        method: str = "__call__",
-    ) -> Any:
+    def __array_function__(self, function: Any, _: Any, inputs: Any, options: Any) -> Any:
+        return self._applied(row_of(function, "__call__", options), function, inputs)
+
+    def _applied(self, row: Row, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         operands = list(map(_plain, inputs))
-        if not isinstance(row_of(function, method, options), Reduction | Percentile):
+        if not isinstance(row, Reduction | Percentile):
             return _Operand(function(*operands), self.reduced)
         for result in self.reduced:
             return _Operand(result, self.reduced)

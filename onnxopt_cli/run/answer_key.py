@@ -93,7 +93,8 @@ class FormulaOutputs:
         """Return the limit of an output."""
         factor = self.factor * allowance(self.expected[name].dtype)
         if not self.blocks:
-            return Budget(lambda places: self.judgements[name].branch.at(places), factor)
+            # Derived when it is asked for.
+            return Budget(lambda them: self.judgements[name].branch.at(them), factor)  # noqa: PLW0108
         output, group = divmod(list(self.expected).index(name), len(self.blocks))
         call = self.blocks[group]
 
