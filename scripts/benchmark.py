@@ -2,9 +2,9 @@
 
 Run it in an environment with onnxopt[dev]:
 
-    python scripts/benchmark.py [PART OF A NAME]
+    python scripts/benchmark.py [PATTERN]
 
-Without an argument all rows are measured, with one those whose names have it.
+With a regular expression only rows are measured in whose names it is found.
 Each row times two commands as whole processes, in turn, and gives the median of the ratios of
 neighbouring runs; so it holds on a noisy machine. Exits with 1 if a ratio is over its limit.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -270,7 +271,7 @@ def main() -> int:
                        [*ONNXOPT, "fuzz", "-b", "onnxruntime", "--examples", "1000",
                         "--seed", "5", "-o", str(folder / "fuzz")], ADDITIONS, 25.0, 1),
         ]  # fmt: skip
-        chosen = [it for it in comparisons if "".join(sys.argv[1:]) in it.name]
+        chosen = [it for it in comparisons if re.search("".join(sys.argv[1:]), it.name)]
         ratios = [measure(comparison, environment) for comparison in chosen]
     return int(any(r > it.limit for r, it in zip(ratios, chosen, strict=True)))
 

@@ -65,8 +65,7 @@ def room(count: int, dtype: np.dtype[Any]) -> Array:
 
 def joined(blocks: Sequence[Array]) -> Array:
     """Return the flat array that has these blocks."""
-    whole = room(sum(it.size for it in blocks), blocks[0].dtype)
-    return np.concatenate(blocks, out=whole)
+    return np.concatenate(blocks, out=room(sum(map(np.size, blocks)), blocks[0].dtype))
 
 
 def available_jobs() -> int:

@@ -81,15 +81,11 @@ def taken(descriptor: int | None, size: object, most: int) -> memoryview:
     """
     if descriptor is None or type(size) is not int or not 0 < size <= most:
         raise ProtocolBreach(f"shared something else than 1 to {most} bytes")
-    if os.fstat(descriptor).st_size < size:
-        raise ProtocolBreach(f"shared less than the {size} bytes that it announced")
-    whole = room(size, np.dtype(np.uint8)).data
-    place = 0
-    while place < size:
-        count = os.preadv(descriptor, [whole[place:]], place)
-        if not count:
-            raise ProtocolBreach(f"shared less than the {size} bytes that it announced")
+    whole, place = room(size, np.dtype(np.uint8)).data, 0
+    while place < size and (count := os.preadv(descriptor, [whole[place:]], place)):
         place += count
+    if place < size:
+        raise ProtocolBreach(f"shared less than the {size} bytes that it announced")
     os.ftruncate(descriptor, 0)
     return whole
 

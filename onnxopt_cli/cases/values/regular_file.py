@@ -123,18 +123,13 @@ def read_exactly(descriptor: int, size: int) -> bytes:
     Raises:
         Malformed: if the file ends before.
     """
-    data = os.read(descriptor, size)
-    if len(data) == size:
-        return data
+    parts = []
     # One system call yields less than 2 GiB, and less still on some file systems.
-    parts = [data]
-    missing = size - len(data)
-    while missing:
-        data = os.read(descriptor, missing)
-        if not data:
-            raise Malformed(f"ends {missing} bytes early")
+    while size and (data := os.read(descriptor, size)):
         parts.append(data)
-        missing -= len(data)
+        size -= len(data)
+    if size:
+        raise Malformed(f"ends {size} bytes early")
     return b"".join(parts)
 
 
@@ -145,11 +140,10 @@ def read_into(descriptor: int, room: memoryview) -> None:
         Malformed: if the file ends before.
     """
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-        while room:
-            count = file.readinto(room)
-            if not count:
-                raise Malformed(f"ends {len(room)} bytes early")
+        while room and (count := file.readinto(room)):
             room = room[count:]
+    if room:
+        raise Malformed(f"ends {len(room)} bytes early")
 
 
 def contained_path(folder: Path, text: str) -> Path:
