@@ -122,8 +122,7 @@ def surely_agrees(expected: Array, actual: Array, budget: Budget) -> bool:
     Returns:
         False also where only :func:`compare_outputs` can tell.
     """
-    floats = kind_of(expected.dtype) is NumberKind.FLOAT
-    if not floats or describe(expected) != describe(actual):
+    if kind_of(expected.dtype) is not NumberKind.FLOAT or describe(expected) != describe(actual):
         return False
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
 

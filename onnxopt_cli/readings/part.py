@@ -29,17 +29,16 @@ class Part(Call[Array]):
     """Elements of a call of one group, whose reductions are those of all elements.
 
     Attributes:
-        whole: the call.
+        whole: the call, a Call[Array].
         known: the results of its reductions, as far as they were needed, by formula and by what
             was computed with.
     """
 
-    whole: Call[Array] | None = None
+    whole: Any = None
     known: dict[object, list[Any]] = field(default_factory=dict)
 
     def apply(self, scalar: Make, tensor: Make, number: Make) -> list[tuple[Any, Array, Array]]:
         """Call the formula as any call does, with operands that know what reductions yield."""
-        assert self.whole is not None  # noqa: S101 - part of what it is
         whole = replace(self.whole, operator=self.operator)
         made: list[Any] = [tensor(self.groups[0][0][:0]), number(0.5)]
         types = [getattr(it, "value", it).dtype for it in made]
