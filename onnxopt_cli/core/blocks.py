@@ -56,11 +56,17 @@ def room(count: int, dtype: np.dtype[Any]) -> Array:
 
     NumPy asks for huge pages: to find and clear one takes a busy or a virtual machine longer than
     to read a file into it.
+
+    Raises:
+        MemoryError: if there is no room.
     """
     size = count * dtype.itemsize
     if size < LARGE:
         return np.empty(count, dtype)
-    return np.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype)
+    try:
+        return np.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype)
+    except OSError as error:
+        raise MemoryError from error
 
 
 def joined(blocks: Sequence[Array]) -> Array:

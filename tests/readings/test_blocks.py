@@ -245,3 +245,8 @@ def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch)
         if one.otherwise and whole.otherwise:
             np.testing.assert_array_equal(one.otherwise.expected, whole.otherwise.expected)
             np.testing.assert_allclose(one.otherwise.error, whole.otherwise.error, rtol=1e-6)
+
+
+def test_no_room_for_a_large_tensor_is_no_other_error():
+    with pytest.raises(MemoryError):
+        blocks.room(1 << 56, np.dtype(np.uint8))
