@@ -26,6 +26,8 @@ _LACKS = {
     errno.EFBIG: "let files be larger: ulimit -f",
     errno.EROFS: "choose a place that can be written",
     errno.EIO: "the disk may be damaged",
+    errno.EACCES: "let it be read and its folders be entered, or name another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 # What most commands load: what a run does, and the schemas of onnx.

@@ -23,6 +23,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full
 COMMAND = [sys.executable, "-m", "onnxopt_cli"]
 FULL = Path("/dev/full")
 
+# Nobody enters this folder; root does not without these capabilities.
+CLOSED = """
+mkdir -m 0 closed; test $UID = 0 && bound="setpriv --bounding-set -dac_override,-dac_read_search"
+$bound"""
+
 CASES = """\
 onnxopt: 1
 suite: demo
@@ -229,6 +234,10 @@ while True:
         ("mkfifo p; onnxopt run -k right demo.yaml -q --log p", 2, b"p is not a regular file"),
         ("unset HOME; onnxopt run -k right demo.yaml -q", 0, b""),
         ("cd /; env -i onnxopt list $OLDPWD/demo.yaml", 0, b""),
+        ("onnxopt list $(printf x%.0s {1..5000})", 2, b"File name too long"),
+        ("onnxopt run --report json=$(printf x%.0s {1..5000})", 2, b"choose a shorter name"),
+        (f"{CLOSED} onnxopt list closed/x/demo.yaml", 2, b"its folders be entered"),
+        (f"{CLOSED} onnxopt run demo.yaml --operators closed/x.py", 2, b"Permission denied"),
     ],
 )
 def test_what_the_machine_lacks_is_named_and_is_not_our_defect(place, script, code, says):
