@@ -32,7 +32,7 @@ class SearchElsewhere(Search):
         from onnxopt_cli.cluster.crew import Lost
 
         remote = cast("Remote", self._executor)
-        portions = Portions(self._task)
+        portions = Portions(self._task, self.tried)
 
         def stop() -> bool:
             return bool(self._interruption.signal) or monotonic() >= self._end

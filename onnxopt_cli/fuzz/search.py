@@ -35,9 +35,7 @@ from onnxopt_cli.log.header import Shard
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
 
-#: Hypothesis remembers all examples of a round, so a round ends after so many.
-_ROUND = 2000
-#: So many are a part of those that shards, or the workers of a cluster, share.
+#: Hypothesis remembers all examples of a portion, which shards and workers of a cluster share.
 _PORTION = 200
 #: More than anybody tries.
 _ENDLESS = 1 << 40
@@ -138,16 +136,21 @@ def open_search(
 class Portions:
     """The examples of a search in equal parts, whoever tries them.
 
+    Args:
+        task: what to search.
+        tried: number of examples that were tried before.
+
     Attributes:
         numbers: of the parts that belong to the search's shard; each decides what its examples are.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._examples = _ENDLESS
-        if task.examples is not None:
-            refused = sum(1 + len(broken) for _, broken in refusals(task.operators))
-            self._examples = max(0, task.examples - refused)
-        first, step = (task.shard.index, task.shard.count) if task.shard else (1, 1)
+    def __init__(self, task: Task, tried: int) -> None:
+        first, step = 1, 1
+        if task.shard:
+            first, step = task.shard.index, task.shard.count
+            # The first shard tries these; what it leaves out of them the others cannot know.
+            tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
+        self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, (self._examples + _PORTION - 1) // _PORTION + 1, step)
 
     def size(self, number: int) -> int:
@@ -258,12 +261,14 @@ class Search:
             while is_new:
                 # What others have shown may depend on who was first.
                 self.findings.forget_passed()
-                finding = self._search(number, size)
                 self.tried = tried
+                finding = self._search(number, size)
                 if finding is None:
                     break
                 yield finding
-            self.tried = tried + size
+            # Where the time ended while it was searched, those that were counted were tried.
+            if not is_new or monotonic() < self._end:
+                self.tried = tried + size
             self._task.tried(self.tried)
 
     def has_new(self, number: int, most: int) -> bool:
@@ -281,17 +286,9 @@ class Search:
         return found
 
     def _rounds(self) -> Iterator[Finding]:
-        """Try examples round by round, until it is over."""
-        number = 0
-        if self._task.shard:
-            yield from self._portions(Portions(self._task), iter(lambda: not self._over, False))
-            return
-        while not self._over:
-            left = _ROUND if self._task.examples is None else self._task.examples - self.tried
-            number += 1
-            finding = self._search(number, min(_ROUND, left))
-            if finding is not None:
-                yield finding
+        """Try examples portion by portion, until it is over."""
+        portions = Portions(self._task, self.tried)
+        yield from self._portions(portions, iter(lambda: not self._over, False))
 
     def _search(self, number: int, most: int) -> Finding | None:
         """Try a round of examples, up to the first failure of a new kind; make that smaller.

@@ -15,6 +15,16 @@ import yaml
 from places import PLUGINS
 
 PLANTED = PLUGINS / "planted.py"
+COUNTS = """
+from pathlib import Path
+from onnxopt_cli.backends.resolve import resolve_backend
+
+class Counts:
+    def run(self, model, inputs):
+        with Path("count").open("a") as file:
+            file.write(".")
+        return resolve_backend("numpy").prepare(model).run(inputs)
+"""
 
 
 def planted(name):
@@ -247,6 +257,13 @@ def test_the_time_limit_ends_the_search(fuzz):
     answer = fuzz("numpy", "--time", "0.5")
     assert answer.code == 0
     assert "0 distinct failures" in answer.out
+
+
+def test_as_many_examples_are_said_as_the_backend_was_given_in_the_time(fuzz, workplace):
+    (workplace / "counts.py").write_text(COUNTS)
+    answer = fuzz("python:counts.py:Counts", "--time", "1", "--isolation", "none")
+    (said,) = re.findall(r"in (\d+) examples", answer.out)
+    assert int(said) == len((workplace / "count").read_text()), answer.text
 
 
 def test_a_hang_does_not_outlast_the_time_limit_by_more_than_itself(fuzz):
