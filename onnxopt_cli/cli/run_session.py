@@ -59,7 +59,7 @@ class Display:
         self.print = self._console.print_line
         self._id_width = self._room_for_ids() if self._verbose or options["rerun"] else 0
         self._failing = self._done = 0
-        self._told = perf_counter()
+        self._began = self._told = perf_counter()
         self._progress = self._bar(len(self._plan.cases)) if self._console.is_terminal else None
 
     def _room_for_ids(self) -> int:
@@ -73,14 +73,21 @@ class Display:
 
         columns = (
             progress.TextColumn("running"),
-            progress.BarColumn(),
+            progress.BarColumn(12),
             progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[pace]}"),
             progress.TextColumn("{task.description}", style="red"),
             progress.TimeRemainingColumn(),
         )
         bar = progress.Progress(*columns, console=self._console, transient=True)
-        bar.add_task("", total=total)
+        bar.add_task("", total=total, pace="")
         return bar
+
+    def _pace(self) -> str:
+        """Return how many cases a second are done, and on a cluster by how many workers."""
+        pace = f"{self._done / (perf_counter() - self._began):.3g} cases/s"
+        elsewhere = self._plan.elsewhere
+        return f"{pace}, workers: {elsewhere.workers}" if elsewhere else pace
 
     def __enter__(self) -> Self:
         if self._plan.problems:
@@ -96,6 +103,7 @@ class Display:
             self.print(terminal.heading(names, self._id_width))
         if self._progress:
             self._progress.start()
+        self._began = perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,11 +116,14 @@ class Display:
         self._failing += not all(result.conforms for result in results)
         failing = f"{self._failing} failing" if self._failing else ""
         if self._progress:
-            self._progress.update(self._progress.task_ids[0], advance=1, description=failing)
+            (bar,) = self._progress.task_ids
+            self._progress.update(bar, advance=1, description=failing, pace=self._pace())
         elif perf_counter() - self._told >= console.TELL_SECONDS:
             self._told = perf_counter()
-            of = len(self._plan.cases)
-            stderr().print(f"running: {self._done} of {of}{', ' * bool(failing)}{failing}")
+            said = [f"running: {self._done} of {len(self._plan.cases)}", self._pace()]
+            left = (len(self._plan.cases) / self._done - 1) * (self._told - self._began)
+            said += [f"{left:.0f} s left", *filter(None, [failing])]
+            stderr().print(", ".join(said))
         if self._verbose:
             self.print(terminal.case_line(results, self._id_width))
             for result in results:
