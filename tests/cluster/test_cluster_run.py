@@ -1,16 +1,19 @@
 """Runs on a cluster come out as on one machine, whatever becomes of its parts."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from dask_processes import DaskProcesses
 from isolated import HOSTILE, run_to_end, start, write_cases
 from places import PLUGINS
 
+from onnxopt_cli.cli import console
 from onnxopt_cli.cluster import crew
 
 KILLER = f"python:{PLUGINS / 'machines.py'}:KillsTheMachine"
@@ -25,6 +28,14 @@ from onnxopt_cli.backends.resolve import resolve_backend
 class Mine:
     def run(self, model, inputs):
         return resolve_backend("numpy").prepare(model).run(inputs)
+"""
+LAMB = """
+onnxopt: 1
+suite: mine
+operator: Lamb
+cases:
+  - name: one
+    inputs: {R: 0.5, T: 1, X: [1.0], G: [0.5], V: [0.25], H: [0.5]}
 """
 #: What may be another one from run to run.
 OTHER = {"seconds", "started", "hostname", "cluster", "reports", "log", "resume"}
@@ -80,6 +91,25 @@ def test_a_shipped_plugin_is_there_and_one_that_is_not_is_named(two, tmp_path):
     shipped = run_to_end(tmp_path, "python:mine.py:Mine", *cluster, "--ship", "mine.py")
     assert set(shipped.outcomes.values()) == {"pass"}
     assert len(shipped.outcomes) == len(RATES)
+
+
+@pytest.mark.slow
+def test_operators_of_the_users_travel_and_a_run_says_how_far_it_is(
+    two, tmp_path, onnxopt, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    lamb = (PLUGINS / "operators" / "lamb.py").read_text()
+    seen = f"with open({str(tmp_path / 'seen')!r}, 'a') as seen:\n    print(__file__, file=seen)\n"
+    Path("lamb.py").write_text(lamb + seen)
+    Path("mine.yaml").write_text(LAMB)
+    answer = onnxopt("run", "mine.yaml", "--operators", "lamb.py", "--ship", "lamb.py",
+                     "-b", "numpy", "--cluster", two.address)  # fmt: skip
+    assert answer.code == 0, answer.text
+    said = r"running: 1 of 1, [\d.e+-]+ cases/s, workers: [12], 0 s left"
+    assert re.search(f"^{said}$", answer.err, re.MULTILINE), answer.err
+    # The workers read what they were sent, where the client's file is in reach, too.
+    assert any(str(two.folder) in it for it in Path("seen").read_text().splitlines())
 
 
 @pytest.mark.slow
