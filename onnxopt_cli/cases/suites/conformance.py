@@ -87,13 +87,15 @@ class _Questions(Author):
                 about = f"T = {count}: catches a wrong comparison, shift or power of T."
                 yield self.ask(name, about, count=count, setting=setting)
         near_one = dict.fromkeys(self.numeric, float(np.nextafter(np.float32(1), np.float32(0))))
-        for count in (2**24 + 1, 2**32 + 1):
+        for count, setting in ((2**24 + 1, None), (2**32 + 1, None), (2**32, self.settings[0])):
             about = (
                 f"T = {count} with attributes just below 1, in double: catches a T that passes "
-                "through float32 or int32, and powers that lose digits."
+                "through float32 or 32 bits, and powers that lose digits."
             )
-            name = f"T_{count}_near_one"
-            yield self.ask(name, about, count=count, given=near_one, types=self.double, rate=WIDE)
+            yield self.ask(
+                f"T_{count}_near_one", about, count=count, setting=setting,
+                given=near_one, types=self.double, rate=WIDE,
+            )  # fmt: skip
 
         ones = dict.fromkeys(self.numeric, 1.0)
         for count in (0, -1):
@@ -274,6 +276,9 @@ class _Questions(Author):
             for name in [*inputs][skipped :: len(names) + 1]:
                 inputs[name] = np.zeros(3, "float32")
             yield replace(question, inputs=inputs)
+        for name in self.operator.tensors:
+            about = f"{name} is zero, and nothing else: catches a step that is left out for it."
+            yield self.ask(f"{name}_zero", about, tensors={name: zero}, setting=self.settings[0])
         if self.rate:
             about = f"{self.rate} = 0: what it multiplies vanishes, the rest must not."
             yield self.ask(f"zero_{self.rate}", about, rate_value=0.0)
