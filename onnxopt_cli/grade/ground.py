@@ -47,6 +47,8 @@ _SAME = 0.01
 _FEW = 4
 #: Of fewer inputs that pass, though the fault would show, anything can be said.
 _PASSED = 10
+#: A sentence that holds in a smaller share of the failing cases may be a part of another truth.
+_ENOUGH = 0.25
 #: What is said of a larger share of inputs says nothing.
 _ALWAYS = 0.9
 #: Where a smaller share of inputs fails, or elsewhere a larger one of the rest, nothing is said.
@@ -226,10 +228,11 @@ class _Ground:
     def _plainest(self, best: str) -> tuple[str, Callable[[Sample], bool] | None]:
         """Return the plainest sentence, if enough of what fails is where it says."""
         says = partial(self._says, list(self._pairs[0]))
-        found = [it for it in self._samples if it.failed and says(it)]
-        failing = sum(it.failed for it in self._samples)
-        elsewhere = (failing - len(found)) / max(1, len(self._samples) - len(found))
-        if self._several and (len(found) <= _FEW or elsewhere > 1 - _OFTEN):
+        failing = [it for it in self._samples if it.failed]
+        found = [it for it in failing if says(it)]
+        given = sum(map(says, failing[: self._given])) / max(1, self._given)
+        elsewhere = (len(failing) - len(found)) / max(1, len(self._samples) - len(found))
+        if self._several and (len(found) <= _FEW or given < _ENOUGH or elsewhere > 1 - _OFTEN):
             return self._often()
         return f"{_words(_effects(found))} wherever {best}", says
 
