@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.operators import register_schemas
 from onnxopt_cli.readings.arithmetic import computed_by_onnxruntime
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
@@ -170,6 +171,7 @@ def training_step():
 
 
 def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
+    register_schemas()
     model = training_step()
     onnx.checker.check_model(model, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -194,6 +196,7 @@ def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
     ],
 )
 def test_onnx_s_checker_refuses_wrong_attributes(change, message):
+    register_schemas()
     model = training_step()
     change(model.graph.node[0])
     with pytest.raises(onnx.checker.ValidationError, match=message):
