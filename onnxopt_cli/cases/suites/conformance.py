@@ -87,13 +87,14 @@ class _Questions(Author):
                 about = f"T = {count}: catches a wrong comparison, shift or power of T."
                 yield self.ask(name, about, count=count, setting=setting)
         near_one = dict.fromkeys(self.numeric, float(np.nextafter(np.float32(1), np.float32(0))))
-        for count, setting in ((2**24 + 1, None), (2**32 + 1, None), (2**32, self.settings[0])):
+        for count in (2**24 + 1, 2**32 + 1, 2**32):
             about = (
                 f"T = {count} with attributes just below 1, in double: catches a T that passes "
                 "through float32 or 32 bits, and powers that lose digits."
             )
             yield self.ask(
-                f"T_{count}_near_one", about, count=count, setting=setting,
+                f"T_{count}_near_one", about, count=count,
+                setting=self.settings[0] if count == 2**32 else None,
                 given=near_one, types=self.double, rate=WIDE,
             )  # fmt: skip
 
