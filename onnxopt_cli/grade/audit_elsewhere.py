@@ -112,6 +112,7 @@ def joined(
         UsageError: naming the file that is none, or of other cases, or what no file has.
     """
     known: dict[tuple[str, str, str], Any] = {}
+    ours = {name: digest(mine) for name, mine in trials.items() if mine}
     for path in paths:
         try:
             document = read_json(read_regular_file(path, _LARGEST), _LARGEST)
@@ -123,7 +124,7 @@ def joined(
         except (Malformed, ValueError, KeyError, TypeError, AttributeError) as error:
             said = printable(f"{path} is no shard of an audit: {exception_text(error)}")
             raise UsageError(said, hint="audit --shard I/N --json FILE writes one") from None
-        if asked != {name: digest(mine) for name, mine in trials.items() if mine}:
+        if asked != ours:
             raise UsageError(
                 f"{printable(str(path))} is an audit of other cases, or of other outputs",
                 hint="join the shards of one audit, with the cases of that audit",
