@@ -58,6 +58,16 @@ class Coin:
 class Loaded(Coin):
     def run(self, model, inputs):
         return [np.ones_like(*inputs.values())]
+
+class Backward:
+    def run(self, model, inputs):
+        values, places = ReferenceEvaluator(model).run(None, inputs)
+        return [values[::-1].copy(), places[::-1].copy()]
+
+class Mingled(Backward):
+    def run(self, model, inputs):
+        values, places = super().run(model, inputs)
+        return [values, places[::-1].copy()]
 """
 
 
@@ -105,6 +115,21 @@ def softmax(folder, change=0.0, digits=9):
     x = np.array([[0.5, 1.5, -2.0]], np.float32)
     right = (np.exp(x) / np.exp(x).sum()).astype(np.float32)
     return single(folder, "Softmax", {"x": x}, np.round(right, digits) + np.float32(change))
+
+
+def test_places_that_do_not_belong_to_the_values_fail_in_whatever_order(onnxopt, tmp_path, backend):
+    inputs = {"x": np.float32([3, 1, 4, 2, 5]), "k": np.array([3])}
+    outputs = {"values": np.float32([5, 4, 3]), "places": np.array([4, 2, 0])}
+    node = helper.make_node("TopK", list(inputs), list(outputs), sorted=0)
+    infos = [[value_info(*it) for it in pairs.items()] for pairs in (inputs, outputs)]
+    graph = helper.make_graph([node], "g", *infos)
+    imports = [helper.make_opsetid("", 22)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    folder = write(tmp_path, model, inputs, **outputs)
+    assert onnxopt("run", folder, "-b", backend("Backward")).code == 0
+    result = onnxopt("run", folder, "-b", backend("Mingled"), "--no-explain")
+    assert result.code == 1
+    assert "is not where the elements of values are" in result.out
 
 
 def test_an_error_of_1e_5_fails_unless_the_tolerance_of_onnx_is_asked_for(
