@@ -20,7 +20,7 @@ import signal
 import stat
 import tempfile
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
@@ -29,6 +29,7 @@ from functools import lru_cache, partial
 from hashlib import blake2b
 from importlib.util import find_spec
 from ipaddress import ip_address
+from itertools import pairwise, starmap
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -292,11 +293,15 @@ class _Work(Generic[Done]):
         items: Sequence[Any],
         read: Callable[[int, Any], Done],
         files: Callable[[int], Sequence[str]],
+        part: Callable[[int], object],
     ) -> None:
         self.done: SimpleQueue[dict[int, Done | Lost]] = SimpleQueue()
         self.turn = 0
         self._request, self._items, self._read, self._files = request, items, read, files
-        self._next = 0
+        # The places of each part that nobody has taken, and the part that each worker is at.
+        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)]
+        self._parts = [*starmap(range, pairwise([0, *ends, len(items)]))]
+        self._at: dict[str, int] = {}
         self._pace = 0.0
         # What was lost is tried again alone, by place with where and how.
         self._lost: dict[int, dict[str, str]] = {}
@@ -308,16 +313,23 @@ class _Work(Generic[Done]):
             if workers == 1 or address not in self._lost[place]:
                 self._again.remove(place)
                 return [place]
-        left = min(len(self._items), self.turn + _AHEAD) - self._next
+        ahead = self.turn + _AHEAD
+        left = [max(0, min(it.stop, ahead) - it.start) for it in self._parts]
+        at = self._at.get(address, 0)
+        if address not in self._at or not left[at]:
+            there = Counter(self._at.values())
+            at = max(range(len(left)), key=lambda it: left[it] / (1 + there[it]))
+            self._at[address] = at
         seconds = max(_BATCH_SECONDS, _TASK_SECONDS * workers)
         size = int(seconds / self._pace) if self._pace else _FIRST_BATCH
-        size = max(1, min(size, _LARGEST_BATCH, -(-left // (2 * max(workers, 1)))))
-        first, end = self._next, self._next + min(size, max(left, 0))
-        if end < len(self._items):
+        size = max(1, min(size, _LARGEST_BATCH, -(-left[at] // (2 * max(workers, 1)))))
+        first, last = self._parts[at].start, self._parts[at].stop
+        end = first + min(size, left[at])
+        if end < last:
             # Whoever has a file in two batches may have to read it twice.
             ends = (it for it in range(end, first + size // 2, -1) if self._cut(it))
             end = next(ends, end)
-        self._next = end
+        self._parts[at] = range(end, last)
         return [*range(first, end)]
 
     def _cut(self, place: int) -> bool:
@@ -448,6 +460,7 @@ class Crew:
         read: Callable[[int, Any], Done],
         files: Callable[[int], Sequence[str]] = lambda _: (),
         stop: Callable[[], object] = lambda: False,
+        part: Callable[[int], object] = lambda _: None,
     ) -> Generator[Done | Lost]:
         """Yield what comes of each item, in order.
 
@@ -458,11 +471,13 @@ class Crew:
                 KeyError or TypeError if that is none.
             files: the files that an item needs.
             stop: tells whether to stop early.
+            part: of which part of the work an item is, which one worker does best: as far as there
+                are enough parts, each worker is at another one.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.
         """
-        work = _Work(request, items, read, files)
+        work = _Work(request, items, read, files, part)
         self._work = work
         done: dict[int, Done | Lost] = {}
         try:

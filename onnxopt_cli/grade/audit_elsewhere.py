@@ -67,9 +67,11 @@ def verdicts(
     try:
         crew.ready()
         named = [(operator.name, kind, index) for operator, kind, index in tasks]
-        for task, found in zip(
-            named, crew.spread("verdicts", named, read, lambda _: needed), strict=True
-        ):
+        # The limits of an operator's cases take long to derive, and each worker needs them.
+        answers = crew.spread(
+            "verdicts", named, read, lambda _: needed, part=lambda place: named[place][0]
+        )
+        for task, found in zip(named, answers, strict=True):
             if isinstance(found, Lost):
                 what = "; ".join(found)
                 raise BackendUnavailable(f"implementation {task}: lost with its machine: {what}")
