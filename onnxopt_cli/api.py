@@ -342,9 +342,9 @@ def audit(
 
         elsewhere = partial(joined, join, trials)
     elif cluster is not None:
-        from onnxopt_cli.grade.audit_elsewhere import verdicts
+        from onnxopt_cli.grade.audit_elsewhere import outcomes
 
-        elsewhere = partial(verdicts, cluster, cases, judging, thorough=thorough)
+        elsewhere = partial(outcomes, cluster, cases, judging, thorough=thorough)
     return audit(trials, jobs, progress, thorough=thorough, shard=shard, elsewhere=elsewhere)
 
 

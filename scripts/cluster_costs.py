@@ -2,7 +2,7 @@
 
     python scripts/cluster_costs.py                      10,000 cases, processor times (minutes)
     python scripts/cluster_costs.py --cases 100000       on a quiet machine, wall times, too
-    python scripts/cluster_costs.py --audit              an audit by one worker and by two
+    python scripts/cluster_costs.py --audit              an audit of as many cases (20 minutes)
     python scripts/cluster_costs.py --tasks              what Dask needs for a task, by workers
     python scripts/cluster_costs.py --simulate 1.1e-3 6e-4
 
@@ -187,13 +187,18 @@ async def tasks() -> None:
                   f"{1e3 * look:.1f} ms to look who is there")  # fmt: skip
 
 
-def audits() -> None:
-    """Measure an audit by one worker and by two: about ten minutes of one core, and more."""
+def audits(count: int) -> None:
+    """Measure a thorough audit of many small cases by one worker and by two."""
     found = []
-    for workers in (1, 2):
-        with started(workers) as (file, _):
-            found.append(measured(["audit", "conformance", "space", "--cluster", file]))
-            print(f"{workers} workers: {found[-1]}")
+    with tempfile.TemporaryDirectory() as folder:
+        cases = str(Path(folder, "many"))
+        given = [cases, str(count), str(CASES_A_FILE)]
+        subprocess.run([sys.executable, "-c", MAKE_MANY, *given], check=True)
+        for workers in (1, 2):
+            with started(workers) as (file, _):
+                # Such cases do not ask for everything: some wrong ones survive.
+                found.append(measured(["audit", cases, "-v", "--allow", "*", "--cluster", file]))
+                print(f"{workers} workers: {found[-1]}")
     print(f"two take {found[1]['wall'] / found[0]['wall']:.2f} of the time of one")
 
 
@@ -209,7 +214,7 @@ def main() -> None:
     if options.simulate:
         simulate(*options.simulate)
     elif options.audit:
-        audits()
+        audits(options.cases)
     elif options.tasks:
         asyncio.run(tasks())
     else:

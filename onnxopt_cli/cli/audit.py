@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,14 +92,14 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     else:
         wrong, document = _graded(chosen, options, problems)
     if options["json_path"] is not None:
-        write_atomically(options["json_path"], document().encode())
+        write_atomically(options["json_path"], document.encode())
     return 2 if problems else wrong
 
 
 def _graded(
     chosen: Sequence[Case], options: Mapping[str, Any], problems: list[Problem]
-) -> tuple[int, Callable[[], str]]:
-    """Show what implementations become of; return the exit code, and what makes JSON of it."""
+) -> tuple[int, str]:
+    """Show what implementations become of; return the exit code, and all of it as JSON."""
     from onnxopt_cli import api
     from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
     from onnxopt_cli.errors import NothingSelected
@@ -135,11 +135,10 @@ def _graded(
     survivors = {survivor.name for grade in grades for survivor in grade.survivors}
     wrong = {it for it in survivors if not any(fnmatchcase(it, g) for g in options["allowed"])}
     code = int(bool(wrong) or any(grade.false_alarms for grade in grades))
-    # Which cases are weak takes long to find out.
-    return code, lambda: audit_json(grades, shard)
+    return code, audit_json(grades, shard)
 
 
-def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, Callable[[], str]]:
+def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
     """Show which errors in right outputs are caught; return as :func:`_graded` does."""
     from onnxopt_cli import api
     from onnxopt_cli.cli.console import stdout, ticking
@@ -156,4 +155,4 @@ def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, C
     missed = [it for it in found if it.exchange_missed]
     for it in missed:
         stdout().print(f"not caught: {it.error} in {printable(it.case)}", soft_wrap=True)
-    return int(bool(missed)), lambda: planted_json(found)
+    return int(bool(missed)), planted_json(found)

@@ -7,10 +7,11 @@ differently, and judged as ``run`` would judge it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,8 +39,11 @@ _LARGE = 40
 _CLEAR = 1e7
 
 
-#: An operator, the kind of its implementation, and its number among those.
+#: An operator, the kind of its implementation, and its number among those; or what is WEAK of it.
 Task: TypeAlias = tuple[Operator, str, int]
+WEAK = "weak"
+#: Case, output and number of elements that the case cannot judge.
+Weak: TypeAlias = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class Grade:
         trials: the cases, by rising size.
         thorough: whether wrong implementations were put to more cases than the first that rejects
             them clearly.
+        weak: what the cases cannot judge.
         named: what became of the named deviations.
         automatic: what became of the automatic mutants.
         right: what became of the variants.
@@ -117,6 +122,7 @@ class Grade:
     operator: Operator
     trials: tuple[AuditedCase, ...]
     thorough: bool
+    weak: tuple[Weak, ...]
     named: tuple[Verdict, ...]
     automatic: tuple[Verdict, ...]
     right: tuple[Verdict, ...]
@@ -151,17 +157,6 @@ class Grade:
             if len(rejecting) == 1:
                 needed.update(rejecting)
         return [trial.case for index, trial in enumerate(self.trials) if index not in needed]
-
-    @property
-    def weak(self) -> list[tuple[str, str, int]]:
-        """Case, output and number of elements that the case cannot judge."""
-        return [
-            (trial.case, output, elements)
-            for trial in self.trials
-            if trial.key.formula is not None
-            for output, judgement in trial.key.formula.judgements.items()
-            if (elements := judgement.weak)
-        ]
 
 
 def find_trials(
@@ -214,7 +209,7 @@ def audit(
     *,
     thorough: bool = True,
     shard: Shard | None = None,
-    elsewhere: Callable[[Sequence[Task]], Iterable[Verdict]] | None = None,
+    elsewhere: Callable[[Sequence[Task]], Iterable[Verdict | Sequence[Weak]]] | None = None,
 ) -> list[Grade]:
     """Grade the trials of every operator that has some.
 
@@ -224,36 +219,49 @@ def audit(
         progress: called with how many implementations are done, and how many there are.
         thorough: whether to look for redundant cases, too, which takes many times as long.
         shard: the part of the implementations to look at; None for all.
-        elsewhere: yields the verdicts, in order, from other machines; None for this one.
+        elsewhere: yields what comes of tasks, in order, from other machines; None for this one.
     """
     present = [operator for operator in OPERATORS if trials[operator.name]]
     tasks: list[Task] = []
     for operator in present:
         for kind, implementations in _implementations(operator).items():
             tasks += [(operator, kind, index) for index in range(len(implementations))]
+        # By now all limits are known.
+        tasks.append((operator, WEAK, 0))
     if shard:
         tasks = tasks[shard.index - 1 :: shard.count]
-    work = partial(verdict, trials=trials, thorough=thorough)
-    found = elsewhere(tasks) if elsewhere else parallel(work, tasks, jobs)
-    verdicts: dict[tuple[str, str], list[Verdict]] = {}
-    for count, ((operator, kind, _), one) in enumerate(zip(tasks, found, strict=True), start=1):
+    work = partial(outcome, trials=trials, thorough=thorough)
+    outcomes = elsewhere(tasks) if elsewhere else parallel(work, tasks, jobs)
+    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for count, ((operator, kind, _), one) in enumerate(zip(tasks, outcomes, strict=True), start=1):
         progress(count, len(tasks))
-        verdicts.setdefault((operator.name, kind), []).append(one)
+        found[operator.name, kind] += [one] if isinstance(one, Verdict) else one
     return [
         Grade(
             operator,
             tuple(trials[operator.name]),
             thorough and not shard,
-            *(tuple(verdicts.get((operator.name, kind), ())) for kind in KINDS),
+            *(tuple(found[operator.name, kind]) for kind in (WEAK, *KINDS)),
         )
         for operator in present
     ]
 
 
-def verdict(task: Task, trials: dict[str, list[AuditedCase]], *, thorough: bool) -> Verdict:
-    """Return what becomes of one implementation."""
+def outcome(
+    task: Task, trials: Mapping[str, Sequence[AuditedCase]], *, thorough: bool
+) -> Verdict | Sequence[Weak]:
+    """Return what becomes of one implementation; or what an operator's cases cannot judge."""
     operator, kind, _ = task
-    mine, one = trials[operator.name], implementation(task)
+    mine = trials[operator.name]
+    if kind == WEAK:
+        return [
+            (trial.case, output, elements)
+            for trial in mine
+            if trial.key.formula is not None
+            for output, judgement in trial.key.formula.judgements.items()
+            if (elements := judgement.weak)
+        ]
+    one = implementation(task)
     if kind == "right":
         return Verdict(one.name, one.about, tuple(it.excess(one.run(it.call)) for it in mine))
     return _of_wrong(operator, one, mine, thorough=thorough)

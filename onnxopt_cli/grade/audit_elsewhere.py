@@ -27,12 +27,14 @@ from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.grade.audit import (
     KINDS,
+    WEAK,
     AuditedCase,
     Task,
     Verdict,
+    Weak,
     find_trials,
     implementation,
-    verdict,
+    outcome,
 )
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.run.answer_key import JudgeOptions
@@ -44,15 +46,15 @@ _LARGEST = 1 << 28
 _Terms: TypeAlias = tuple[Sequence[tuple[str, str]], JudgeOptions, bool]
 
 
-def verdicts(
+def outcomes(
     cluster: Cluster,
     cases: Sequence[Case],
     judging: JudgeOptions,
     tasks: Sequence[Task],
     *,
     thorough: bool,
-) -> Generator[Verdict]:
-    """Yield what becomes of implementations on the workers of a cluster, in order.
+) -> Generator[Verdict | Sequence[Weak]]:
+    """Yield what comes of tasks on the workers of a cluster, in order.
 
     Raises:
         BackendUnavailable: if the cluster is lost, or two machines with the same implementation.
@@ -60,8 +62,8 @@ def verdicts(
     items, files = sent(cases)
     needed = [path for mine in files for path in mine]
 
-    def read(place: int, answer: Any) -> Verdict:
-        return _verdict_from_json(answer, tasks[place])
+    def read(place: int, answer: Any) -> Verdict | Sequence[Weak]:
+        return _outcome_from_json(answer, tasks[place])
 
     crew = Crew(cluster, f"{__name__}:open_audit", (items, judging, thorough))
     try:
@@ -69,7 +71,7 @@ def verdicts(
         named = [(operator.name, kind, index) for operator, kind, index in tasks]
         # The limits of an operator's cases take long to derive, and each worker needs them.
         answers = crew.spread(
-            "verdicts", named, read, lambda _: needed, part=lambda place: named[place][0]
+            "outcomes", named, read, lambda _: needed, part=lambda place: named[place][0]
         )
         for task, found in zip(named, answers, strict=True):
             if isinstance(found, Lost):
@@ -93,8 +95,9 @@ def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
     def answer(asked: Any, _: memoryview) -> bytes:
         by_name = {operator.name: operator for operator in OPERATORS}
         tasks = [(by_name[name], kind, index) for name, kind, index in asked["items"]]
+        found = (outcome(it, trials(), thorough=thorough) for it in tasks)
         return json.dumps(
-            [verdict_to_json(verdict(it, trials(), thorough=thorough)) for it in tasks]
+            [verdict_to_json(it) if isinstance(it, Verdict) else it for it in found]
         ).encode()
 
     yield [], answer
@@ -102,13 +105,13 @@ def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
 
 def joined(
     paths: Sequence[Path], trials: Mapping[str, Sequence[AuditedCase]], tasks: Sequence[Task]
-) -> Iterator[Verdict]:
-    """Yield what became of implementations in the shards of an audit, in order.
+) -> Iterator[Verdict | Sequence[Weak]]:
+    """Yield what came of tasks in the shards of an audit, in order.
 
     Args:
         paths: what ``onnxopt audit --shard --json`` has written, one file for each shard.
         trials: the cases, which must be those of the shards.
-        tasks: the implementations.
+        tasks: all of the audit.
 
     Raises:
         UsageError: naming the file that is none, or of other cases, or what no file has.
@@ -120,6 +123,8 @@ def joined(
             document = read_json(read_regular_file(path, _LARGEST), _LARGEST)
             asked = {it["operator"]: it["asked"] for it in document["operators"]}
             for grade in document["operators"]:
+                weak = [(it["case"], it["output"], it["elements"]) for it in grade["weak"]]
+                known.setdefault((grade["operator"], WEAK, ""), []).extend(weak)
                 for kind in KINDS:
                     found = {(grade["operator"], kind, it["name"]): it for it in grade[kind]}
                     known |= {key: it for key, it in found.items() if "excess" in it}
@@ -133,9 +138,9 @@ def joined(
             )
     for task in tasks:
         operator, kind, _ = task
-        name = implementation(task).name
+        name = "" if kind == WEAK else implementation(task).name
         try:
-            yield _verdict_from_json(known[operator.name, kind, name], task)
+            yield _outcome_from_json(known[operator.name, kind, name], task)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(
                 f"no shard says what becomes of {operator.name}, {name}",
@@ -157,8 +162,10 @@ def digest(trials: Sequence[AuditedCase]) -> str:
     return found.hexdigest()
 
 
-def _verdict_from_json(data: Any, task: Task) -> Verdict:
-    """Return what :func:`verdict_to_json` was given, of a task."""
+def _outcome_from_json(data: Any, task: Task) -> Verdict | Sequence[Weak]:
+    """Return what came of a task: what :func:`verdict_to_json` was given, or what is weak."""
+    if task[1] == WEAK:
+        return [(str(case), str(output), int(elements)) for case, output, elements in data]
     one, apart = implementation(task), data["apart"]
     if apart is not None:
         inputs = {str(name): value_from_json(it) for name, it in apart[1].items()}
