@@ -20,6 +20,12 @@ cases:
     attributes: {rho: 0.5}
     inputs: {loss: 1.0, W: [1.0], Z: [0.5], U: [0.25]}
 """
+# The squares leave the type's range on the way.
+BEYOND = """\
+  - name: beyond
+    attributes: {rho: 0.01}
+    inputs: {loss: 1.0, W: [3e+19], Z: [0.5], U: [0.25]}
+"""
 UNEVEN = (
     WEAK.replace("[1.0]", "[0.1, 0.7, 1.3, 4.7]")
     .replace("[0.5]", "[0.3, 0.1, 0.7, 9.1]")
@@ -58,8 +64,9 @@ def test_a_suite_with_gaps_names_survivors_and_the_input_that_would_show_them(wo
 
 
 def test_shards_of_an_audit_join_to_the_whole(workplace, onnxopt):
-    (workplace / "weak.yaml").write_text(WEAK)
+    (workplace / "weak.yaml").write_text(WEAK + BEYOND)
     whole = onnxopt("audit", "weak.yaml", "-v", "-j", "1", "--json", "whole.json")
+    assert "too weak to judge 1 of loss_new: weak/weak/beyond" in whole.out
     parts = []
     for part in (1, 2, 3):
         answer = onnxopt("audit", "weak.yaml", "-v", "-j", "1", "--shard", f"{part}/3",
