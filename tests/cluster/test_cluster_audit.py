@@ -3,18 +3,31 @@
 import pytest
 from places import REPOSITORY
 
+# It cannot be judged: the squares leave the type's range on the way.
+PENALTY = """\
+onnxopt: 1
+operator: AdmmPenalty
+cases:
+  - name: beyond
+    attributes: {rho: 0.01}
+    inputs: {loss: 1.0, W: [3e+19], Z: [0.5], U: [0.25]}
+"""
+
 
 @pytest.mark.slow
 def test_an_audit_by_two_workers_is_the_one_of_this_machine(two, tmp_path, onnxopt):
     # Its cases are all of T = 0, so that there are survivors to be told from the formula.
     file = REPOSITORY / "cases" / "spec" / "adagrad.yaml"
+    other = tmp_path / "penalty.yaml"
+    other.write_text(PENALTY)
     said = []
     for options in ((), ("--cluster", two.address)):
         path = tmp_path / f"{len(said)}.json"
-        answer = onnxopt("audit", file, "--json", path, *options)
+        answer = onnxopt("audit", file, other, "--json", path, *options)
         said.append((answer.code, answer.out, path.read_text()))
     assert said[0] == said[1]
     assert "would show" in said[0][1]
+    assert '"output": "loss_new"' in said[0][2]
 
 
 def test_planted_errors_stay_here(onnxopt):
