@@ -145,6 +145,21 @@ LIMITS = {
         {"x": f32(3e-30, 4e-30)},
         (0, 4e-30),
     ),
+    "squares of which few digits are left": (
+        ("ReduceL2", {"keepdims": 0}),
+        {"x": f32(1e-21, 2e-21, 3e-21)},
+        (3.741707e-21, 3.79e-21),
+    ),
+    "a variance that overflows": (
+        ("LayerNormalization", {}),
+        {"x": f32(1e20, 1, 2, 3).reshape(1, 4), "s": np.ones(4, "f"), "b": np.full(4, 0.5, "f")},
+        (np.full((1, 4), 0.5), np.full((1, 4), 0.51)),
+    ),
+    "a quotient beyond what int32 holds": (
+        ("QuantizeLinear", {}),
+        {"x": f32(3e9, -3e9, np.inf), "scale": f32(1).reshape(()), "zero": np.int8(0)},
+        ([127, -128, 127], [-128, -128, -128]),
+    ),
     "an operand that is subnormal": (("Div", {}), {"x": f32(1e-38), "y": f32(0.5)}, ([0], [1e-37])),
     "its floor": (("Floor", {}), {"x": f32(-1e-40)}, ([0], [-2])),
     "terms added up in order": (
@@ -197,6 +212,41 @@ def test_right_answers_pass_and_wrong_ones_beside_them_fail(name):
     model = model_of([(operator, list(inputs), attributes)], inputs, opset=opset)
     assert judged(model, inputs, right)
     assert not judged(model, inputs, wrong)
+
+
+# The same of several nodes.
+GRAPHS = {
+    "the logarithm of what is subnormal": (
+        [("Exp", ["x"], {}), ("Log", ["t0"], {})],
+        {"x": f32(-100, -3)},
+        [([-99.98309, -3], True), ([-np.inf, -3], True), ([-95, -3], False), ([-100, -4], False)],
+    ),
+    "a norm that overflows taken away": (
+        [("ReduceL2", ["x"], {}), ("Sub", ["x", "t0"], {})],
+        {"x": f32(3e38, 1)},
+        [([0, -3e38], True), ([-np.inf, -np.inf], True), ([1e34, -3e38], False)],
+    ),
+    "a square that overflows, of 16 bits": (
+        [("Mul", ["x", "x"], {}), ("Sqrt", ["t0"], {}), ("Div", ["w", "t1"], {})],
+        {"x": np.float16([300]), "w": np.float16([150])},
+        [([0.5], True), ([0], True), ([0.51], False)],
+    ),
+    "of 16 bits, a few roundings": (
+        [("Neg", ["x"], {}), ("Mul", ["t0", "w"], {})],
+        {"x": np.float16([1.5, -3]), "w": np.float16([0.7, 0.3])},
+        [([-1.0498, 0.9004], True), ([-1.0498 * 1.002, 0.9004], True)]
+        + [([-1.0498 * 1.006, 0.9004], False)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_leaves_the_range_of_its_type_on_the_way_is_right_as_it_comes(name):
+    nodes, inputs, answers = GRAPHS[name]
+    kind = helper.np_dtype_to_tensor_dtype(next(iter(inputs.values())).dtype)
+    model = model_of(nodes, inputs, types=[kind])
+    found = [judged(model, inputs, value) for value, _ in answers]
+    assert found == [right for _, right in answers]
 
 
 def test_windows_are_as_many_at_either_end():

@@ -55,6 +55,13 @@ _FINER = 64.0
 _DOUBLE, _SINGLE = 2.0**-53, 2.0**-24
 _STEP = 2.0**27
 _MOST_VISITS = 20_000
+# How a type's range is left on the way; NumPy says the first two so.
+_OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
+# By how much what is subnormal is rounded, by the roundoff of its type.
+_LEAST = {
+    roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
+    for dtype, roundoff in ROUNDOFF.items()
+}
 _LONGEST = 200
 _TRAINING = "ai.onnx.preview.training"
 # Any two of these columns have all four pairs of signs; in the first row all are alike.
@@ -98,8 +105,12 @@ class _Form:
         finer: the same with much smaller ones, where that was needed.
         in_order: it in its own type with long sums added up one term after the other; None if no
             sum is long.
+        beyond: it in its own type where something leaves that type's range on the way: as it is,
+            and with zeros for all that is subnormal.
+        underflows: whether something within a node underflows on the way.
         step: by how much the roundings put in were larger than those of the types.
         alone: whether nothing in the model rounds but what yields its outputs, each element once.
+        units: how many units it may be off.
     """
 
     own: Any
@@ -107,8 +118,11 @@ class _Form:
     draws: list[Any]
     finer: list[Any] = field(default_factory=list)
     in_order: Any = None
+    beyond: list[Any] = field(default_factory=list)
+    underflows: bool = False
     step: float = 1.0
     alone: bool = False
+    units: float = UNITS
 
 
 def condition(
@@ -193,11 +207,14 @@ def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value], math: st
 
 def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[_Form]:
     kinds: list[tuple[str, float, bool]] = []
+    beyond: set[str] = set()
 
     def note(
         node: Any, compute: Compute, given: Sequence[Any], _at: int, _lane: int | None
     ) -> tuple[Any, ...]:
-        outputs = compute(*given)
+        with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
+            outputs = compute(*given)
+        beyond.update(_left_range(given, outputs))
         before, after = _coarsest(given), _coarsest(outputs)
         narrows = after > before > 0
         # Of these R may be float32 beside tensors of doubles, and what comes from R alone, too.
@@ -224,9 +241,35 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
             summed = Evaluated(model).run(inputs)
         for form, it in zip(forms, summed, strict=True):
             form.in_order = it
-    for form in forms:
+    tried = [own] if _OVERFLOW in beyond else []
+    if _SUBNORMAL in beyond:
+        tried.append(Evaluated(model).run(inputs, _flushing))
+    for at, form in enumerate(forms):
         form.alone = asking.alone
+        # What has 16 bits is computed in float32: but for a few roundings it is exact.
+        if _coarsest([form.own]) > _SINGLE and math != "float16-sums":
+            form.units = _FEW
+        form.beyond = [it[at] for it in tried]
+        form.underflows = _UNDERFLOW in beyond
     return forms
+
+
+def _left_range(given: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
+    """Yield how a node's outputs left the range of their type, if they did."""
+    tensors = [it for it in outputs if isinstance(it, np.ndarray) and it.dtype in ROUNDOFF]
+    if any(_flushed(it) is not it for it in tensors):
+        yield _SUBNORMAL
+    known = (it for it in given if isinstance(it, np.ndarray) and it.dtype in ROUNDOFF)
+    if not all(np.isfinite(it).all() for it in tensors) and all(
+        np.isfinite(it).all() for it in known
+    ):
+        yield _OVERFLOW
+
+
+def _flushing(
+    _node: Any, compute: Compute, given: Sequence[Any], _at: int, _lane: int | None
+) -> list[Any]:
+    return [_flushed(it) for it in compute(*given)]
 
 
 def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
@@ -355,22 +398,13 @@ class _Asking:
         if several or found.row is Rounds.PRODUCT:
             roundoff *= _root(found, place.roundoff)
         scales = place.scales or (0.0,) * len(outputs)
+        least = _LEAST[place.roundoff] * self.step
         return [
-            self._rounded(it, found, roundoff, scale, lane) if is_wide(it) and it.size else it
+            np.asarray(it + self._signs(it, lane) * _error(it, found, roundoff, scale, least))
+            if is_wide(it) and it.size
+            else it
             for it, scale in zip(outputs, scales, strict=True)
         ]
-
-    def _rounded(self, output: Array, found: Site, roundoff: float, scale: Any, lane: int) -> Array:
-        signs = self._signs(output, lane)
-        error: Array = np.abs(output) + np.abs(scale)
-        if found.row is Rounds.MIX:
-            error = error + _largest(output)
-        elif found.row is Rounds.GATES:
-            error = error + max(1.0, _largest(output))
-        moved: Array = np.asarray(
-            output + signs * roundoff * np.where(np.isfinite(error), error, 0)
-        )
-        return moved
 
     def _signs(self, array: Array, lane: int) -> Array:
         """Return 1 or -1 for each element, so that elements that cancel move apart once."""
@@ -378,6 +412,18 @@ class _Asking:
         self._elements[lane] += array.size
         numbers = np.arange(start, start + array.size)
         return _SIGNS[lane - 1].take(numbers, mode="wrap").reshape(array.shape)
+
+
+def _error(output: Array, found: Site, roundoff: float, scale: Any, least: float) -> Array:
+    """Return how far a rounding moves each element; one that is subnormal not beyond zero."""
+    size: Array = np.abs(output)
+    error = size + np.abs(scale)
+    if found.row is Rounds.MIX:
+        error = error + _largest(output)
+    elif found.row is Rounds.GATES:
+        error = error + max(1.0, _largest(output))
+    error = np.where(np.isfinite(error), error, 0.0)
+    return np.asarray(roundoff * error + np.minimum(least, size))
 
 
 def _largest(array: Any) -> float:
@@ -441,24 +487,31 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
         touched |= form.alone or bool((moved > 0).any())
         unit = np.maximum(unit, moved)
         others += leaps
+    units = forms[0].units
     if touched:
-        # What has 16 bits is computed in float32: but for a few roundings it is exact.
-        few = _FEW if roundoff > _SINGLE else 1.0
-        unit = np.maximum(unit, rounding / few if forms[0].alone else rounding)
+        unit = np.maximum(unit, rounding)
         for distance, wide in _distances(
             [it for form in forms for it in (form.own, form.exact)], exact
         ):
             close = distance <= _FORM_UNITS * np.maximum(unit, rounding) + tiny
-            unit = np.where(close, np.maximum(unit, distance / few), unit)
+            if any(form.underflows for form in forms):
+                # Of squares that are subnormal few digits are left.
+                close |= distance <= np.abs(exact) / _FORM_UNITS
+            unit = np.where(close, np.maximum(unit, distance), unit)
             # Forms overflow, and underflow.
-            lost = np.isfinite(exact) & (exact != 0) & (~np.isfinite(wide) | (wide == 0))
+            lost = np.isfinite(exact) & (~np.isfinite(wide) | ((wide == 0) & (exact != 0)))
             if lost.any():
                 others.append(np.where(lost, wide, exact))
+        for distance, wide in _distances([it for form in forms for it in form.beyond], exact):
+            far = distance > _FORM_UNITS * np.maximum(unit, rounding) + tiny
+            if far.any():
+                others.append(np.where(far, wide, exact))
         for distance, _ in _distances([it.in_order for it in forms], exact):
             near = np.where(distance <= _IN_ORDER * rounding, distance, 0.0)
-            unit = np.maximum(unit, near * 2 / UNITS)
-    limit = UNITS * unit + tiny
-    return Judgement(((expected, limit), *(_branch(it, limit, own.dtype) for it in others)))
+            unit = np.maximum(unit, near * 2 / units)
+    limit = units * unit + tiny
+    branches = (_branch(it, units * roundoff, limit, own.dtype) for it in others)
+    return Judgement(((expected, limit), *branches))
 
 
 def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:
@@ -469,10 +522,10 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
             yield _distance(wide, exact), wide
 
 
-def _branch(value: Array, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return another right value, with its limit."""
+def _branch(value: Array, share: float, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Return another right value, with its limit: that share of it, or that of the exact one."""
     with np.errstate(all="ignore"):
-        own = UNITS * ROUNDOFF[dtype] * np.abs(value)
+        own = share * np.abs(value)
         return value.astype(dtype), np.maximum(limit, np.where(np.isfinite(own), own, 0.0))
 
 

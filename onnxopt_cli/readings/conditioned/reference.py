@@ -25,6 +25,7 @@ _HALF_PIXELS = 16
 # The activations of recurrent operators that the reference computes, whatever is asked for.
 _ACTIVATIONS = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 _LENGTHS = 4
+_LARGEST_QUOTIENT = 2.0**30
 
 
 @cache
@@ -162,10 +163,13 @@ def functions() -> list[tuple[Any, str, Any]]:
         op_batch_normalization,
         op_max_pool,
         op_pool_common,
+        op_quantize_linear,
         op_reduce_log_sum_exp,
         op_roi_align,
     )
 
+    quantize: Any = op_quantize_linear
+    common = quantize._CommonQuantizeLinear  # noqa: SLF001
     roi_align: Any = op_roi_align.RoiAlign
     windows: Any = op_max_pool.MaxPool._max_pool  # noqa: SLF001
     normalization: Any = op_batch_normalization
@@ -184,6 +188,7 @@ def functions() -> list[tuple[Any, str, Any]]:
         (op_max_pool.MaxPool, "_max_pool", partialmethod(_padded_alike, windows)),
         (op_pool_common, "pool", partial(fast_pool, op_pool_common.pool)),
         (op_pool_common, padding, padded),
+        (common, "_run", partialmethod(_saturated, common._run, quantize._reshape_input)),  # noqa: SLF001
         (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
         (roi_align, "_run", partialmethod(_aligned, roi_align._run)),  # noqa: SLF001
     ]
@@ -211,6 +216,16 @@ def _padded_alike(
         rest["pads"] = [*(total - total // 2).tolist(), *(total // 2).tolist()]
         auto_pad = "NOTSET"
     return kept(pool, x, auto_pad=auto_pad, ceil_mode=ceil_mode, **rest)
+
+
+def _saturated(
+    quantize: Any, kept: Any, reshaped: Any, x: Array, scale: Array, *rest: Any, **attributes: Any
+) -> Any:
+    """Take no quotient beyond what int32 holds, where it would begin again at the other end."""
+    given = (attributes.get(it) for it in ("axis", "block_size"))
+    largest = _LARGEST_QUOTIENT * np.abs(reshaped(scale, x.shape, *given).astype(np.float64))
+    bounded = np.clip(x, -largest, largest).astype(x.dtype)
+    return kept(quantize, bounded, scale, *rest, **attributes)
 
 
 def _aligned(align: Any, kept: Any, *given: Any, **attributes: Any) -> Any:
