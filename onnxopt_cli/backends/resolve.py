@@ -104,7 +104,7 @@ def _backend(specification: Specification) -> Backend:
     known = [*_BUILT_IN, *installed]
     listed = f"known are {', '.join(known)}, python:module:attribute and exec:COMMAND"
     raise UsageError(
-        f"there is no backend {printable(specification.name)!r}",
+        f"there is no backend {printable(repr(specification.name))}",
         hint=f"{nearest(specification.name, known)} {listed}".strip(),
     )
 

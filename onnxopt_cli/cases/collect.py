@@ -130,7 +130,7 @@ def collect(
                 raise UsageError(
                     f"two cases have the id {printable(case.id)}: "
                     f"{other.location} and {case.location}",
-                    hint="run them one after the other, or rename the suite of one",
+                    hint="run them one after the other, or rename the suite of one, or its folder",
                 )
     if not cases and not problems:
         raise NothingSelected(
@@ -176,6 +176,11 @@ def _find(target: str, suites: _Suites, memory: int, each: Each | None = None) -
         raise UsageError(
             f"{printable(target)} is no case file",
             hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
+        )
+    if path.is_symlink():
+        raise UsageError(
+            f"{printable(target)} is a link that leads nowhere",
+            hint="mend it, or name what it should lead to",
         )
     return _find_named(target, suites)
 

@@ -100,11 +100,30 @@ def _summary(lowering: LoweredModel) -> str:
 
     counts = Counter(lowering.replaced)
     if not counts:
-        return "nothing to lower: no operator with a formula occurs; written as it was"
+        return "nothing to lower: no operator with a formula occurs; written as it was" + _strange(
+            lowering.model
+        )
     opset = max(e.version for e in lowering.model.opset_import if e.domain in ("", "ai.onnx"))
     operators = ", ".join(f"{name} {count}" for name, count in counts.items())
     nodes = "node" if counts.total() == 1 else "nodes"
     return (
         f"lowered {counts.total()} {nodes} ({operators}) with {lowering.primitives} primitive "
-        f"nodes, opset {opset}"
+        f"nodes, opset {opset}" + _strange(lowering.model)
     )
+
+
+def _strange(model: onnx.ModelProto) -> str:
+    """Say which operators neither onnx nor the model itself nor a formula defines, if any."""
+    from onnx import defs
+
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.formula.nodes import all_nodes
+
+    ours = {(it.domain, it.name) for it in model.functions}
+    strange = dict.fromkeys(
+        f"{it.domain}:{it.op_type}"
+        for it in all_nodes(model)
+        if (it.domain, it.op_type) not in ours and not defs.has(it.op_type, domain=it.domain)
+    )
+    names = printable(", ".join(strange))
+    return f"\nno formula for {names}: --operators FILE brings one" if strange else ""

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
+from google.protobuf.message import EncodeError
 
 from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff, wrong_outputs
 from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
-from onnxopt_cli.formula.nodes import operator_names
+from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
+from onnxopt_cli.formula.nodes import all_nodes, operator_names, subgraphs
 from onnxopt_cli.isolation.response import Response
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.select import capabilities
@@ -24,6 +27,8 @@ KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
 # Of inputs that a backend changed no more are named.
 _MOST_LISTED = 10
+_LONGEST_FAULT = 300
+_ONNX = {"", "ai.onnx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,10 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
             outcome, message = Outcome.FAIL, "accepted what a right backend must refuse"
     elif response.failure is not None or response.outputs is None or key is None:
         outcome = response.failure or Outcome.ERROR
+        fault = _fault(content.model) if content is not None and outcome is Outcome.ERROR else ""
+        if fault:
+            outcome = Outcome.INVALID
+            message = f"the model does not pass onnx's check: {fault}"
     else:
         diffs = compare_outputs(
             key.outputs,
@@ -150,6 +159,42 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
         message = "; ".join(filter(None, (message, response.leak)))
     result = _result(question, backend, outcome, message, response, diffs)
     return replace(result, curve=curve) if curve else result
+
+
+def _fault(model: onnx.ModelProto) -> str:
+    """Return why no backend has to run a model; empty if onnx's check finds nothing."""
+    # Only what raises is looked at so.
+    from onnx import checker, defs
+
+    from onnxopt_cli.operators import register_schemas
+    from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
+
+    newest = max((it.version for it in model.opset_import if it.domain in _ONNX), default=0)
+    if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
+        # The installed onnx does not know.
+        return ""
+    register_schemas()
+    checked = onnx.ModelProto()
+    checked.CopyFrom(model)
+    nodes = all_nodes(checked)
+    for graph in (checked.graph, *(graph for node in nodes for graph in subgraphs(node))):
+        for value in (*graph.input, *graph.output):
+            # The check wants a shape, and no backend needs one.
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.shape.SetInParent()
+    try:
+        refuse_endless_functions(checked)
+        checker.check_model(checked)
+    except NodeError as error:
+        return error.message
+    except checker.ValidationError as error:
+        # Behind an arrow it says in what of the model that is.
+        words = " ".join(str(error).partition("==>")[0].split())
+        return clipped(printable(words), _LONGEST_FAULT)
+    except (EncodeError, ValueError):
+        # It is too large for that.
+        return ""
+    return ""
 
 
 def _may_be_skipped(content: Content | None) -> bool:

@@ -70,7 +70,7 @@ def other(fields):
             [
                 ('2: suite: found "a/b", expected a name of at most 100 letters, digits, _, . and -, '
                 "not beginning with . or -, and @VERSION after it or nothing"),
-                "4: case c: found no input R, T, X, G, V, H, expected R, T, X, G, V, H",
+                "4: case c: found no input R, T, X, G, V, H, expected R, T, X, G, V, H below inputs:",
             ],
         ),
         ("a: [", ["1: found no valid YAML: did not find expected node content while parsing a flow node"]),
@@ -175,7 +175,7 @@ def other(fields):
             ],
         ),
         (other("operator: Concat, inputs: {inputs: [1]}, outputs: {concat_result: [1]}"), [
-            "4: case c: found no attribute axis, expected axis"
+            "4: case c: found no attribute axis, expected axis below attributes:"
         ]),
         (other("operator: Elu, attributes: {alpha: a}, inputs: {X: 1.0}, outputs: {Y: 1.0}"), [
             '4: case c: attributes.alpha: found "a", expected a number (float32)'
@@ -301,7 +301,7 @@ def other(fields):
         (adam(outputs="{X_new: [1, 2], V_new: [1, 2], H_new: [1, 2, 3]}"), [
             "4: case c: outputs.H_new: found float32[3], expected float32[2]"
         ]),
-        (other("operator: Relu, inputs: {X: 1.0}"), ["4: case c: found no output Y, expected Y"]),
+        (other("operator: Relu, inputs: {X: 1.0}"), ["4: case c: found no output Y, expected Y below outputs:"]),
         (other("operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1.0, 2.0]}"), [
             "4: case c: outputs: onnx refuses them: [ShapeInferenceError] Inference error(s): (op_type:Relu): [ShapeInferenceError] Inferred shape and existing shape differ in dimension 0: (1) vs (2)"
         ]),

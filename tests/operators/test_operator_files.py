@@ -149,6 +149,39 @@ def test_an_operator_may_have_the_name_of_one_of_onnx_in_its_own_domain(place):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+EVERY_FEW_STEPS = """\
+import numpy as np
+from onnxopt_cli.formula.operator import Attribute, Operator, Scalar
+
+
+def lookahead(K, X, S, *, alpha, k):
+    due = K / k == np.floor(K / k)
+    S_new = np.where(due, S + alpha * (X - S), S)
+    return np.where(due, S_new, X), S_new
+
+
+LOOKAHEAD = Operator(
+    name="Lookahead",
+    domain="company",
+    version=1,
+    formula=lookahead,
+    scalars=(Scalar("K", ("int64",)),),
+    tensors=("X", "S"),
+    outputs={"X_new": "X", "S_new": "S"},
+    attributes=(Attribute("alpha", 0.5), Attribute("k", 5.0)),
+    about="Now and then.",
+    source="https://arxiv.org/abs/1907.08610",
+)
+"""
+
+
+def test_what_computes_in_some_steps_only_is_asked_in_one_of_them_before_it_may_refuse(place):
+    (place / "lookahead.py").write_text(EVERY_FEW_STEPS)
+    done = call(place, "run company -k refuses -q --operators lookahead.py")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"[1-9]\d* pass in", done.stdout)
+
+
 def test_a_formula_without_a_docstring_is_shown_whole(place):
     docstring = re.search(r'    """.*"""\n', LION).group()
     (place / "lion.py").write_text(LION.replace(docstring, "    # Blended first.\n"))

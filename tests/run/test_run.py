@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from forked import run_command
+from onnx_directories import identity, make_directory, tensor, tensor_type
 from places import REPOSITORY
 from two_cases import BACKEND, CASE
 
@@ -102,6 +103,24 @@ def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, on
     assert answer.code == 2
     assert "the case is wrong, not" in answer.out
     assert "1 invalid" in answer.out
+
+
+def test_a_model_that_is_not_valid_is_the_cases_fault_and_what_it_raises_else_the_backends(
+    workplace, onnxopt
+):
+    value = tensor(np.float32([1, 2]))
+    model = identity({"x": tensor_type()})
+    for name, given in (("right", "x"), ("lost", "nowhere")):
+        model.graph.node[0].input[0] = given
+        make_directory(workplace / "some" / name, model, [value], [value])
+    (workplace / "vendor.py").write_text(
+        "class Raises:\n    def run(self, model, inputs):\n        raise KeyError('x')\n"
+    )
+    answer = onnxopt("run", "some", "-b", "python:vendor.py:Raises")
+    assert answer.code == 2
+    said = " ".join(answer.out.split())
+    assert "does not pass onnx's check: Nodes in a graph must be topologically sorted" in said
+    assert "1 error, 1 invalid" in said
 
 
 def test_an_invalid_case_loses_no_other_one(demo, onnxopt):

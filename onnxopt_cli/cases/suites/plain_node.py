@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SHAPE = (3,)
 # What makes other inputs of the same ones: no tensor changes its sign.
 _FACTOR = 1.25
+_STEPS = (0, 1, 10)
 # So many elements are looked at before all are.
 _FIRST = 64
 
@@ -74,9 +75,15 @@ def plain_pair(
     ordinary: Attributes = {**author.ordinary, **first}
     kept = {it.name: ordinary[it.name] for it in operator.attributes if it.required}
     kept.update(_allowed(operator, node, groups))
-    for attributes, keep in ((kept, True), (kept, False), (ordinary, False)):
+    # Some operators do something in certain steps only.
+    attempts: list[tuple[Attributes, bool, int | None]] = [
+        (kept, True, None),
+        (kept, False, None),
+        *((ordinary, False, count) for count in (None, *_STEPS)),
+    ]
+    for attributes, keep, count in attempts:
         try:
-            operands = _operands(author, given, groups, keep=keep)
+            operands = _operands(author, given, groups, count, keep=keep)
             with np.errstate(all="ignore"):
                 others = {
                     name: value
@@ -167,9 +174,12 @@ def _allowed(
 
 
 def _operands(
-    author: Author, given: Mapping[str, Array], groups: int, *, keep: bool
+    author: Author, given: Mapping[str, Array], groups: int, count: int | None, *, keep: bool
 ) -> dict[str, Array]:
-    """Return inputs by the operator's names, those that are given if they fit and are kept."""
+    """Return inputs by the operator's names, those that are given if they fit and are kept.
+
+    Counts are ``count``, if there is one.
+    """
     operator = author.operator
     names = operator.input_names(groups)
     ordinary = author.ask("", "").inputs
@@ -177,7 +187,8 @@ def _operands(
     for scalar in operator.scalars:
         value, dtype = given.get(scalar.name), _dtype(given.get(scalar.name), scalar.dtypes)
         fits = keep and value is not None and value.dtype == dtype and value.size == 1
-        own = value if fits else ordinary[scalar.name]
+        counts = count is not None and "int64" in scalar.dtypes
+        own = count if counts else value if fits else ordinary[scalar.name]
         operands[scalar.name] = np.asarray(own, dtype)
     for place, name in enumerate(names[len(operator.scalars) :]):
         group, tensor = place % groups, operator.tensors[place // groups]

@@ -195,7 +195,11 @@ class CaseFields:
         ]
         missing = [name for name in required if name not in given]
         if missing and (place is self.node or place.fields is not None):
-            self.complain(place, f"found no {one} {listed(missing)}, expected {listed(known)}")
+            # Only of outputs may there be none at all: then the formula says what they are.
+            where = f" below {what}:" if place is self.node else ""
+            self.complain(
+                place, f"found no {one} {listed(missing)}, expected {listed(known)}{where}"
+            )
 
     def finish(self, inherited: Node | None = None) -> None:
         """Stop here if anything is wrong with the case, or with what it inherits.
