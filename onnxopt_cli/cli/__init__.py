@@ -121,6 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif lost is not None:
         click.echo(f"error: cannot write the output: {lost.strerror}", err=True)
         code = _UNABLE
+    if arguments is None:
+        # What is left goes with the process: Python need not look for garbage among it once more,
+        # and free it piece by piece, which takes almost a fifth of a short run.
+        gc.freeze()
     sys.exit(code)
 
 
