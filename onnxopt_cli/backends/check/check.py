@@ -16,8 +16,7 @@ from dataclasses import replace
 from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult, apply_rule, broken
 from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
 from onnxopt_cli.backends.check.subject import BREAKDOWNS, CommandSubject, PluginSubject
-from onnxopt_cli.backends.exec.backend import OPTIONS
-from onnxopt_cli.backends.exec.process import CommandProcess
+from onnxopt_cli.backends.exec.backend import OPTIONS, CommandSession
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.errors import BackendHangs, BackendUnavailable, OnnxoptError, UsageError
 
@@ -71,23 +70,18 @@ def _of_command(specification: Specification) -> Iterator[RuleResult]:
 
 def _of_plugin(text: str) -> Iterator[RuleResult]:
     """Ask a process about each rule; one that ends is replaced for the next rule."""
-    process = None
+    command = [sys.executable, "-c", _START, text, json.dumps(sys.path)]
+    session = CommandSession(command, _SECONDS, "its process")
     try:
         for index, rule in enumerate(PLUGIN_RULES):
-            if process is None:
-                process = CommandProcess([sys.executable, "-c", _START, text, json.dumps(sys.path)])
             try:
-                found, _ = process.ask({"request": "rule", "rule": index}, _SECONDS)
+                found = session.ask({"request": "rule", "rule": index}, lambda answer, _: answer)
             except BREAKDOWNS as error:
-                process.kill()
-                process = None
-                hung = isinstance(error, BackendHangs)
-                yield broken(rule, f"its process {error.message}", hung=hung)
+                yield broken(rule, error.message, hung=isinstance(error, BackendHangs))
                 continue
             yield RuleResult(rule, RuleOutcome(found.pop("verdict")), **found)
     finally:
-        if process is not None:
-            process.kill()
+        session.kill()
 
 
 def serve() -> None:

@@ -73,15 +73,15 @@ def _answers_alike(subject: CheckedBackend) -> str:
 
 def _survives_empty(subject: CheckedBackend) -> str:
     """A tensor without elements is _answered in an orderly way."""
-    shape = subject.shape[:-2]
-    return _survives(subject, np.zeros((*shape, 0, 3), subject.dtype))
+    runs = subject.likeliest
+    return _survives(subject, np.zeros((*runs.shape[:-2], 0, 3), runs.dtype))
 
 
 def _survives_large(subject: CheckedBackend) -> str:
     """A tensor of ten megabytes is _answered in an orderly way."""
-    dtype = subject.dtype
-    ones = (1,) * (len(subject.shape) - 1)
-    return _survives(subject, np.ones((*ones, _TEN_MEGABYTES // dtype.itemsize), dtype))
+    runs = subject.likeliest
+    ones = (1,) * (len(runs.shape) - 1)
+    return _survives(subject, np.ones((*ones, _TEN_MEGABYTES // runs.dtype.itemsize), runs.dtype))
 
 
 def _survives_names(subject: CheckedBackend) -> str:
@@ -128,7 +128,7 @@ def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("
     if asked is None and subject.runs is not None:
         raise NotShown(f"{subject.runs.operator}, which it runs, takes no such tensor")
     # A backend that runs nothing must at least say so.
-    asked = asked or question(LIKELY[0], array, subject.opset, names=names)
+    asked = asked or question(LIKELY[0], array, subject.likeliest.opset, names=names)
     try:
         _answered(subject, asked)
     except (Broken, *BREAKDOWNS):
@@ -168,7 +168,7 @@ _COMMON_RULES = (
 
 def _greets(command: CommandSubject) -> str:
     started = perf_counter()
-    hello = command.hello
+    hello = command.session.hello
     taken = perf_counter() - started
     return f"{hello.name} {hello.version}, after {taken:.2f} s"
 
@@ -204,16 +204,13 @@ def _refuses_damaged(command: CommandSubject) -> str:
 
 def _ends(command: CommandSubject, *, told: bool) -> str:
     _orderly(command, command.simple_question())
-    try:
-        command.session.close(tell=told)
-    finally:
-        command.restart()
+    command.session.close(tell=told)
     return "exit code 0"
 
 
 def _orderly(command: CommandSubject, asked: CheckModel, extra: str | None = None) -> str:
     try:
-        require_stated(asked.model, command.hello)
+        require_stated(asked.model, command.session.hello)
     except Unsupported as error:
         raise NotShown(error.message) from None
     try:

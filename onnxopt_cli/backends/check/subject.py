@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -19,7 +20,6 @@ from onnxopt_cli.backends.check.questions import (
     question,
 )
 from onnxopt_cli.backends.exec.backend import CommandSession, require_stated, timeout_of
-from onnxopt_cli.backends.exec.messages import Hello
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
@@ -65,20 +65,35 @@ class CheckedBackend:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._runs: Runs | None = None
-        self._searched = False
 
     def returned(self, asked: CheckModel) -> object:
         """Return what the backend answers, as it is."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def runs(self) -> Runs | None:
         """The likeliest thing that the backend runs; None if nothing was found."""
-        if not self._searched:
-            self._runs = self._find_what_it_runs()
-            self._searched = True
-        return self._runs
+        end = monotonic() + _SEARCH_SECONDS
+        for runs in self._candidates():
+            if monotonic() > end:
+                break
+            try:
+                asked = question(runs.operator, _tensor(runs.dtype, runs.shape), runs.opset)
+            except ValueError:
+                continue
+            try:
+                self.returned(asked)
+            except BREAKDOWNS:
+                raise
+            except Exception:  # noqa: BLE001, S112 - what it says instead is for the rules
+                continue
+            return runs
+        return None
+
+    @property
+    def likeliest(self) -> Runs:
+        """What the backend runs, or what most do."""
+        return self.runs or next(self._candidates())
 
     def ask_what_it_runs(
         self, array: Array, names: tuple[str, str] = ("x", "y")
@@ -96,55 +111,22 @@ class CheckedBackend:
 
     def simple_question(self) -> CheckModel:
         """Return a question that the backend can answer, or the likeliest one."""
-        array = self.tensor()
-        return self.ask_what_it_runs(array) or question(LIKELY[0], array, self.opset)
+        runs = self.likeliest
+        return question(runs.operator, _tensor(runs.dtype, runs.shape), runs.opset)
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """Element types that the backend may know, the likeliest first."""
         return _DTYPES
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """An element type that the backend knows, or the likeliest."""
-        return self.runs.dtype if self.runs else self.dtypes[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """A shape that the backend runs."""
-        return self.runs.shape if self.runs else SHAPES[0]
-
     def tensor(self) -> Array:
         """Return a small tensor, the same at every call."""
-        return _tensor(self.dtype, self.shape)
+        return _tensor(self.likeliest.dtype, self.likeliest.shape)
 
     @property
     def opsets(self) -> tuple[int, ...]:
         """Versions of ai.onnx that the backend may know, the likeliest first."""
         return OPSETS
-
-    @property
-    def opset(self) -> int:
-        """The version that the backend knows, or the likeliest."""
-        return self.runs.opset if self.runs else self.opsets[0]
-
-    def _find_what_it_runs(self) -> Runs | None:
-        end = monotonic() + _SEARCH_SECONDS
-        for runs in self._candidates():
-            if monotonic() > end:
-                break
-            try:
-                asked = question(runs.operator, _tensor(runs.dtype, runs.shape), runs.opset)
-            except ValueError:
-                continue
-            try:
-                self.returned(asked)
-            except BREAKDOWNS:
-                raise
-            except Exception:  # noqa: BLE001, S112 - what it says instead is for the rules
-                continue
-            return runs
-        return None
 
     def _candidates(self) -> Iterator[Runs]:
         """Yield what most backends run, then operators with a formula, then all that there is."""
@@ -176,16 +158,10 @@ class PluginSubject(CheckedBackend):
         text: how the user asks for it.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._backend: Backend | None = None
-
-    @property
+    @cached_property
     def backend(self) -> Backend:
         """The backend; loading it may raise."""
-        if self._backend is None:
-            self._backend = resolve_backend(self.text)
-        return self._backend
+        return resolve_backend(self.text)
 
     def returned(self, asked: CheckModel) -> object:
         """Return what the backend answers, as it is."""
@@ -202,33 +178,24 @@ class CommandSubject(CheckedBackend):
     def __init__(self, specification: Specification) -> None:
         super().__init__(specification.text)
         self._specification = specification
-        self._hello: Hello | None = None
-        self.timeout = timeout_of(specification)
-        self.session = CommandSession(specification.command, self.timeout)
-
-    @property
-    def hello(self) -> Hello:
-        """What the command says of itself; asking may raise."""
-        if self._hello is None:
-            self._hello = self.session.greet()
-        return self._hello
+        self.session = CommandSession(specification.command, timeout_of(specification))
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """The types that the command states, the likeliest first."""
-        stated = [DTYPES[name] for name in sorted(self.hello.dtypes)]
+        stated = [DTYPES[name] for name in sorted(self.session.hello.dtypes)]
         numbers = [dtype for dtype in stated if dtype.kind in "fiub" and dtype not in _DTYPES]
         return (*(dtype for dtype in _DTYPES if dtype in stated), *numbers) or _DTYPES
 
     @property
     def opsets(self) -> tuple[int, ...]:
         """Versions of ai.onnx that the command states."""
-        lowest, highest = (self.hello.domains or {}).get("", (min(OPSETS), max(OPSETS)))
+        lowest, highest = (self.session.hello.domains or {}).get("", (min(OPSETS), max(OPSETS)))
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
     def returned(self, asked: CheckModel) -> list[Value]:
         """Return the outputs of a model, if the command states all that it needs."""
-        require_stated(asked.model, self.hello)
+        require_stated(asked.model, self.session.hello)
         return self.run(asked)
 
     def run(
@@ -241,14 +208,9 @@ class CommandSubject(CheckedBackend):
             content: what the model file holds instead of that model.
             extra: a further field of the request.
         """
-        device = self._specification.options.get("device", self.hello.devices[0])
+        device = self._specification.options.get("device", self.session.hello.devices[0])
         content = content or asked.model.SerializeToString()
         further = {} if extra is None else {"onnxopt_check": extra}
-        written = self._specification.options.get("unsupported"), self.hello.unsupported
+        written = self._specification.options.get("unsupported"), self.session.hello.unsupported
         with recognising([compile_pattern(pattern) for pattern in written if pattern]):
             return self.session.run(asked.model, content, asked.inputs, device, **further)
-
-    def restart(self) -> None:
-        """Go on with a new process, after the old one was told to end."""
-        self._hello = None
-        self.session = CommandSession(self._specification.command, self.timeout)

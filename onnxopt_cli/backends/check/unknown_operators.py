@@ -93,7 +93,7 @@ def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, _Said]:
     """Return what a backend says of operators that nobody knows, by their names."""
     said: dict[str, _Said] = {}
     for name in _NAMES:
-        answer = _ask(subject, unknown(name, domain, subject.tensor(), subject.opset))
+        answer = _ask(subject, unknown(name, domain, subject.tensor(), subject.likeliest.opset))
         if answer is None:
             of = f" of {domain}" if domain else ""
             raise Broken(f"it returned outputs for the operator {name}{of}")
@@ -103,10 +103,11 @@ def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, _Said]:
 
 def _about_training(subject: CheckedBackend) -> dict[str, _Said]:
     """Return what a backend says of training operators that it does not run."""
-    dtype = subject.dtype if subject.dtype.name in {"float32", "float64"} else np.dtype(np.float32)
+    likeliest = subject.likeliest
+    dtype = likeliest.dtype if likeliest.dtype.name in {"float32", "float64"} else np.float32
     array = subject.tensor().astype(dtype)
     asked = {
-        name: _ask(subject, question(name, array, subject.opset)) for name in formulas(TRAINING)
+        name: _ask(subject, question(name, array, likeliest.opset)) for name in formulas(TRAINING)
     }
     return {name.rpartition(":")[2]: said for name, said in asked.items() if said is not None}
 

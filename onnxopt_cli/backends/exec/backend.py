@@ -77,7 +77,7 @@ class ExecBackend:
         # At the latest when the interpreter ends; nobody could then be told of an error.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
-            self._hello = self._session.greet()
+            self._hello = self._session.hello
         except OnnxoptError as error:
             self._finalizer()
             raise BackendUnavailable(
@@ -192,16 +192,19 @@ class CommandSession:
     Args:
         command: the program and its arguments.
         timeout: seconds that an answer may take.
+        called: the command, where a message says what it did.
     """
 
-    def __init__(self, command: Sequence[str], timeout: float) -> None:
+    def __init__(self, command: Sequence[str], timeout: float, called: str = "the command") -> None:
         self._command = command
         self._timeout = timeout
+        self._called = called
         self._process: CommandProcess | None = None
         self._hello: Hello | None = None
 
-    def greet(self) -> Hello:
-        """Start the command and return what it says of itself.
+    @property
+    def hello(self) -> Hello:
+        """What the command says of itself when it is started.
 
         Raises:
             BackendUnavailable: if it cannot be executed.
@@ -216,9 +219,9 @@ class CommandSession:
                 raise ProtocolBreach("started again, says other things of itself")
             return hello
 
-        self._process = CommandProcess(self._command)
-        request = {"request": "hello", "protocol": PROTOCOL, "onnxopt": __version__}
-        self._hello = self._ask(self._process, read, request)
+        if self._process is None or self._hello is None:
+            request = {"request": "hello", "protocol": PROTOCOL, "onnxopt": __version__}
+            self._hello = self.ask(request, read)
         return self._hello
 
     def run(
@@ -244,7 +247,7 @@ class CommandSession:
             BackendDied, BackendHangs, ProtocolBreach: if it does not answer as it should.
             BackendUnavailable: if it has ended before, and cannot be executed again.
         """
-        hello = self._hello if self._process is not None and self._hello else self.greet()
+        hello = self.hello
         promised = list(map(declared, model.graph.output))
         try:
             request, values = run_request(
@@ -254,8 +257,7 @@ class CommandSession:
                 request["node"] = node_to_json(model, values)
         except UnusableOutput as error:
             raise Unsupported(f"the case cannot be sent: {error.message}") from error
-        process = cast("CommandProcess", self._process)
-        outputs, changed = self._ask(process, read_outputs, request, values)
+        outputs, changed = self.ask(request, read_outputs, values)
         for name in changed:
             if name in inputs:
                 # As if it had written into the value here, which is looked at next.
@@ -274,34 +276,38 @@ class CommandSession:
         """
         process, self._process = self._process, None
         if process is not None:
-            with _of_the_command():
+            with self._named():
                 process.close(tell=tell)
 
-    def _ask(
+    def kill(self) -> None:
+        """End the command at once, if it runs."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+
+    def ask(
         self,
-        process: CommandProcess,
-        read: Callable[[dict[str, Any], memoryview], _Answer],
         request: dict[str, Any],
+        read: Callable[[dict[str, Any], memoryview], _Answer],
         values: ValueWriter | None = None,
     ) -> _Answer:
         """Ask the command something; kill it if anything but a proper answer comes of that."""
+        self._process = process = self._process or CommandProcess(self._command)
         try:
-            with _of_the_command():
+            with self._named():
                 found = read(*process.ask(request, self._timeout, values))
                 process.conversation.require_no_more()
                 return found
         except (Unsupported, BackendFailure):
             raise
         except BaseException:
-            self._process = None
-            process.kill()
+            self.kill()
             raise
 
-
-@contextmanager
-def _of_the_command() -> Iterator[None]:
-    """Say of whom a message of the conversation is."""
-    try:
-        yield
-    except (BackendDied, BackendHangs, ProtocolBreach) as error:
-        raise type(error)(f"the command {error.message}") from None
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of whom a message of the conversation is."""
+        try:
+            yield
+        except (BackendDied, BackendHangs, ProtocolBreach) as error:
+            raise type(error)(f"{self._called} {error.message}") from None
