@@ -56,7 +56,7 @@ class Configuration:
     backends: Mapping[str, str]
     profiles: Mapping[str, Mapping[str, object]]
 
-    def chosen(self, profile: str) -> dict[str, tuple[object, str]]:
+    def chosen(self, profile: str | None) -> dict[str, tuple[object, str]]:
         """Return the value of each option that is set, and where it stands.
 
         Raises:
@@ -68,8 +68,9 @@ class Configuration:
             )
             raise UsageError(f"{self.path} has no profile {profile!r}", hint=hint)
         found = {name: (value, self.place(name)) for name, value in self.options.items()}
-        for name, value in self.profiles.get(profile, {}).items():
-            found[name] = value, self.place("profiles", profile, name)
+        if profile:
+            for name, value in self.profiles[profile].items():
+                found[name] = value, self.place("profiles", profile, name)
         return found
 
     @property

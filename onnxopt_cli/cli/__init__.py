@@ -84,7 +84,10 @@ class _Commands(click.Group):
             formatter.write_dl([*_COMMANDS.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(cls=_Commands, context_settings=_SETTINGS)
 @click.version_option(__version__, message="onnxopt %(version)s")
 def group() -> None:
     """Test implementations of ONNX operators for conformance.

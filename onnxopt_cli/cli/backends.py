@@ -71,7 +71,6 @@ def check(backend: str) -> int:
     "--language",
     type=click.Choice(["python", "cpp", "shell"]),
     default="python",
-    show_default=True,
     help="A plugin in Python, a command in C++, or one that a program in any language completes.",
 )
 def new(folder: Path, language: str) -> None:

@@ -9,8 +9,8 @@ import click
 
 @click.command("config")
 @click.pass_context
-@click.option("--profile", default="", metavar="NAME", help="Also what this profile says.")
-def command(context: click.Context, profile: str) -> int:
+@click.option("--profile", metavar="NAME", help="Also what this profile says.")
+def command(context: click.Context, profile: str | None) -> int:
     """Show what the configuration file says, and where.
 
     \b

@@ -58,14 +58,14 @@ def read_for(context: click.Context, path: Path) -> Configuration:
 
 
 def apply_configuration(
-    context: click.Context, found: Configuration, profile: str
+    context: click.Context, found: Configuration, profile: str | None
 ) -> Mapping[str, str]:
     """Let a configuration file say what the options of a command are if nobody gives them.
 
     Args:
         context: the command's.
         found: what the file says.
-        profile: of which it says what else holds; may be empty.
+        profile: of which it says what else holds; None for none.
 
     Returns:
         Where the value of each parameter stands that the file sets.

@@ -64,7 +64,6 @@ _EXPLAIN_TIME = 60.0
     "--seed",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     help="The same seed tries the same examples.",
 )
 @click.option(
@@ -72,7 +71,6 @@ _EXPLAIN_TIME = 60.0
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("fuzz"),
-    show_default=True,
     metavar="DIR",
     help="Where failures are kept, as cases; those of earlier runs are replayed first.",
 )

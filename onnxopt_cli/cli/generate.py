@@ -16,7 +16,6 @@ from onnxopt_cli.cli.completion import complete_suite
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("cases"),
-    show_default=True,
     help="The folder to write to.",
 )
 @click.option(

@@ -35,40 +35,28 @@ _MOST_JOBS = 1024
 _LEAST_MEMORY = 64 << 20
 
 
-class Jobs(click.ParamType[int]):
-    """A number of processes, or ``auto`` for as many as there are processors."""
+def _job_count(written: str) -> int:
+    """Return a number of processes; ``auto`` is as many as there are processors."""
+    if written == "auto":
+        from onnxopt_cli.core.blocks import available_jobs
 
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; see click."""
-        if value == "auto":
-            from onnxopt_cli.core.blocks import available_jobs
-
-            return available_jobs()
-        if isinstance(value, str) and not (value.isdecimal() and 0 < int(value) <= _MOST_JOBS):
-            self.fail(f"{value!r} is neither auto nor a number from 1 to {_MOST_JOBS}", param, ctx)
-        return int(value)
+        return available_jobs()
+    if not (written.isdecimal() and 0 < int(written) <= _MOST_JOBS):
+        raise click.BadParameter(f"{written!r} is neither auto nor a number from 1 to {_MOST_JOBS}")
+    return int(written)
 
 
-class _Size(click.ParamType[int]):
-    """A number of bytes, as in 2GiB; ``none`` is 0."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; see click."""
-        if isinstance(value, int):
-            return value
-        if value == "none":
-            return 0
-        match = _SIZE.fullmatch(value)
-        if match is None:
-            self.fail(f"{value!r} is no size; write it as in 2GiB, or none", param, ctx)
-        size = int(match[1]) * _UNITS[match[2].upper()]
-        if size < _LEAST_MEMORY:
-            self.fail("a worker cannot start with less than 64MiB", param, ctx)
-        return size
+def _size(written: str) -> int:
+    """Return a number of bytes, as in 2GiB; ``none`` is 0."""
+    if written == "none":
+        return 0
+    match = _SIZE.fullmatch(written)
+    if match is None:
+        raise click.BadParameter(f"{written!r} is no size; write it as in 2GiB, or none")
+    size = int(match[1]) * _UNITS[match[2].upper()]
+    if size < _LEAST_MEMORY:
+        raise click.BadParameter("a worker cannot start with less than 64MiB")
+    return size
 
 
 class Number(click.FloatRange):
@@ -151,7 +139,6 @@ lower_option = click.option(
     "--lower",
     type=click.Choice(["auto", "never", "always"]),
     default="auto",
-    show_default=True,
     help="When to replace training operators by primitive ones.",
 )
 
@@ -159,9 +146,8 @@ lower_option = click.option(
 jobs_option = click.option(
     "-j",
     "--jobs",
-    type=Jobs(),
+    type=_job_count,
     default="auto",
-    show_default=True,
     metavar="N|auto",
     help="Number of processes.",
 )
@@ -183,14 +169,14 @@ def explain_options(default: str) -> _Option:
         click.option(
             "--explain/--no-explain",
             default=True,
-            help="Look for a known mistake that reproduces the failures.  [default: explain]",
+            help="Look for a known mistake that reproduces the failures.",
         ),
         explain_time_option(default),
     )
 
 
 def _limit(name: str, default: object, help: str, **others: Any) -> _Option:  # noqa: A002
-    return click.option(name, default=default, show_default=True, help=help, **others)
+    return click.option(name, default=default, help=help, **others)
 
 
 _SECONDS = {"type": Number(min=0, min_open=True, max=1e6), "metavar": "SECONDS"}
@@ -205,7 +191,7 @@ worker_options = _together(
     ),
     _limit("--timeout", 60.0, "How long a case may take.", **_SECONDS),
     _limit("--startup-timeout", 60.0, "How long a backend may take to start.", **_SECONDS),
-    _limit("--memory", "4GiB", _MEMORY, type=_Size(), metavar="SIZE"),
+    _limit("--memory", "4GiB", _MEMORY, type=_size, metavar="SIZE"),
 )
 
 
@@ -350,7 +336,7 @@ session_options = _together(
 _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 
 
-def _apply(context: click.Context, _parameter: click.Parameter, profile: str) -> None:
+def _apply(context: click.Context, _parameter: click.Parameter, profile: str | None) -> None:
     from onnxopt_cli.backends.configuration import find_configuration
 
     # Not where a word is being completed.
@@ -407,7 +393,6 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
 _configured = (
     click.option(
         "--profile",
-        default="",
         metavar="NAME",
         is_eager=True,
         expose_value=False,
