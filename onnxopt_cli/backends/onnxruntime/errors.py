@@ -7,92 +7,56 @@ messages listed here are taken for "not supported"; whatever else it raises is a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Unsupported
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One way of saying that something is not supported.
-
-    Attributes:
-        about: what is not supported.
-        pattern: matches the whole message; ``words`` is what a user needs of it, and ``name`` with
-            ``domain``, or ``operator``, the operator where that is what is missing.
-    """
-
-    about: str
-    pattern: re.Pattern[str]
-
-
-def _row(about: str, pattern: str) -> Row:
-    return Row(about, re.compile(pattern + r"\s*", re.DOTALL))
-
-
 _FAIL = r"\[ONNXRuntimeError\] : 1 : FAIL : "
 _INVALID_GRAPH = r"\[ONNXRuntimeError\] : 10 : INVALID_GRAPH : "
 
-#: Every way known, from ONNX Runtime 1.31's source and behaviour.
-ROWS = (
-    _row(
-        "an operator, or a domain",
-        _FAIL
-        # One for each If, Loop or Scan around the node.
-        + r"(?:Node \(.*?\) Op \(\w+\) \[TypeInferenceError\] "
-        r"Graph attribute inferencing failed: )*"
-        r"Fatal error: (?P<words>(?P<operator>\S+)\(-?\d+\) is not a registered function/op)",
+# For each thing that may not be supported what the whole message is. ``words`` is what a user needs
+# of it, and ``name`` with ``domain``, or ``operator``, the operator where that is what is missing.
+_WAYS = {
+    "an operator, or a domain": _FAIL
+    # One for each If, Loop or Scan around the node.
+    + r"(?:Node \(.*?\) Op \(\w+\) \[TypeInferenceError\] "
+    r"Graph attribute inferencing failed: )*"
+    r"Fatal error: (?P<words>(?P<operator>\S+)\(-?\d+\) is not a registered function/op)",
+    "an operator in a version of a domain that it knows": _INVALID_GRAPH
+    + r"This is an invalid model\. In Node, \(.*?, \"(?P<domain>[^\"]*)\", -?\d+\) : .* , Error "
+    r"(?P<words>No Op registered for (?P<name>\S+) with domain_version of \d+)"
+    r"(?:\n\n==> Context: .*)?",
+    "an IR version": _FAIL + r".*?/?model\.cc:\d+ .* "
+    r"(?P<words>Unsupported model IR version: \d+, max supported IR version: \d+)",
+    "an opset": _FAIL
+    + r".*?model_load_utils\.h:\d+ .* ONNX Runtime only \*guarantees\* support for models "
+    r"stamped with official released onnx opset versions\. (?P<words>Opset \d+ is under "
+    r"development and support for this is limited\.) .*",
+    "a kernel for an operator's version or element types, or a mode of it": (
+        r"\[ONNXRuntimeError\] : 9 : NOT_IMPLEMENTED : (?P<words>.*)"
     ),
-    _row(
-        "an operator in a version of a domain that it knows",
-        _INVALID_GRAPH + r"This is an invalid model\. In Node, "
-        r"\(.*?, \"(?P<domain>[^\"]*)\", -?\d+\) : .* , Error "
-        r"(?P<words>No Op registered for (?P<name>\S+) with domain_version of \d+)"
-        r"(?:\n\n==> Context: .*)?",
+    "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1": _FAIL
+    + r"(?P<words>This session contains graph nodes that are assigned to the default CPU "
+    r"EP, but fallback to CPU EP has been explicitly disabled by the user\.)",
+    "an element type in a model": _FAIL + r"Exception during loading: "
+    r"(?P<words>MLDataType for: \S+ is not currently registered or supported)",
+    "an element type among what a session is given": (
+        r"(?P<words>Numpy_type \d+ can't be converted to MLDataType\.)"
     ),
-    _row(
-        "an IR version",
-        _FAIL + r".*?/?model\.cc:\d+ .* "
-        r"(?P<words>Unsupported model IR version: \d+, max supported IR version: \d+)",
+    "an element type among what a session returns": (
+        r"(?P<words>No corresponding Numpy type for Tensor Type\. \S+)"
     ),
-    _row(
-        "an opset",
-        _FAIL
-        + r".*?model_load_utils\.h:\d+ .* ONNX Runtime only \*guarantees\* support for models "
-        r"stamped with official released onnx opset versions\. (?P<words>Opset \d+ is under "
-        r"development and support for this is limited\.) .*",
-    ),
-    _row(
-        "a kernel for an operator's version or element types, or a mode of it",
-        r"\[ONNXRuntimeError\] : 9 : NOT_IMPLEMENTED : (?P<words>.*)",
-    ),
-    _row(
-        "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1",
-        _FAIL + r"(?P<words>This session contains graph nodes that are assigned to the default CPU "
-        r"EP, but fallback to CPU EP has been explicitly disabled by the user\.)",
-    ),
-    _row(
-        "an element type in a model",
-        _FAIL + r"Exception during loading: "
-        r"(?P<words>MLDataType for: \S+ is not currently registered or supported)",
-    ),
-    _row(
-        "an element type among what a session is given",
-        r"(?P<words>Numpy_type \d+ can't be converted to MLDataType\.)",
-    ),
-    _row(
-        "an element type among what a session returns",
-        r"(?P<words>No corresponding Numpy type for Tensor Type\. \S+)",
-    ),
-)
+}
+#: Every way known in which something is not supported, from ONNX Runtime 1.31's source and
+#: behaviour: what it is, and what matches the whole message.
+PATTERNS = {about: re.compile(way + r"\s*", re.DOTALL) for about, way in _WAYS.items()}
 
 
 def unsupported_by_onnxruntime(error: BaseException) -> Unsupported | None:
     """Return what ONNX Runtime says that it does not support; None if the error is a failure."""
     message = str(error)
-    for row in ROWS:
-        match = row.pattern.fullmatch(message)
+    for pattern in PATTERNS.values():
+        match = pattern.fullmatch(message)
         if match:
             found = match.groupdict()
             operator = found.get("operator", "")
