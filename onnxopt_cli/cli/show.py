@@ -48,17 +48,15 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     console = stdout()
     for name in names:
         operator = operator_named(name)
-        if mistakes:
-            if operator is None:
-                raise UsageError(
-                    f"{printable(name)} is not an operator with known mistakes",
-                    hint=f"operators are {', '.join(it.name for it in OPERATORS)}",
-                )
-            console.print(*mistake_page(operator, _mistake(operator, mistakes)), sep="\n")
-            continue
         if operator is not None:
-            console.print(*operator_page(operator), sep="\n")
+            page = mistake_page(operator, _mistake(operator, mistakes)) if mistakes else None
+            console.print(*(page or operator_page(operator)), sep="\n")
             continue
+        if mistakes:
+            raise UsageError(
+                f"{printable(name)} is not an operator with known mistakes",
+                hint=f"operators are {', '.join(it.name for it in OPERATORS)}",
+            )
         try:
             collection = collect([name])
         except UsageError as error:

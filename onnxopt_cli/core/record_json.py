@@ -31,11 +31,7 @@ _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 def number_to_json(number: object) -> Any:
     """Return a number, bool or string as JSON has it."""
-    if number is None or type(number) is int:
-        return number
-    if isinstance(number, complex):
-        return str(number)
-    if isinstance(number, float) and not math.isfinite(number):
+    if isinstance(number, complex) or (isinstance(number, float) and not math.isfinite(number)):
         return str(number)
     return number
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -86,16 +86,15 @@ def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
     except NotShown as error:
         return RuleResult(rule, RuleOutcome.NOT_SHOWN, str(error))
     except Broken as error:
-        finding = broken(rule, str(error))
-        return replace(finding, remedy=error.remedy or rule.remedy, write=error.write)
+        return broken(rule, str(error), error.remedy, write=error.write)
     except OnnxoptError as error:
-        hung = isinstance(error, BackendHangs)
-        finding = broken(rule, error.message, hung=hung, exit_code=error.exit_code)
-        return replace(finding, remedy=error.hint or rule.remedy)
+        hung, code = isinstance(error, BackendHangs), error.exit_code
+        return broken(rule, error.message, error.hint, hung=hung, exit_code=code)
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
         return broken(rule, exception_text(error))
 
 
-def broken(rule: BackendRule, found: str, *, hung: bool = False, exit_code: int = 1) -> RuleResult:
+def broken(rule: BackendRule, found: str, remedy: str = "", **others: Any) -> RuleResult:
     """Return that a rule is broken."""
-    return RuleResult(rule, RuleOutcome.FAIL, found, hung, rule.remedy, exit_code=exit_code)
+    said = {"remedy": remedy or rule.remedy, "exit_code": 1, **others}
+    return RuleResult(rule, RuleOutcome.FAIL, found, **said)

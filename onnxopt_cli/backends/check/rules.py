@@ -17,16 +17,14 @@ from onnx import ValueInfoProto, helper
 from onnxopt_cli.backends.check.questions import LIKELY, CheckModel, question
 from onnxopt_cli.backends.check.rule import BackendRule, Broken, NotShown
 from onnxopt_cli.backends.check.subject import (
-    BREAKDOWNS,
     CheckedBackend,
     CommandSubject,
     PluginSubject,
+    refusal,
 )
 from onnxopt_cli.backends.check.unknown_operators import says_unsupported
 from onnxopt_cli.backends.exec.backend import require_stated
 from onnxopt_cli.backends.protocol import normalise_outputs
-from onnxopt_cli.backends.unsupported import error_text
-from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.errors import BackendFailure, Unsupported
 
@@ -49,13 +47,9 @@ def _keeps_types(subject: CheckedBackend) -> str:
         asked = subject.ask_what_it_runs(array) or subject.ask_what_it_runs(own)
         if asked is None:
             continue
-        try:
-            _answered(subject, asked)
-        except (Broken, *BREAKDOWNS):
-            raise
-        except Exception:  # noqa: BLE001, S112 - which types it takes is its own affair
-            continue
-        shown.append(name)
+        # Which types it takes is its own affair.
+        if refusal(partial(_answered, subject), asked) is None:
+            shown.append(name)
     if not shown:
         raise NotShown("it runs no model with any of these types")
     return ", ".join(shown)
@@ -129,15 +123,8 @@ def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("
         raise NotShown(f"{subject.runs.operator}, which it runs, takes no such tensor")
     # A backend that runs nothing must at least say so.
     asked = asked or question(LIKELY[0], array, subject.likeliest.opset, names=names)
-    try:
-        _answered(subject, asked)
-    except (Broken, *BREAKDOWNS):
-        raise
-    except Unsupported as error:
-        return f"it says unsupported: {error.message}"
-    except Exception as error:  # noqa: BLE001 - to say that it failed is an orderly answer
-        return f"it reports: {error_text(error)}"
-    return "it ran"
+    # To say that it failed is an orderly answer.
+    return str(refusal(partial(_answered, subject), asked) or "it ran")
 
 
 _SURVIVE = "answer outputs, unsupported or an error, whatever the sizes and names are"
@@ -285,13 +272,10 @@ def _leaves_inputs(subject: PluginSubject) -> str:
 def _refuses_dangling(subject: PluginSubject) -> str:
     asked = subject.simple_question()
     asked.model.graph.node[0].input[0] = "nowhere"
-    try:
-        subject.returned(asked)
-    except Unsupported as error:
-        return f"it says unsupported: {error.message}"
-    except Exception as error:  # noqa: BLE001 - any exception is a refusal
-        return f"it raises {exception_text(error)}"
-    raise Broken("it returned outputs for a node whose input nothing yields")
+    refused = refusal(subject.returned, asked)
+    if refused is None:
+        raise Broken("it returned outputs for a node whose input nothing yields")
+    return str(refused)
 
 
 def _prints_nothing(subject: PluginSubject) -> str:

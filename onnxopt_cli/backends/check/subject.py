@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
@@ -19,13 +19,20 @@ from onnxopt_cli.backends.check.questions import (
     formulas,
     question,
 )
+from onnxopt_cli.backends.check.rule import Broken
 from onnxopt_cli.backends.exec.backend import CommandSession, require_stated, timeout_of
 from onnxopt_cli.backends.protocol import Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.backends.unsupported import compile_pattern, recognising
+from onnxopt_cli.backends.unsupported import compile_pattern, error_text, recognising
 from onnxopt_cli.core.values import DTYPES, Array, Value
-from onnxopt_cli.errors import BackendDied, BackendHangs, ProtocolBreach
+from onnxopt_cli.errors import (
+    BackendDied,
+    BackendFailure,
+    BackendHangs,
+    ProtocolBreach,
+    Unsupported,
+)
 
 #: A backend that does one of these has not answered at all.
 BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
@@ -56,6 +63,38 @@ class Runs:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a backend says instead of answering.
+
+    Attributes:
+        text: as reports show it.
+        known: it counts as unsupported.
+        kind: name of the exception's class; empty if it was not one.
+    """
+
+    text: str
+    known: bool
+    kind: str = ""
+
+    def __str__(self) -> str:
+        return f"it {'says unsupported' if self.known else 'reports'}: {self.text}"
+
+
+def refusal(ask: Callable[[CheckModel], object], asked: CheckModel) -> Refusal | None:
+    """Return what a backend says instead of answering a question; None if it answers."""
+    try:
+        ask(asked)
+    except (Broken, *BREAKDOWNS):
+        raise
+    except Unsupported as error:
+        return Refusal(error.message, known=True, kind=type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - what it raises is what is looked for
+        kind = "" if isinstance(error, BackendFailure) else type(error).__name__
+        return Refusal(error_text(error), known=False, kind=kind)
+    return None
+
+
 class CheckedBackend:
     """A backend that can be asked to run models.
 
@@ -81,13 +120,8 @@ class CheckedBackend:
                 asked = question(runs.operator, _tensor(runs.dtype, runs.shape), runs.opset)
             except ValueError:
                 continue
-            try:
-                self.returned(asked)
-            except BREAKDOWNS:
-                raise
-            except Exception:  # noqa: BLE001, S112 - what it says instead is for the rules
-                continue
-            return runs
+            if refusal(self.returned, asked) is None:
+                return runs
         return None
 
     @property

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 
 from onnxopt_cli.backends.check.questions import TRAINING, CheckModel, formulas, question, unknown
 from onnxopt_cli.backends.check.rule import Broken
-from onnxopt_cli.backends.check.subject import BREAKDOWNS, CheckedBackend
-from onnxopt_cli.backends.unsupported import Recognised, compile_pattern, error_text
+from onnxopt_cli.backends.check.subject import CheckedBackend, Refusal, refusal
+from onnxopt_cli.backends.unsupported import Recognised, compile_pattern
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendDied, BackendFailure, Unsupported
+from onnxopt_cli.errors import BackendDied
 
 # Words for the first are proposed, and have to hold for the others.
 _NAMES = ("OnnxoptAsksForThis", "NobodyKnowsThat", "Elsewhere7")
@@ -40,21 +40,6 @@ _REMEDY = (
 _NUMBERS = re.compile(r"(0x[0-9a-fA-F]+|\d+)")
 _NAME = "\0"
 _MARKS = " ,:;-"
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What a backend said of a question.
-
-    Attributes:
-        text: as reports show it.
-        known: it counts as unsupported.
-        kind: name of the exception's class; empty if it was not one.
-    """
-
-    text: str
-    known: bool
-    kind: str = ""
 
 
 def says_unsupported(subject: CheckedBackend) -> str:
@@ -89,11 +74,13 @@ def says_unsupported(subject: CheckedBackend) -> str:
     return "".join([f"it says: {heard}", *others])
 
 
-def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, _Said]:
+def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, Refusal]:
     """Return what a backend says of operators that nobody knows, by their names."""
-    said: dict[str, _Said] = {}
+    said: dict[str, Refusal] = {}
     for name in _NAMES:
-        answer = _ask(subject, unknown(name, domain, subject.tensor(), subject.likeliest.opset))
+        answer = refusal(
+            subject.returned, unknown(name, domain, subject.tensor(), subject.likeliest.opset)
+        )
         if answer is None:
             of = f" of {domain}" if domain else ""
             raise Broken(f"it returned outputs for the operator {name}{of}")
@@ -101,18 +88,19 @@ def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, _Said]:
     return said
 
 
-def _about_training(subject: CheckedBackend) -> dict[str, _Said]:
+def _about_training(subject: CheckedBackend) -> dict[str, Refusal]:
     """Return what a backend says of training operators that it does not run."""
     likeliest = subject.likeliest
     dtype = likeliest.dtype if likeliest.dtype.name in {"float32", "float64"} else np.float32
     array = subject.tensor().astype(dtype)
     asked = {
-        name: _ask(subject, question(name, array, likeliest.opset)) for name in formulas(TRAINING)
+        name: refusal(subject.returned, question(name, array, likeliest.opset))
+        for name in formulas(TRAINING)
     }
     return {name.rpartition(":")[2]: said for name, said in asked.items() if said is not None}
 
 
-def _about_wrong_models(subject: CheckedBackend) -> Iterator[_Said]:
+def _about_wrong_models(subject: CheckedBackend) -> Iterator[Refusal]:
     """Yield what a backend says of an operator that it runs, in models that are wrong.
 
     Raises:
@@ -122,7 +110,7 @@ def _about_wrong_models(subject: CheckedBackend) -> Iterator[_Said]:
         return
     for what, asked in _wrong_models(subject):
         try:
-            said = _ask(subject, asked)
+            said = refusal(subject.returned, asked)
         except BackendDied:
             # That is for another rule.
             continue
@@ -157,21 +145,7 @@ def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, CheckModel]]:
     yield "an output of another type than the operator gives", asked
 
 
-def _ask(subject: CheckedBackend, asked: CheckModel) -> _Said | None:
-    """Return what a backend says; None if it returns outputs."""
-    try:
-        subject.returned(asked)
-    except BREAKDOWNS:
-        raise
-    except Unsupported as error:
-        return _Said(error.message, known=True, kind=type(error).__name__)
-    except Exception as error:  # noqa: BLE001 - what it raises is what is looked for
-        kind = "" if isinstance(error, BackendFailure) else type(error).__name__
-        return _Said(error_text(error), known=False, kind=kind)
-    return None
-
-
-def _unexplained(said: Mapping[str, _Said], patterns: Sequence[str]) -> dict[str, _Said]:
+def _unexplained(said: Mapping[str, Refusal], patterns: Sequence[str]) -> dict[str, Refusal]:
     return {
         name: it
         for name, it in said.items()
@@ -191,7 +165,7 @@ class _Proposals:
         named: only words beside the operator's name will do.
     """
 
-    said: Mapping[str, _Said]
+    said: Mapping[str, Refusal]
     domain: str
     contrasts: Sequence[str]
     texts: Sequence[str]
@@ -254,7 +228,7 @@ def _literal(words: str) -> str:
     return re.sub(r",(?=[A-Za-z_])", r"\\x2c", re.sub(r"['\"`$!]", ".", pattern))
 
 
-def _excerpt(said: Mapping[str, _Said], pattern: str) -> str:
+def _excerpt(said: Mapping[str, Refusal], pattern: str) -> str:
     """Return the line that a pattern finds, or the beginning of it all."""
     text = next(iter(said.values())).text
     found = (line for line in text.splitlines() if pattern and re.search(pattern, line))

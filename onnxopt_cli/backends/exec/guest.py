@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -90,16 +91,10 @@ def _start() -> tuple[Any, dict[str, Any]]:
     }
     stated = getattr(backend, "unsupported", None)
     if stated is not None:
-        pattern = getattr(stated, "pattern", stated)
-        flags = "".join(letter for letter in "ims" if _has(stated, letter))
+        pattern, given = getattr(stated, "pattern", stated), getattr(stated, "flags", 0)
+        flags = "".join(it for it in "ims" if given & re.RegexFlag[it.upper()])
         hello["unsupported"] = f"(?{flags}){pattern}" if flags else pattern
     return backend, hello
-
-
-def _has(pattern: Any, letter: str) -> bool:
-    import re
-
-    return bool(getattr(pattern, "flags", 0) & re.RegexFlag[letter.upper()])
 
 
 def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any) -> dict[str, Any]:
