@@ -28,7 +28,6 @@ import sys
 from contextlib import suppress
 from copy import deepcopy
 from hashlib import sha256
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ import onnx
 
 from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
 from onnxopt_cli.backends.specification import Specification
+from onnxopt_cli.core.files import run_file
 from onnxopt_cli.core.text import exception_text, nearest, printable, some_of
 from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
 
@@ -166,19 +166,7 @@ def _load_file(backend: str, path: Path) -> ModuleType:
         raise BackendUnavailable(f"backend {printable(backend)}: {printable(str(path))} {what}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    name = _module_name(path)
-    if name in sys.modules:
-        return sys.modules[name]
-    loader = SourceFileLoader(name, str(path))
-    specification = importlib.util.spec_from_loader(name, loader)
-    module = importlib.util.module_from_spec(specification)  # type: ignore[arg-type]
-    sys.modules[name] = module
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return run_file(path, _module_name(path))
 
 
 def _module_name(path: Path) -> str:

@@ -25,7 +25,8 @@ ENTRY_POINTS = "onnxopt.backends"
 
 # The option env.NAME sets an environment variable before the backend is imported.
 _VARIABLE = "env."
-_BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
+#: Backends that are called by a name of ours.
+BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
 # ONNX Runtime's package has several builds, each under a name of its own.
 _ONNXRUNTIME_BUILDS = (
     "onnxruntime",
@@ -85,7 +86,7 @@ def resolve_backend(text: str) -> Backend:
 
 
 def _backend(specification: Specification) -> Backend:
-    installed = {} if specification.name in _BUILT_IN else entry_points_by_name()
+    installed = {} if specification.name in BUILT_IN else entry_points_by_name()
     if specification.command or (specification.source and "python" in specification.options):
         from onnxopt_cli.backends.exec.backend import ExecBackend
 
@@ -101,7 +102,7 @@ def _backend(specification: Specification) -> Backend:
     if specification.name == "onnx-reference":
         specification.require_known(("unsupported",))
         return ReferenceBackend()
-    known = [*_BUILT_IN, *installed]
+    known = [*BUILT_IN, *installed]
     listed = f"known are {', '.join(known)}, python:module:attribute and exec:COMMAND"
     raise UsageError(
         f"there is no backend {printable(repr(specification.name))}",
@@ -128,7 +129,7 @@ def entry_points_by_name() -> dict[str, EntryPoint]:
 
     found: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=ENTRY_POINTS):
-        if entry_point.name not in _BUILT_IN:
+        if entry_point.name not in BUILT_IN:
             found.setdefault(entry_point.name, entry_point)
     return found
 

@@ -139,7 +139,6 @@ def command(context: click.Context, targets: tuple[str, ...], **options: Any) ->
 # Characters that are shown of a command.
 _SHOWN = 2000
 # What a log that a run goes on with may say of how it runs.
-_BUILT_IN = frozenset({"numpy", "onnxruntime", "onnx-reference"})
 _TAKEN = (
     "patterns", "operators", "tags", "rule", "rtol", "atol", "ulp", "budget", "signed_zeros",
     "lower", "timeout", "startup_timeout", "memory", "max_fail", "rerun", "expect",
@@ -165,6 +164,7 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
     import shlex
 
     from onnxopt_cli import api
+    from onnxopt_cli.backends.resolve import BUILT_IN
     from onnxopt_cli.cli.console import stderr
     from onnxopt_cli.errors import UsageError
 
@@ -182,7 +182,7 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
     taken["backends"] = [backend.name for backend in header.backends]
     taken = {name: value for name, value in taken.items() if name not in given}
     for name in taken.get("backends", ()):
-        if name not in _BUILT_IN:
+        if name not in BUILT_IN:
             raise UsageError(
                 f"the log is of the backend {printable(name)}, which runs code that a log must "
                 "not choose",

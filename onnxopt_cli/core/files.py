@@ -1,14 +1,18 @@
-"""Writing files so that nobody ever sees half of one, and naming them as others find them."""
+"""Writing files so that nobody ever sees half of one, naming them as others do, running them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from time import monotonic, sleep
+from types import ModuleType
 
 from onnxopt_cli.errors import UsageError
 
@@ -109,6 +113,20 @@ def _shown_from(path: Path, here: str) -> str:
             if inner.split(os.sep, 1)[0] != os.pardir:
                 return inner
     return str(path)
+
+
+def run_file(path: Path, name: str) -> ModuleType:
+    """Return a Python file as the module of a name; it runs once, unless it raises something."""
+    if name not in sys.modules:
+        loader = SourceFileLoader(name, str(path))
+        module = module_from_spec(spec_from_loader(name, loader))  # type: ignore[arg-type]
+        sys.modules[name] = module
+        try:
+            loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 def _open_special(path: Path) -> int:

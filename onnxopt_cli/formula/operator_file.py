@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
-from onnxopt_cli.core.files import shown_path
+from onnxopt_cli.core.files import run_file, shown_path
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import UsageError
@@ -101,23 +98,13 @@ def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no operator file {where}")
     full = path.resolve()
-    name = f"onnxopt_operators_{sha256(bytes(full)).hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    loader = SourceFileLoader(name, str(full))
-    specification = spec_from_loader(name, loader)
-    assert specification is not None  # noqa: S101 - it has a loader
-    module = module_from_spec(specification)
-    sys.modules[name] = module
     try:
-        loader.exec_module(module)
+        return run_file(full, f"onnxopt_operators_{sha256(bytes(full)).hexdigest()[:16]}")
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, KeyboardInterrupt):
-            raise
         line = _line(error, full)
         raise UsageError(f"{where}{line} does not run: {exception_text(error)}") from error
-    return module
 
 
 def _line(error: BaseException, path: Path) -> str:
