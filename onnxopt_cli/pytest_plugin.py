@@ -55,7 +55,6 @@ def pytest_collection_modifyitems(
         return
     from onnxopt_cli import api
     from onnxopt_cli.backends.configuration import find_configuration
-    from onnxopt_cli.cases.collect import collect
     from onnxopt_cli.expectations.expectations import Expectations
 
     expect = config.getoption("--onnxopt-expect")
@@ -65,14 +64,12 @@ def pytest_collection_modifyitems(
             configuration = api.load_configuration(configured)
             api.add_operators(*configuration.operators)
             backends = [configuration.backend(it) for it in backends]
-        collection = collect(targets)
+        cases = api.load(*targets)
         without = Expectations.read(tuple(map(Path, expect))).without
     except api.OnnxoptError as error:
         words = "; ".join(filter(None, (error.message, error.hint)))
         raise pytest.UsageError(f"--onnxopt: {words}") from None
-    if collection.problems:
-        raise pytest.UsageError("\n".join(map(str, collection.problems)))
-    about = {"cases": collection.cases, "backends": backends, "without": without}
+    about = {"cases": cases, "backends": backends, "without": without}
     root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, **about)
     items += session.genitems(root)
 
@@ -83,7 +80,7 @@ class _Cases(pytest.Collector):
     def __init__(
         self,
         *,
-        cases: tuple[Case, ...],
+        cases: Sequence[Case],
         backends: Sequence[str],
         without: Mapping[str, str],
         **others: Any,

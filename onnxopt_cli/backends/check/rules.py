@@ -160,42 +160,8 @@ def _greets(command: CommandSubject) -> str:
     return f"{hello.name} {hello.version}, after {taken:.2f} s"
 
 
-def _answers(command: CommandSubject) -> str:
-    return _orderly(command, command.simple_question())
-
-
-def _overlooks_fields(command: CommandSubject) -> str:
-    return _orderly(command, command.simple_question(), _EXTRA)
-
-
-def _stays(command: CommandSubject) -> str:
-    for _ in range(3):
-        _orderly(command, command.simple_question())
-        sleep(_SILENCE)
-    return "three cases in one process"
-
-
-def _refuses_damaged(command: CommandSubject) -> str:
-    damaged = command.simple_question()
-    # All that a command sees of it that takes nodes; any other gets bytes that are not a model.
-    damaged.model.graph.node[0].input[0] = "nowhere"
-    try:
-        outputs = command.run(damaged, b"\xff" * 64)
-    except (Unsupported, BackendFailure) as error:
-        found = f"it says: {error.message}"
-    else:
-        raise Broken(f"it returned {len(outputs)} outputs for a model that cannot be read")
-    _orderly(command, command.simple_question())
-    return found
-
-
-def _ends(command: CommandSubject, *, told: bool) -> str:
-    _orderly(command, command.simple_question())
-    command.session.close(tell=told)
-    return "exit code 0"
-
-
-def _orderly(command: CommandSubject, asked: CheckModel, extra: str | None = None) -> str:
+def _answers(command: CommandSubject, extra: str | None = None) -> str:
+    asked = command.simple_question()
     try:
         require_stated(asked.model, command.session.hello)
     except Unsupported as error:
@@ -207,6 +173,30 @@ def _orderly(command: CommandSubject, asked: CheckModel, extra: str | None = Non
     except BackendFailure as error:
         return f"it reports: {error.message}"
     return f"{len(outputs)} outputs"
+
+
+def _stays(command: CommandSubject) -> str:
+    for _ in range(3):
+        _answers(command)
+        sleep(_SILENCE)
+    return "three cases in one process"
+
+
+def _refuses_damaged(command: CommandSubject) -> str:
+    damaged = command.simple_question()
+    # All that a command sees of it that takes nodes; any other gets bytes that are not a model.
+    damaged.model.graph.node[0].input[0] = "nowhere"
+    refused = refusal(partial(command.run, content=b"\xff" * 64), damaged)
+    if refused is None:
+        raise Broken("it returned outputs for a model that cannot be read")
+    _answers(command)
+    return str(refused)
+
+
+def _ends(command: CommandSubject, *, told: bool) -> str:
+    _answers(command)
+    command.session.close(tell=told)
+    return "exit code 0"
 
 
 #: In the order in which they are tested.
@@ -224,7 +214,7 @@ COMMAND_RULES = (
     BackendRule(
         "overlooks fields that it does not know",
         "read the fields that are needed and no others",
-        _overlooks_fields,
+        partial(_answers, extra=_EXTRA),
     ),
     BackendRule(
         "stays for the next case, and writes nothing unasked",
