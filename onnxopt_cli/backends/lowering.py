@@ -76,11 +76,10 @@ class ModelRunner:
             UnusableOutput: if it returned something that is not a valid value.
             BaseException: whatever else the backend raises is its failure.
         """
-        if not (keep and (self._kept[0] is model or self._kept[0] == model)):
-            self._kept = model, {}
-        made = self._kept[1]
-        if not keep:
-            self._kept = onnx.ModelProto(), {}
+        known, made = self._kept
+        if not (keep and (known is model or known == model)):
+            made = {}
+        self._kept = (model, made) if keep else (onnx.ModelProto(), {})
         always = self._lowering is LoweringMode.ALWAYS
         replaceable = _replaceable(model) if always or self._unknown else ()
         said = [self._unknown[operator] for operator in replaceable if operator in self._unknown]

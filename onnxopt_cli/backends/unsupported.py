@@ -99,8 +99,7 @@ def with_patterns(backend: Backend, option: str | None) -> Backend:
 def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
     flags = 0
     if isinstance(stated, re.Pattern):
-        flags = stated.flags
-        stated = stated.pattern
+        flags, stated = stated.flags, stated.pattern
     if not isinstance(stated, str):
         raise BackendUnavailable(
             f"backend {printable(backend)}: its unsupported is a "

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.onnx.node_model import formula_model, value_info
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 from onnxopt_cli.operators import OPERATORS
@@ -111,7 +111,7 @@ def unknown(operator: str, domain: str, array: Array, opset: int) -> CheckModel:
     """Return a model of an operator that nobody knows, from one tensor to one like it."""
     node = helper.make_node(operator, ["x"], ["y"], domain=domain)
     model = _model(node, {"x": array}, opset, [])
-    model.graph.output.append(_tensor_info("y", array))
+    model.graph.output.append(value_info("y", array))
     return CheckModel(model, {"x": array})
 
 
@@ -166,19 +166,13 @@ def _model(
     graph = helper.make_graph(
         [node],
         "question",
-        [_tensor_info(name, value) for name, value in inputs.items()],
+        [value_info(name, np.asarray(value)) for name, value in inputs.items()],
         [onnx.ValueInfoProto(name=name) for name in outputs],
     )
     imports = [helper.make_opsetid("", opset)]
     if node.domain:
         imports.append(helper.make_opsetid(node.domain, 1))
     return helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
-
-
-def _tensor_info(name: str, value: Value) -> onnx.ValueInfoProto:
-    array = np.asarray(value)
-    element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-    return helper.make_tensor_value_info(name, element_type, array.shape)
 
 
 def _type_name(element_type: int) -> str:
