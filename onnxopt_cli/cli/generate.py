@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -41,12 +42,8 @@ def command(
     code = 0
     for suite in suites or ("spec",):
         with stderr().status(f"generating {suite}"):
-            files = dict(suite_files(suite, form))
-            drift = (
-                find_drift(output, files.items())
-                if check
-                else write_tree(output, files.items(), force=force)
-            )
+            look = find_drift if check else partial(write_tree, force=force)
+            drift = look(output, dict(suite_files(suite, form)).items())
         if not check:
             changed = len(drift.missing) + len(drift.different)
             click.echo(f"{suite}: wrote {changed} files, {drift.same} were there already")
