@@ -63,6 +63,13 @@ def test_a_command_that_breaks_a_rule_is_found_by_that_rule(breaks):
     assert expected[-1] is ... or found == expected
 
 
+def test_a_command_that_says_other_things_of_itself_when_it_is_started_again_is_found():
+    *_, last = check_backend(command("version"))
+    assert last.verdict is RuleOutcome.FAIL
+    assert "started again, says other things of itself" in last.found
+    assert last.remedy == "answer hello with the same words each time"
+
+
 @pytest.mark.parametrize("name", BREAKING_PLUGINS)
 def test_a_plugin_that_breaks_a_rule_is_found_by_that_rule(name):
     expected = BREAKING_PLUGINS[name]

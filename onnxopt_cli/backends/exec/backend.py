@@ -216,7 +216,10 @@ class CommandSession:
         def read(answer: dict[str, Any], _payload: memoryview) -> Hello:
             hello = read_hello(answer)
             if self._hello not in (None, hello):
-                raise ProtocolBreach("started again, says other things of itself")
+                raise ProtocolBreach(
+                    "started again, says other things of itself",
+                    hint="answer hello with the same words each time",
+                )
             return hello
 
         if self._process is None or self._hello is None:
@@ -310,4 +313,4 @@ class CommandSession:
         try:
             yield
         except (BackendDied, BackendHangs, ProtocolBreach) as error:
-            raise type(error)(f"{self._called} {error.message}") from None
+            raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None

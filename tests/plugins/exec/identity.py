@@ -39,7 +39,7 @@ def hello():
     return {
         "protocol": "onnxopt-exec/2",
         "name": "identity",
-        "version": "1.0",
+        "version": str(os.getpid()) if BREAKS == "version" else "1.0",
         "domains": {"ai.onnx": [18, 20]},
         "dtypes": ["float32", "int64"],
         "devices": ["CPU"],
