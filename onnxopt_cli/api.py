@@ -344,7 +344,7 @@ def audit(
     elif cluster is not None:
         from onnxopt_cli.grade.audit_elsewhere import outcomes
 
-        elsewhere = partial(outcomes, cluster, cases, judging, thorough=thorough)
+        elsewhere = partial(outcomes, cluster, cases, trials, judging, thorough=thorough)
     return audit(trials, jobs, progress, thorough=thorough, shard=shard, elsewhere=elsewhere)
 
 

@@ -43,12 +43,13 @@ from onnxopt_cli.run.served import found_case
 
 # Bytes of a shard.
 _LARGEST = 1 << 28
-_Terms: TypeAlias = tuple[Sequence[tuple[str, str]], JudgeOptions, bool]
+_Terms: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], JudgeOptions, bool]
 
 
 def outcomes(
     cluster: Cluster,
     cases: Sequence[Case],
+    trials: Mapping[str, Sequence[AuditedCase]],
     judging: JudgeOptions,
     tasks: Sequence[Task],
     *,
@@ -56,11 +57,24 @@ def outcomes(
 ) -> Generator[Verdict | Sequence[Weak]]:
     """Yield what comes of tasks on the workers of a cluster, in order.
 
+    Args:
+        cluster: the machines.
+        cases: the cases.
+        trials: what :func:`find_trials` makes of them.
+        judging: how outputs are judged.
+        tasks: the implementations, those of an operator side by side.
+        thorough: as :func:`audit` has it.
+
     Raises:
         BackendUnavailable: if the cluster is lost, or two machines with the same implementation.
     """
-    items, files = sent(cases)
-    needed = [path for mine in files for path in mine]
+    operators = {trial.case: name for name, mine in trials.items() for trial in mine}
+    items: dict[str, list[tuple[str, str]]] = {name: [] for name in trials}
+    files: dict[str, list[str]] = {name: [] for name in trials}
+    for case, item, paths in zip(cases, *sent(cases), strict=True):
+        if name := operators.get(case.id):
+            items[name].append(item)
+            files[name] += [path for path in paths if path not in files[name][-1:]]
 
     def read(place: int, answer: Any) -> Verdict | Sequence[Weak]:
         return _outcome_from_json(answer, tasks[place])
@@ -71,7 +85,11 @@ def outcomes(
         named = [(operator.name, kind, index) for operator, kind, index in tasks]
         # The limits of an operator's cases take long to derive, and each worker needs them.
         answers = crew.spread(
-            "outcomes", named, read, lambda _: needed, part=lambda place: named[place][0]
+            "outcomes",
+            named,
+            read,
+            lambda place: files[named[place][0]],
+            part=lambda place: named[place][0],
         )
         for task, found in zip(named, answers, strict=True):
             if isinstance(found, Lost):
@@ -88,14 +106,14 @@ def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
     items, judging, thorough = terms
 
     @cache
-    def trials() -> dict[str, list[AuditedCase]]:
-        cases = [found_case(tree, 0, *it) for it in items]
+    def trials(name: str) -> dict[str, list[AuditedCase]]:
+        cases = [found_case(tree, 0, *it) for it in items[name]]
         return find_trials([it for it in cases if it is not None], judging)[0]
 
     def answer(asked: Any, _: memoryview) -> bytes:
         by_name = {operator.name: operator for operator in OPERATORS}
         tasks = [(by_name[name], kind, index) for name, kind, index in asked["items"]]
-        found = (outcome(it, trials(), thorough=thorough) for it in tasks)
+        found = (outcome(it, trials(it[0].name), thorough=thorough) for it in tasks)
         return json.dumps(
             [verdict_to_json(it) if isinstance(it, Verdict) else it for it in found]
         ).encode()
