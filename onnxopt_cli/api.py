@@ -381,14 +381,13 @@ def fuzz(
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
-    from onnxopt_cli.fuzz.elsewhere import SearchElsewhere
-    from onnxopt_cli.fuzz.search import Task, chosen_operators, open_search
+    from onnxopt_cli.fuzz.elsewhere import open_search
+    from onnxopt_cli.fuzz.search import Task, chosen_operators
 
     chosen = chosen_operators(operators)
     with tempfile.TemporaryDirectory() as memory:
         task = Task(chosen, backend, setting, seed, examples, seconds, Path(memory))
-        kind = SearchElsewhere if setting.cluster else None
-        with open_search(task, Interruption(), kind=kind) as search:
+        with open_search(task, Interruption()) as search:
             yield from search.run()
 
 

@@ -1,4 +1,4 @@
-"""The search for failures on the workers of a cluster.
+"""Where the search for failures runs: on this machine, or on the workers of a cluster.
 
 Workers only look whether a portion of the examples has a failure that is not known yet. Where one
 does, the portion is searched from here, on whichever worker answers: so each failure is made
@@ -8,21 +8,54 @@ smaller once, and what is found depends neither on the number of workers nor on 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
-from onnxopt_cli.errors import BackendUnavailable
+from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.fuzz.findings import FailureKind, Finding, Findings
 from onnxopt_cli.fuzz.search import Portions, Search, Task, chosen_operators
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.run.executors import Executor, Setting
+from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
+
+
+@contextmanager
+def open_search(
+    task: Task,
+    interruption: Interruption,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[Search]:
+    """Start the backend and yield a search; end the backend after it.
+
+    Args:
+        task: what to search.
+        interruption: set when the user wants the search to end.
+        tell: called with what the user should know before it.
+
+    Raises:
+        UsageError: if the backend is wrong, or hypothesis is not installed.
+        BackendUnavailable: if the backend does not start.
+    """
+    limits = task.setting.limits
+    if task.seconds is not None:
+        limits = replace(limits, timeout=min(limits.timeout, task.seconds))
+    setting = replace(task.setting, limits=limits, jobs=1)
+    with open_executors([task.backend], setting, interruption) as (executor,):
+        if find_spec("hypothesis") is None:
+            raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')
+        if weak := weak_isolation(setting, [task.backend]):
+            tell(weak)
+        executor.ready()
+        kind = SearchElsewhere if setting.cluster else Search
+        yield kind(task, executor, interruption)
 
 
 class SearchElsewhere(Search):

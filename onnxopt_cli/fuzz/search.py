@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError, UsageError
+from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure, refusals
 from onnxopt_cli.fuzz.findings import (
@@ -33,7 +32,7 @@ from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Aside
 from onnxopt_cli.log.header import Shard
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
+from onnxopt_cli.run.executors import Executor, Setting
 
 #: Hypothesis remembers all examples of a portion, which shards and workers of a cluster share.
 _PORTION = 200
@@ -101,38 +100,6 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list
     return [operator for operator in OPERATORS if operator in wanted]
 
 
-@contextmanager
-def open_search(
-    task: Task,
-    interruption: Interruption,
-    tell: Callable[[str], None] = lambda _: None,
-    kind: type[Search] | None = None,
-) -> Iterator[Search]:
-    """Start the backend and yield a search; end the backend after it.
-
-    Args:
-        task: what to search.
-        interruption: set when the user wants the search to end.
-        tell: called with what the user should know before it.
-        kind: of the search; None for one on this machine.
-
-    Raises:
-        UsageError: if the backend is wrong, or hypothesis is not installed.
-        BackendUnavailable: if the backend does not start.
-    """
-    limits = task.setting.limits
-    if task.seconds is not None:
-        limits = replace(limits, timeout=min(limits.timeout, task.seconds))
-    setting = replace(task.setting, limits=limits, jobs=1)
-    with open_executors([task.backend], setting, interruption) as (executor,):
-        if find_spec("hypothesis") is None:
-            raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')
-        if weak := weak_isolation(setting, [task.backend]):
-            tell(weak)
-        executor.ready()
-        yield (kind or Search)(task, executor, interruption)
-
-
 class Portions:
     """The examples of a search in equal parts, whoever tries them.
 
@@ -159,7 +126,7 @@ class Portions:
 
 
 class Search:
-    """A search in progress, from :func:`open_search`.
+    """A search in progress, from :func:`onnxopt_cli.fuzz.elsewhere.open_search`.
 
     Attributes:
         tried: number of examples so far, those tried to shrink a failure not among them.
