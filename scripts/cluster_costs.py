@@ -2,7 +2,7 @@
 
     python scripts/cluster_costs.py                      10,000 cases, processor times (minutes)
     python scripts/cluster_costs.py --cases 100000       on a quiet machine, wall times, too
-    python scripts/cluster_costs.py --audit              an audit of as many cases (20 minutes)
+    python scripts/cluster_costs.py --audit --cases 15000    by one worker and two (half an hour)
     python scripts/cluster_costs.py --tasks              what Dask needs for a task, by workers
     python scripts/cluster_costs.py --simulate 1.1e-3 6e-4
 
