@@ -102,6 +102,11 @@ class Call(Generic[T]):
         ]
 
     @property
+    def size(self: Call[Array]) -> int:
+        """The number of elements of all tensors."""
+        return sum(tensor.size for group in self.groups for tensor in group)
+
+    @property
     def inputs(self) -> tuple[T, ...]:
         """The node's inputs in its order."""
         members = zip(*self.groups, strict=True)

@@ -183,8 +183,7 @@ def find_trials(
         if key.contradictions:
             problems.append(Problem(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
-            elements = sum(tensor.size for group in call.groups for tensor in group)
-            trials[call.operator.name].append(AuditedCase(case.id, call, key, elements))
+            trials[call.operator.name].append(AuditedCase(case.id, call, key, call.size))
     for mine in trials.values():
         mine.sort(key=lambda trial: trial.elements)
     return trials, problems

@@ -337,7 +337,7 @@ class _Search:
                 (wrong if seen.returned else refused).append(seen)
             yield f"explaining {self._operator.name}"
         # Small cases first: they cost least.
-        self._wrong = sorted(wrong, key=lambda it: it.size)
+        self._wrong = sorted(wrong, key=lambda it: it.call.size)
         self._refused, self._untried = refused, untried
 
     def _evidence(self, result: Result) -> Observation | str:

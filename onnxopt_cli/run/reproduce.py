@@ -53,11 +53,6 @@ class Observation:
         """What the formula says of each output, and how far it may be off: costs much, once."""
         return tuple(self.formula.judgements.values()) if self.formula else ()
 
-    @property
-    def size(self) -> int:
-        """The number of elements of all tensors."""
-        return sum(tensor.size for group in self.call.groups for tensor in group)
-
 
 def returned_arrays(result: Result) -> list[Array]:
     """Return the tensors that a backend returned in a failing case."""

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 _FEWEST = 20
 _CHUNK = 32
 _CHUNKS = 400
-# How many cases other processes go on with while one waits for a worker, which may have to start.
-_AHEAD = 50
 # How many cases other processes may go on with while one here waits for a worker that starts.
 _AHEAD = 100
 # Bytes of a case.

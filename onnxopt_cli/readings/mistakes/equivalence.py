@@ -48,15 +48,15 @@ def distinguishing_input(
     # Of the smallest probe where the difference is plain: a larger one is no better example.
     enough = float("inf")
     for index, probe in enumerate(probes(operator)):
-        if not probe.dense and _size(probe.call) >= enough:
+        if not probe.dense and probe.call.size >= enough:
             continue
         differences = _differences(probe, implementation.run(probe.call))
         if differences is not None and not any(np.any(difference) for difference in differences):
             continue
         far = max((float(np.max(it, initial=0)) for it in differences or ()), default=_PLAIN)
-        wholes.append((-min(far, _PLAIN), _size(probe.call), probe.call))
+        wholes.append((-min(far, _PLAIN), probe.call.size, probe.call))
         if far >= _PLAIN:
-            enough = min(enough, _size(probe.call))
+            enough = min(enough, probe.call.size)
         by_element = {it.shape for it in differences or ()} == {probe.call.groups[0][0].shape}
         if probe.dense and by_element and differences is not None:
             difference = np.ravel(np.max(differences, axis=0))
@@ -104,10 +104,6 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
 def _largest(call: Call[Array]) -> float:
     magnitudes = [np.abs(tensor[np.isfinite(tensor)]) for group in call.groups for tensor in group]
     return max(float(np.max(values, initial=0)) for values in magnitudes)
-
-
-def _size(call: Call[Array]) -> int:
-    return sum(tensor.size for group in call.groups for tensor in group)
 
 
 def _element(call: Call[Array], index: int) -> Call[Array]:
