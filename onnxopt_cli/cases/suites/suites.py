@@ -19,9 +19,8 @@ from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.node_model import PRODUCER, formula_model
 from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.suites.conformance import conformance
-from onnxopt_cli.cases.suites.published import published
 from onnxopt_cli.cases.suites.space import large, space
-from onnxopt_cli.cases.suites.trajectories import trajectories
+from onnxopt_cli.cases.suites.written import published, trajectories
 from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
