@@ -129,11 +129,7 @@ def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
     findings = tuple(dict.fromkeys(it for record in records for it in record.findings))
     merged = tuple(results.values())
     return replace(
-        records[0],
-        versions=header.versions,
-        options=header.options,
-        started=header.started,
-        hostname=header.hostname,
+        replace(logs[0], header=header).record,
         results=merged,
         problems=problems,
         findings=findings,
@@ -150,16 +146,13 @@ def _header(logs: Sequence[Log]) -> Header:
         name: ", ".join(dict.fromkeys(it.versions[name] for it in headers if name in it.versions))
         for name in names
     }
-    options = {**headers[0].options, "shard": None}
-    started = min(header.started for header in headers)
-    hosts = ", ".join(dict.fromkeys(header.hostname for header in headers if header.hostname))
     return replace(
         headers[0],
-        started=started,
+        started=min(header.started for header in headers),
         versions=versions,
         shard=None,
-        options=options,
-        hostname=hosts,
+        options={**headers[0].options, "shard": None},
+        hostname=", ".join(dict.fromkeys(it.hostname for it in headers if it.hostname)),
     )
 
 
