@@ -131,21 +131,10 @@ def _decimals(random: np.random.RandomState, shape: Shape) -> Array:
 @cache
 def _special(dtype: np.dtype[Any]) -> tuple[float, ...]:
     limits = np.finfo(dtype)
-    return (
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        float(limits.eps),
-        1 + float(limits.eps),
-        float(limits.smallest_normal),
-        float(limits.smallest_subnormal),
-        float(limits.max),
-        -float(limits.max),
-        float("inf"),
-        float("-inf"),
-        float("nan"),
-    )
+    epsilon, largest = float(limits.eps), float(limits.max)
+    smallest = float(limits.smallest_normal), float(limits.smallest_subnormal)
+    ends = largest, -largest, np.inf, -np.inf, np.nan
+    return (0.0, -0.0, 1.0, -1.0, epsilon, 1 + epsilon, *smallest, *ends)
 
 
 _FRACTIONS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
@@ -18,8 +18,8 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.findings import FailureKind
-from onnxopt_cli.fuzz.graph_example import draw_graph
-from onnxopt_cli.fuzz.node_example import Example, breaches, draw_node
+from onnxopt_cli.fuzz.graph_example import Example, draw_graph
+from onnxopt_cli.fuzz.node_example import breaches, draw_node
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -81,10 +81,11 @@ def failure(kind: FailureKind) -> Failure:
     return _failure_class(kind)(kind.what)
 
 
+@dataclass(frozen=True, slots=True)
 class Driver:
     """Calls functions with examples.
 
-    Args:
+    Attributes:
         backend: its name; failures are remembered by backend.
         operators: whose examples are drawn.
         seed: of all choices.
@@ -92,20 +93,11 @@ class Driver:
         single_nodes: whether all models have one node.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        operators: tuple[Operator, ...],
-        seed: int,
-        memory: Path,
-        *,
-        single_nodes: bool,
-    ) -> None:
-        self._backend = backend
-        self._single_nodes = single_nodes
-        self._operators = operators
-        self._seed = seed
-        self._memory = memory
+    backend: str
+    operators: tuple[Operator, ...]
+    seed: int
+    memory: Path
+    single_nodes: bool
 
     def drive(
         self, attempted: Callable[[Example], None], most: int, number: int
@@ -143,14 +135,12 @@ class Driver:
             # The database knows a test by its source, which must be one for all phases.
             attempted(example)
 
-        seed = hypothesis.seed(_mixed(self._seed, number))
+        seed = hypothesis.seed(_mixed(self.seed, number))
         # A seed turns the database off; settings that come after it turn it on again.
-        given: Callable[[Any], Any] = hypothesis.given(
-            examples(self._operators, self._single_nodes)
-        )
+        given: Callable[[Any], Any] = hypothesis.given(examples(self.operators, self.single_nodes))
         driven = settings(seed(given(test)))
         try:
-            with _at_home_in(self._memory), _blind_to_sources(), warnings.catch_warnings():
+            with _at_home_in(self.memory), _blind_to_sources(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 driven()
         except RoundOver:
@@ -160,7 +150,7 @@ class Driver:
         except Flaky:
             return False, False
         except Unsatisfiable:
-            names = ", ".join(it.name for it in self._operators)
+            names = ", ".join(it.name for it in self.operators)
             raise UsageError(f"found no inputs of {names} with a finite result") from None
         except (Failure, SkipTest):
             # Skipped is what has nothing to replay.
@@ -174,9 +164,9 @@ class Driver:
         from hypothesis.database import DirectoryBasedExampleDatabase
 
         # Choices mean something only for the same operators.
-        names = [self._backend, *(it.qualified_name for it in self._operators)]
+        names = [self.backend, *(it.qualified_name for it in self.operators)]
         digest = blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=8).hexdigest()
-        return DirectoryBasedExampleDatabase(self._memory / digest)
+        return DirectoryBasedExampleDatabase(self.memory / digest)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
-from onnxopt_cli.fuzz.node_example import NAME, SUITE, Example
+from onnxopt_cli.fuzz.graph_example import Example
+from onnxopt_cli.fuzz.node_example import NAME, SUITE
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.readings.mistakes.deviate import named

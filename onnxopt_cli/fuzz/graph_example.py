@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.choices import Source, draw_attributes, draw_scalar, draw_shape, has_result
-from onnxopt_cli.fuzz.node_example import NAME, SUITE, draw_groups
+from onnxopt_cli.fuzz.node_example import NAME, SUITE, NodeExample, draw_groups
 from onnxopt_cli.readings.bound.bound import DerivedOutput, also_right
 from onnxopt_cli.readings.bound.chained import InexactTensor, inexact_outputs
 from onnxopt_cli.readings.evaluate import nonnegative_tensors
@@ -87,6 +88,10 @@ class GraphExample:
             f"{stem}.yaml": text.encode(),
             f"{stem}.onnx": self.model.SerializeToString(deterministic=True),
         }
+
+
+#: A model and its inputs.
+Example: TypeAlias = NodeExample | GraphExample
 
 
 def draw_graph(source: Source, operators: Sequence[Operator]) -> GraphExample:
@@ -200,11 +205,8 @@ class _Drawing:
 
 
 def _applied(step: str, value: InexactTensor) -> InexactTensor:
-    if step not in {"Neg", "Abs"}:
-        return value
-    operand = value.tensor
-    result = -operand if step == "Neg" else np.abs(operand)
-    return replace(value, content=result)
+    functions = {"Neg": np.negative, "Abs": np.abs}
+    return replace(value, content=functions[step](value.tensor)) if step in functions else value
 
 
 def _tolerance(judgement: DerivedOutput) -> Relative:

@@ -12,7 +12,7 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.fuzz.findings import Finding
-from onnxopt_cli.fuzz.node_example import Example
+from onnxopt_cli.fuzz.graph_example import Example
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _LONGEST = 60

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -33,34 +31,6 @@ SUITE = "fuzz"
 NAME = "found"
 
 
-class Example(Protocol):
-    """A model and its inputs."""
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """Names of the operators under test."""
-
-    @property
-    def subject(self) -> str:
-        """The only operator, or what stands for several."""
-
-    @property
-    def breach(self) -> str:
-        """How the signature is broken, in words; empty if a right backend accepts it."""
-
-    def content(self) -> Content:
-        """Return what ``onnxopt run`` would read from the files."""
-
-    def files(self, stem: str, about: str, source: str) -> Mapping[str, bytes]:
-        """Return the files of a case, by name.
-
-        Args:
-            stem: what all names begin with.
-            about: what happened, one sentence.
-            source: what found it.
-        """
-
-
 Inputs = dict[str, Array]
 Attributes = dict[str, AttributeValue]
 
@@ -72,6 +42,8 @@ _BREACHES = 8
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeExample:
     """A node with its inputs; the formula knows the answer.
+
+    It has what :class:`~onnxopt_cli.fuzz.graph_example.GraphExample` has for several nodes.
 
     Attributes:
         operator: the node's operator.
@@ -87,7 +59,7 @@ class NodeExample:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The operator's name alone."""
+        """The operator under test, by its name."""
         return (self.operator.name,)
 
     @property
@@ -108,7 +80,13 @@ class NodeExample:
         return Content(model, self.inputs, None)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
-        """Return the case file."""
+        """Return the files of a case, by name: here one.
+
+        Args:
+            stem: what all names begin with.
+            about: what happened, one sentence.
+            source: what found it.
+        """
         return {f"{stem}.yaml": self._text(about, source).encode()}
 
     def _text(self, about: str, source: str) -> str:

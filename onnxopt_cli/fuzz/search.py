@@ -26,7 +26,8 @@ from onnxopt_cli.fuzz.findings import (
     attempt,
     kinds_of,
 )
-from onnxopt_cli.fuzz.node_example import Example, NodeExample
+from onnxopt_cli.fuzz.graph_example import Example
+from onnxopt_cli.fuzz.node_example import NodeExample
 from onnxopt_cli.fuzz.smaller import smaller
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Aside
@@ -140,11 +141,7 @@ class Search:
         self._executor = executor
         self._interruption = interruption
         self._driver = Driver(
-            executor.name,
-            tuple(task.operators),
-            task.seed,
-            task.memory,
-            single_nodes=task.single_nodes,
+            executor.name, tuple(task.operators), task.seed, task.memory, task.single_nodes
         )
         self._end = float("inf")
 

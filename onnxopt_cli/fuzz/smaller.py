@@ -16,7 +16,8 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import AttributeValue
 from onnxopt_cli.fuzz.choices import has_result
-from onnxopt_cli.fuzz.node_example import Example, NodeExample
+from onnxopt_cli.fuzz.graph_example import Example
+from onnxopt_cli.fuzz.node_example import NodeExample
 
 #: What is exchanged: attributes, scalars, or groups of tensors.
 _Parts = dict[str, Any]
