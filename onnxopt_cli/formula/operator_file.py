@@ -103,17 +103,18 @@ def _run(path: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        line = _line(error, full)
+        line = failing_line(error, str(full))
         raise UsageError(f"{where}{line} does not run: {exception_text(error)}") from error
 
 
-def _line(error: BaseException, path: Path) -> str:
-    if isinstance(error, SyntaxError) and error.filename == str(path):
+def failing_line(error: BaseException, path: str) -> str:
+    """Return where in a file its code has failed, as it stands after the path; empty if nowhere."""
+    if isinstance(error, SyntaxError) and error.filename == path:
         return f":{error.lineno}"
     # Not worth importing before something is wrong.
     from traceback import extract_tb
 
-    lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == str(path)]
+    lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == path]
     return f":{lines[-1]}" if lines else ""
 
 

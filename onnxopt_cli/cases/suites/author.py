@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.call import bind, complete_attributes
+from onnxopt_cli.formula.call import Call, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.formula.operator_file import failing_line
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import WIDE as WIDEST
 from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors, one_element, widen
@@ -123,56 +125,64 @@ class Author:
         shapes: Shapes = ((4,),),
         narrow: Mapping[tuple[str, int], tuple[int, ...]] | None = None,
         types: Mapping[Any, str] | None = None,
-        tensors: Mapping[str, Array] | None = None,
-        drawn: Mapping[str, Given] | None = None,
+        tensors: Mapping[Any, Given] | None = None,
         rate: str = "float32",
         rate_value: float = _RATE,
         rank: int = 0,
     ) -> WrittenCase:
-        """Write a question down; what is not said is ordinary."""
-        inputs: list[Given] = []
-        for scalar in self.operator.scalars:
-            value, dtype = (count, "int64") if "int64" in scalar.dtypes else (rate_value, rate)
-            inputs.append(np.full((1,) * rank, value, dtype))
-        for tensor in self.operator.tensors:
-            for group, shape in enumerate(shapes):
-                own_types = types or {}
-                dtype = own_types.get((tensor, group), own_types.get(tensor, "float32"))
-                if drawn is not None:
-                    inputs.append(drawn[tensor])
-                elif tensors is not None and tensor in tensors:
-                    inputs.append(tensors[tensor].astype(dtype))
-                else:
-                    own = (narrow or {}).get((tensor, group), shape)
-                    inputs.append(np.asarray(self.tensor(tensor, group, own), dtype))
-        attributes = {
-            **(self.ordinary if given is None else given),
-            **(setting or next(self.turn)),
-        }
+        """Write a question down; what is not said is ordinary.
+
+        Types and tensors are said for a tensor of all groups, or for one by its name and group.
+        """
+        inputs: list[Given] = [*self.scalars(count, rate_value, rate, rank)]
+        types, tensors, narrow = types or {}, tensors or {}, narrow or {}
+        for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes)):
+            place = tensor, group
+            dtype = types.get(place, types.get(tensor, "float32"))
+            value = tensors.get(place, tensors.get(tensor))
+            if value is None:
+                value = self.tensor(tensor, group, narrow.get(place, shape))
+            drawn = isinstance(value, RandomTensor)
+            inputs.append(value if drawn else np.asarray(value, dtype))
+        chosen = self.ordinary if given is None else given
+        return self.written(name, about, inputs, {**chosen, **(setting or next(self.turn))})
+
+    def scalars(self, count: int, rate: float, dtype: str, rank: int = 0) -> list[Array]:
+        """Return the operator's scalars: what is an integer counts, all else is a rate."""
+        counts = ("int64" in scalar.dtypes for scalar in self.operator.scalars)
+        kinds = ((count, "int64") if it else (rate, dtype) for it in counts)
+        return [np.full((1,) * rank, *kind) for kind in kinds]
+
+    def written(
+        self, name: str, about: str, inputs: Sequence[Given], attributes: Attributes, *tags: str
+    ) -> WrittenCase:
+        """Write a question with all of its inputs down, in the order of the operator."""
+        groups = (len(inputs) - len(self.operator.scalars)) // len(self.operator.tensors)
         return WrittenCase(
             name=name,
             about=about,
             operator=self.operator,
-            inputs=dict(zip(self.operator.input_names(len(shapes)), inputs, strict=True)),
+            inputs=dict(zip(self.operator.input_names(groups), inputs, strict=True)),
             attributes=attributes,
-            tags=("conformance",),
+            tags=("conformance", *tags),
         )
 
 
 def answers(question: WrittenCase) -> list[Array]:
     """Return the answers to a question without random inputs, in the wide type."""
-    attributes = complete_attributes(question.operator, question.attributes)
-    inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
-    call = bind(question.operator, inputs, attributes)
     with np.errstate(all="ignore"):
-        return [it for it, _, _ in call.apply(one_element, widen, WIDEST.type)]
+        return [it for it, _, _ in _call(question).apply(one_element, widen, WIDEST.type)]
 
 
 def judgements(question: WrittenCase) -> list[DerivedOutput]:
     """Return the answers to a question without random inputs, and how far off they may be."""
-    attributes = complete_attributes(question.operator, question.attributes)
+    return bound(_call(question))
+
+
+def _call(question: WrittenCase) -> Call[Array]:
+    operator = question.operator
     inputs = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
-    return bound(bind(question.operator, inputs, attributes))
+    return bind(operator, inputs, complete_attributes(operator, question.attributes))
 
 
 def unreadable(operator: Operator) -> str:
@@ -181,9 +191,6 @@ def unreadable(operator: Operator) -> str:
     The formula is read with ordinary operands, once for every combination of words among its
     attributes: whatever it asks of NumPy there has to be known.
     """
-    # Not worth importing for what runs cases.
-    from traceback import extract_tb
-
     from onnxopt_cli.readings.lower.model import lower
 
     try:
@@ -191,14 +198,14 @@ def unreadable(operator: Operator) -> str:
         author = Author(operator)
         for setting in author.settings:
             question = author.ask("", "", setting=setting)
-            judgements(question)
-            inputs = [it for it in question.inputs.values() if isinstance(it, np.ndarray)]
-            lower(formula_model(operator, question.attributes, inputs, graph_name="ordinary"))
+            call = _call(question)
+            bound(call)
+            lower(formula_model(operator, question.attributes, call.inputs, graph_name="ordinary"))
     except Exception as error:  # noqa: BLE001 - a user's formula may raise anything
-        path = operator.formula.__code__.co_filename
-        lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == path]
-        place = f"{path}:{lines[-1] if lines else operator.formula.__code__.co_firstlineno}"
-        return f"{printable(place)}: {operator.name}: {exception_text(error)}"
+        code = operator.formula.__code__
+        line = failing_line(error, code.co_filename) or f":{code.co_firstlineno}"
+        place = printable(f"{code.co_filename}{line}")
+        return f"{place}: {operator.name}: {exception_text(error)}"
     return ""
 
 

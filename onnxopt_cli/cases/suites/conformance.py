@@ -268,15 +268,10 @@ class _Questions(Author):
             about = (
                 "Another tensor zero in each group: catches norms of nothing that are something."
             )
-            names = self.operator.tensors
-            question = self.ask(
-                "zero_tensors", about, shapes=[(3,)] * len(names), setting=self.settings[0]
-            )
-            inputs = dict(question.inputs)
-            skipped = len(self.operator.scalars)
-            for name in [*inputs][skipped :: len(names) + 1]:
-                inputs[name] = np.zeros(3, "float32")
-            yield replace(question, inputs=inputs)
+            places = [(name, group) for group, name in enumerate(self.operator.tensors)]
+            shapes, tensors = [(3,)] * len(places), dict.fromkeys(places, np.zeros(3))
+            setting = self.settings[0]
+            yield self.ask("zero_tensors", about, shapes=shapes, tensors=tensors, setting=setting)
         for name in self.operator.tensors:
             about = f"{name} is zero, and nothing else: catches a step that is left out for it."
             yield self.ask(f"{name}_zero", about, tensors={name: zero}, setting=self.settings[0])
@@ -385,7 +380,7 @@ class _Questions(Author):
                     {"low": 0.01, "high": 4.0} if uniform else {},
                 )
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
-            yield self.ask(f"large_{dtype}", about, drawn=drawn, rate=dtype)
+            yield self.ask(f"large_{dtype}", about, tensors=drawn, rate=dtype)
 
     def thresholds(self) -> Iterator[WrittenCase]:
         """Ask for operands, attributes and what comes of them that are equal or nearly so."""
@@ -402,16 +397,12 @@ class _Questions(Author):
         if self.of_whole_tensors:
             about = "Tensors of rising size: catches a wrong comparison of what comes of them all."
             scales = 0.05 * 1.4 ** np.arange(14)
-            columns = {name: self.tensor(name, 0, (3,)) for name in self.operator.tensors}
-            question = self.ask(
-                "rising_sizes", about, shapes=[(3,)] * len(scales), setting=self.settings[0]
-            )
-            rising = (scale * column for column in columns.values() for scale in scales)
-            skipped = len(self.operator.scalars)
-            inputs = dict(question.inputs)
-            for name, tensor in zip([*inputs][skipped:], rising, strict=True):
-                inputs[name] = tensor.astype("float32")
-            yield replace(question, inputs=inputs)
+            tensors = {
+                (name, group): scale * self.tensor(name, 0, (3,))
+                for name, (group, scale) in product(self.operator.tensors, enumerate(scales))
+            }
+            shapes, setting = [(3,)] * len(scales), self.settings[0]
+            yield self.ask("rising_sizes", about, shapes=shapes, tensors=tensors, setting=setting)
 
     def norms(self) -> Iterator[WrittenCase]:
         """Ask for steps whose length depends on all elements, as by a norm."""
@@ -438,7 +429,7 @@ class _Questions(Author):
             for seed, name in enumerate(self.operator.tensors, start=1)
         }
         about = f"Few of {_LARGE} elements are not zero: catches a norm that is slightly off."
-        yield self.ask("norms_large_sparse", about, drawn=drawn)
+        yield self.ask("norms_large_sparse", about, tensors=drawn)
 
 
 def ranks(author: Author) -> Iterator[WrittenCase]:

@@ -113,15 +113,8 @@ def _body(trajectory: Trajectory) -> onnx.GraphProto:
 
 def _changes(trajectory: Trajectory, name: str) -> bool:
     """Tell whether an input has a value of its own in each step."""
-    return any(
-        name in names
-        for names in (
-            trajectory.feedback.values(),
-            trajectory.counted,
-            trajectory.series,
-            trajectory.derived,
-        )
-    )
+    anew = (*trajectory.counted, *trajectory.series, *trajectory.derived)
+    return name in anew or name in trajectory.feedback.values()
 
 
 def _inputs_of_step(

@@ -198,13 +198,9 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
         least, largest = author.limits[name]
         shares = [min(max(share, least), largest) for share in shares]
         shares = shares if name in author.each else shares[1:2]
-        groups = len(shares)
-        inputs: list[Given] = [
-            np.array(COUNT, "int64") if "int64" in it.dtypes else np.array(_RATES[0], "float32")
-            for it in operator.scalars
-        ]
+        inputs: list[Given] = [*author.scalars(COUNT, _RATES[0], "float32")]
         for tensor in operator.tensors:
-            for _ in range(groups):
+            for _ in shares:
                 if tensor != author.first:
                     inputs.append(np.zeros((), dtype))
                 elif length > _LITERAL:
@@ -215,13 +211,11 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
                     far = np.where(random.random_sample(length) < _INFINITE, np.inf, values)
                     inputs.append((far if word == "infinite" else values).astype(dtype))
         given = {name: tuple(shares) if name in author.each else shares[0]}
-        yield WrittenCase(
-            name=f"{name}_whole_ranks_{length}{'_' * bool(word)}{word}",
-            about=f"{name} at and next to whole ranks of {length} elements: catches another rank.",
-            operator=operator,
-            inputs=dict(zip(operator.input_names(groups), inputs, strict=True)),
-            attributes={**author.ordinary, **author.settings[0], **given},
-            tags=("conformance",),
+        yield author.written(
+            f"{name}_whole_ranks_{length}{'_' * bool(word)}{word}",
+            f"{name} at and next to whole ranks of {length} elements: catches another rank.",
+            inputs,
+            {**author.ordinary, **author.settings[0], **given},
         )
 
 
@@ -382,11 +376,9 @@ class _Design:
             author.elementwise or author.limits or any(chosen[name] == 0 for name in author.numeric)
         )
         inputs: list[Given] = []
-        for scalar in operator.scalars:
-            counts = "int64" in scalar.dtypes
-            value = chosen["T" if counts else author.rate]
-            dtype = "int64" if counts else chosen["type of scalars"]
-            inputs.append(np.full((1,) * chosen["rank of scalars"], value, dtype))
+        if operator.scalars:
+            rate, dtype = chosen.get(author.rate, 0.0), chosen.get("type of scalars", WIDE)
+            inputs += author.scalars(chosen.get("T", 0), rate, dtype, chosen["rank of scalars"])
         for name in operator.tensors:
             inputs += [
                 self._tensor_of(name, group, shape, infinite=infinite)
@@ -404,16 +396,9 @@ class _Design:
             for name, levels in self._node.items()
             if name == "tensors" or (name != "setting" and chosen[name] != levels[0])
         } | chosen["setting"]
-        return WrittenCase(
-            name=f"{self._prefix}_{self._asked}",
-            about="Catches what shows where these meet: "
-            + ", ".join(f"{name} {level}" for name, level in said.items())
-            + ".",
-            operator=operator,
-            inputs=dict(zip(operator.input_names(len(shapes)), inputs, strict=True)),
-            attributes=attributes,
-            tags=("conformance", "space"),
-        )
+        words = ", ".join(f"{name} {level}" for name, level in said.items())
+        about = f"Catches what shows where these meet: {words}."
+        return author.written(f"{self._prefix}_{self._asked}", about, inputs, attributes, "space")
 
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
         """Return a number for each group: the given one, or one at or next to a whole rank."""
