@@ -116,29 +116,11 @@ def integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-_Parameters = dict[str, float]
-
-#: The distributions: their parameters with defaults (none for those of integers), and their draws.
-#: The stream of RandomState is frozen by NumPy; that of its newer Generator is not.
-_DISTRIBUTIONS: dict[
-    str, tuple[_Parameters, Callable[[np.random.RandomState, _Parameters, tuple[int, ...]], Any]]
-] = {
-    "normal": (
-        {"mean": 0.0, "scale": 1.0},
-        lambda state, p, shape: state.normal(p["mean"], p["scale"], shape),
-    ),
-    "uniform": (
-        {"low": 0.0, "high": 1.0},
-        lambda state, p, shape: state.uniform(p["low"], p["high"], shape),
-    ),
-    "lognormal": (
-        {"mean": 0.0, "scale": 1.0},
-        lambda state, p, shape: state.lognormal(p["mean"], p["scale"], shape),
-    ),
-    "integers": (
-        {},
-        lambda state, p, shape: state.randint(int(p["low"]), int(p["high"]), shape, np.int64),
-    ),
+#: The parameters of the distributions of floats, in the order of NumPy's functions, and defaults.
+_DEFAULTS = {
+    "normal": {"mean": 0.0, "scale": 1.0},
+    "uniform": {"low": 0.0, "high": 1.0},
+    "lognormal": {"mean": 0.0, "scale": 1.0},
 }
 
 
@@ -182,7 +164,7 @@ class RandomTensor:
             raise ValueError(
                 f"a {self.distribution} distribution of {name}, expected a float type (or integers)"
             )
-        values = _DISTRIBUTIONS[self.distribution][0] | given
+        values = _DEFAULTS[self.distribution] | given
         low, high = values.get("low", 0.0), values.get("high", 1.0)
         if not np.isfinite([*values.values(), high - low]).all() or low > high:
             raise ValueError(f"{values}, expected a finite range that does not go backwards")
@@ -193,9 +175,14 @@ class RandomTensor:
         Raises:
             ValueError: if a draw exceeds the dtype's range.
         """
-        defaults, draw = _DISTRIBUTIONS[self.distribution]
-        state = np.random.RandomState(self.seed)
-        drawn: Array = np.asarray(draw(state, defaults | dict(self.parameters), self.shape))
+        # Its stream is frozen by NumPy; that of the newer Generator is not.
+        state, given = np.random.RandomState(self.seed), dict(self.parameters)
+        if self.distribution == "integers":
+            found = state.randint(int(given["low"]), int(given["high"]), self.shape, np.int64)
+        else:
+            values = _DEFAULTS[self.distribution] | given
+            found = getattr(state, self.distribution)(*values.values(), self.shape)
+        drawn: Array = np.asarray(found)
         with np.errstate(all="ignore"):
             tensor: Array = drawn.astype(self.dtype)
             inside = np.isfinite(tensor)

@@ -79,9 +79,8 @@ def _content(
     rejects: bool,
 ) -> Content:
     fed = {name: value.make() for name, value in inputs.items()}
-    if outputs is None:
-        return Content(model(), fed, None, rejects=rejects)
-    return Content(model(), fed, {name: value.make() for name, value in outputs.items()})
+    made = None if outputs is None else {name: it.make() for name, it in outputs.items()}
+    return Content(model(), fed, made, rejects=rejects)
 
 
 class Incomplete(Exception):

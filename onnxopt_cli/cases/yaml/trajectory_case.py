@@ -30,10 +30,9 @@ from onnxopt_cli.cases.yaml.formula_case import (
     read_attributes,
     read_tensors,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected, unknown_name
 from onnxopt_cli.cases.yaml.value import always, element_array
 from onnxopt_cli.core.case import Content, Derived, Trajectory
-from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.bound.chained import first_inputs
@@ -177,9 +176,7 @@ def _check_place(
         FormatError: if not.
     """
     if name not in names:
-        hint = nearest(name, names)
-        known = f"{', '.join(names)}{'; ' * bool(hint)}{hint}"
-        raise FormatError(node, f"found an unknown input, expected one of {known}")
+        raise unknown_name(node.parent or node, name, names, "input")
     if follows:
         what = f"found {name}, expected it in the inputs of the case: it {follows} them"
         raise FormatError(node, what)
