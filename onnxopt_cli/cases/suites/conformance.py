@@ -191,26 +191,19 @@ class _Questions(Author):
 
     def structures(self) -> Iterator[WrittenCase]:
         """Ask for every number and shape of tensors."""
-        layouts: tuple[tuple[str, str, Shapes], ...] = (
-            ("empty", "Tensors without elements: catches outputs left out.", [(0,)]),
-            ("rank_5", "Rank 5: catches a limit on ranks.", [(2, 1, 3, 1, 2)]),
-            ("two_tensors", "Two tensors of one shape: catches a wrong grouping.", [(3,), (3,)]),
-            (
-                "three_tensors",
-                "Three tensors of unlike shapes, one empty: catches a wrong grouping.",
-                [(2, 2), (0, 3), ()],
-            ),
-            (
-                "eight_tensors",
-                (
-                    "Eight tensors, a scalar and one element among them: catches a limit on their "
-                    "number, a wrong order, and dimensions lost or gained."
-                ),
-                [(2,), (), (1, 3), (4,), (2, 2), (1,), (3, 1), (5,)],
-            ),
+        about = "Tensors without elements: catches outputs left out."
+        yield self.ask("empty", about, shapes=[(0,)])
+        yield self.ask("rank_5", "Rank 5: catches a limit on ranks.", shapes=[(2, 1, 3, 1, 2)])
+        about = "Two tensors of one shape: catches a wrong grouping."
+        yield self.ask("two_tensors", about, shapes=[(3,), (3,)])
+        about = "Three tensors of unlike shapes, one empty: catches a wrong grouping."
+        yield self.ask("three_tensors", about, shapes=[(2, 2), (0, 3), ()])
+        about = (
+            "Eight tensors, a scalar and one element among them: catches a limit on their number, "
+            "a wrong order, and dimensions lost or gained."
         )
-        for name, about, shapes in layouts:
-            yield self.ask(name, about, shapes=shapes)
+        shapes: Shapes = [(2,), (), (1, 3), (4,), (2, 2), (1,), (3, 1), (5,)]
+        yield self.ask("eight_tensors", about, shapes=shapes)
         if self.operator.scalars:
             names = " and ".join(scalar.name for scalar in self.operator.scalars)
             about = f"{names} of rank 1: catches outputs that gain or lose a dimension."
