@@ -71,6 +71,13 @@ class Author:
         least, largest = self.limits.get(name, (0.0, 1.0))
         return least + (largest - least) * fraction
 
+    def around(self, name: str, fraction: float) -> list[float]:
+        """Return such a value as float32, between its neighbours within the limits."""
+        middle = np.float32(self.within(name, fraction))
+        ends = map(np.float32, self.limits.get(name, (0.0, 1.0)))
+        below, above = (np.nextafter(middle, end) for end in ends)
+        return [float(below), float(middle), float(above)]
+
     def required(self) -> dict[str, AttributeValue]:
         """Return the ordinary values of the attributes that cannot be left out."""
         required = {item.name for item in self.operator.attributes if item.required}

@@ -189,14 +189,7 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
     for name, (length, word) in product(author.limits, _RANKED):
         dtype = np.dtype(WIDE if word == "double" else "float32")
         whole = {1, length // 7, length // 2, length * 14 // 25, length - 2} & set(range(length))
-        shares = [
-            float(share)
-            for rank in sorted(whole)
-            for at in [np.float32(author.within(name, rank / (length - 1)))]
-            for share in (np.nextafter(at, np.float32(0)), at, np.nextafter(at, np.float32(1e9)))
-        ]
-        least, largest = author.limits[name]
-        shares = [min(max(share, least), largest) for share in shares]
+        shares = [it for rank in sorted(whole) for it in author.around(name, rank / (length - 1))]
         shares = shares if name in author.each else shares[1:2]
         inputs: list[Given] = [*author.scalars(COUNT, _RATES[0], "float32")]
         for tensor in operator.tensors:
@@ -402,16 +395,14 @@ class _Design:
 
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
         """Return a number for each group: the given one, or one at or next to a whole rank."""
-        least, largest = self._author.limits.get(name, (0.0, 0.0))
         numbers = []
         for shape in shapes:
             size = prod(shape)
             share = self.random.randint(max(size, 1)) / max(size - 1, 1)
-            at = np.float32(least + share * (largest - least))
-            near = (np.nextafter(at, np.float32(least)), at, np.nextafter(at, np.float32(largest)))
-            own = float(near[self.random.randint(len(near))])
+            near = self._author.around(name, share)
+            own = near[self.random.randint(len(near))]
             numbers.append(own if self.random.random_sample() < _RANK_SHARE else number)
-        return tuple(numbers) if largest > least else (number,)
+        return tuple(numbers) if name in self._author.limits else (number,)
 
     def _tensor_of(
         self, name: str, group: Mapping[str, Any], shape: tuple[int, ...], *, infinite: bool
