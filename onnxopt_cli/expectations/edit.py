@@ -44,7 +44,7 @@ class Edit:
             FlowStyle: if the entry does not stand on lines of its own.
         """
         start, end = self._span(index)
-        if end == len(self._lines) or not self._lines[end].strip() or self._is_comment(end):
+        if end == len(self._lines) or not self._says(end):
             while start and self._is_comment(start - 1):
                 start -= 1
             blank = start and not self._lines[start - 1].strip()
@@ -134,33 +134,33 @@ class Edit:
         start = node.line - 1
         if not self._lines[start].lstrip().startswith("- ") or _line_of_other(node, start):
             raise FlowStyle
-        end = start + 1
         indent = len(_indent(self._lines[start]))
-        last = end
-        while end < len(self._lines):
-            line = self._lines[end]
-            blank = not line.strip() or self._is_comment(end)
-            if not blank and len(_indent(line)) <= indent:
-                break
+        end = start + 1
+        while end < len(self._lines) and (
+            not self._says(end) or len(_indent(self._lines[end])) > indent
+        ):
             end += 1
-            last = last if blank else end
-        return start, last
+        return start, self._end(start, end)
 
     def _field_span(self, index: int, name: str) -> tuple[int, int]:
-        start, end = self._span(index)
-        node = self._layer.entries[index].node.field(name)
-        lines = sorted(
-            field.line - 1 for field in (self._layer.entries[index].node.fields or {}).values()
-        )
+        _, end = self._span(index)
+        entry = self._layer.entries[index].node
+        node = entry.field(name)
+        lines = sorted(field.line - 1 for field in (entry.fields or {}).values())
         if node is None or lines.count(node.line - 1) != 1:
             raise FlowStyle
-        first = node.line - 1
-        last = next((line for line in lines if line > first), end)
-        while last > first + 1 and (
-            not self._lines[last - 1].strip() or self._is_comment(last - 1)
-        ):
-            last -= 1
-        return max(first, start), last
+        start = node.line - 1
+        return start, self._end(start, next((line for line in lines if line > start), end))
+
+    def _end(self, start: int, following: int) -> int:
+        """Return the line after the last that says something, of those before a line."""
+        while following > start + 1 and not self._says(following - 1):
+            following -= 1
+        return following
+
+    def _says(self, line: int) -> bool:
+        """Tell whether a line is neither blank nor a comment."""
+        return bool(self._lines[line].strip()) and not self._is_comment(line)
 
     def _is_comment(self, line: int) -> bool:
         return self._lines[line].lstrip().startswith("#")
