@@ -27,7 +27,7 @@ from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.readings.evaluate import WIDE, rounded
 from onnxopt_cli.readings.lower.call import GraphTensor, lower_call
 from onnxopt_cli.readings.lower.model import OLDEST_OPSET
-from onnxopt_cli.readings.vocabulary import EXTREMES_OF_NOTHING
+from onnxopt_cli.readings.vocabulary import OF_NOTHING
 
 Operation = Callable[..., Any]
 
@@ -92,8 +92,8 @@ class Machine(NDArrayOperatorsMixin):
         if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
             # A plain number that is chosen stays one.
             return Machine(values[1] if values[0] else values[2], self.arithmetic)
-        if function in EXTREMES_OF_NOTHING and not np.size(values[0]):
-            return Machine(values[0].dtype.type(EXTREMES_OF_NOTHING[function]), self.arithmetic)
+        if function in OF_NOTHING and not np.size(values[0]):
+            return Machine(values[0].dtype.type(OF_NOTHING[function]), self.arithmetic)
         value = _of_numbers(function, values) if _are_numbers(values) else function(*values)
         return Machine(value, self.arithmetic)
 
@@ -334,15 +334,15 @@ _OPERATIONS: Mapping[np.ufunc, Callable[..., Any]] = {
 def _torch_function(function: Callable[..., Any]) -> Any:
     if function is percentile:
         return _torch_percentile
-    if function in EXTREMES_OF_NOTHING:
-        return lambda tensor: _torch_extreme(function, tensor)
+    if function in OF_NOTHING:
+        return lambda tensor: _torch_reduced(function, tensor)
     return getattr(import_module("torch"), function.__name__)
 
 
-def _torch_extreme(function: Callable[..., Any], tensor: Any) -> Any:
+def _torch_reduced(function: Callable[..., Any], tensor: Any) -> Any:
     torch = import_module("torch")
     if not tensor.numel():
-        return torch.tensor(EXTREMES_OF_NOTHING[function], dtype=tensor.dtype)
+        return torch.tensor(OF_NOTHING[function], dtype=tensor.dtype)
     return getattr(torch, function.__name__)(tensor)
 
 

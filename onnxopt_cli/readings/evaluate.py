@@ -12,21 +12,42 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.blocks import LARGE, in_blocks, room
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Attribute, Operator
 from onnxopt_cli.readings.part import Part
 from onnxopt_cli.readings.vocabulary import (
-    EXTREMES_OF_NOTHING,
+    OF_NOTHING,
+    VOCABULARY,
     MatrixProduct,
     Percentile,
     Reduction,
     Row,
     Shorthand,
+    product_of,
     row_of,
 )
 
-#: The widest float that NumPy computes in here: 80 bits on x86, double on some other machines.
-WIDE = np.dtype(np.longdouble)
+
+def _widest() -> np.dtype[Any]:
+    """Return a float type with ten more digits than double at least, and more exponents.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    own = np.dtype(np.longdouble)
+    if np.finfo(own).eps < np.finfo(np.float64).eps:
+        return own
+    try:
+        from numpy_quaddtype import QuadPrecDType
+    except ImportError as error:
+        message = f"no float of this machine is wider than double: {error}"
+        raise UsageError(message, hint="pip install numpy-quaddtype") from error
+    return QuadPrecDType()
+
+
+#: What expected values are computed in: long double, or quads where that is no wider than double.
+WIDE = _widest()
 
 
 def evaluate(
@@ -45,8 +66,8 @@ def evaluate(
             return [
                 rounded(result, like.dtype, np.shape(first))
                 for result, like, first in call.apply(
-                    lambda scalar: scalar.reshape(()).astype(dtype),
-                    lambda it: it.astype(dtype) if it.size else it.astype(dtype).view(_Nothing),
+                    lambda scalar: widen(scalar.reshape(()), dtype),
+                    partial(widen, dtype=dtype),
                     (attributes or dtype).type,
                 )
             ]
@@ -60,15 +81,26 @@ def evaluate(
     return call.by_group(lambda group: computed_in_blocks(in_parts(group), part_of))
 
 
-class _Nothing(np.ndarray):
-    """A tensor without elements that has a maximum and a minimum all the same."""
+class _Complete(np.ndarray):
+    """A tensor of which functions are known that are not known of all arrays.
+
+    Those are the functions of all elements where there are none, and of quads clip and matmul.
+    """
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        function = product_of if ufunc is np.matmul else getattr(ufunc, method)
+        arrays = [np.asarray(it) if isinstance(it, _Complete) else it for it in inputs]
+        result = function(*arrays, **options)
+        return result.view(_Complete) if isinstance(result, np.ndarray) else result
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+        if isinstance(row := VOCABULARY.get(function), Shorthand):
+            return row.written(*inputs)
         # A product of matrices without columns has elements.
-        if function in EXTREMES_OF_NOTHING and not self.size:
-            return self.dtype.type(EXTREMES_OF_NOTHING[function])
+        if function in OF_NOTHING and not self.size:
+            return self.dtype.type(OF_NOTHING[function])
         result = super().__array_function__(function, types, inputs, options)
-        return result if np.size(result) else result.view(_Nothing)
+        return result.view(_Complete) if isinstance(result, np.ndarray) else result
 
 
 def _mostly_in_double(
@@ -120,22 +152,15 @@ def enough_for(call: Call[Array]) -> np.dtype[Any]:
     return double if all(it.itemsize < double.itemsize for it in floats) else WIDE
 
 
-def allowance(dtype: np.dtype[Any]) -> int:
-    """Return what multiplies a limit of an output of a dtype.
-
-    It is 2 where the wide type has no more digits, so that the expected value itself is off.
-    """
-    return 1 if np.finfo(dtype).eps > np.finfo(WIDE).eps else 2
-
-
-def widen(tensor: Array) -> Array:
-    """Return the tensor in the wide type."""
-    return tensor.astype(WIDE)
+def widen(tensor: Array, dtype: np.dtype[Any] = WIDE) -> Array:
+    """Return the tensor in the wide type, or another one that formulas are computed in."""
+    wide = tensor.astype(dtype)
+    return wide if wide.size and dtype.kind == "f" else wide.view(_Complete)
 
 
 def one_element(tensor: Array) -> Array:
     """Return a tensor of one element, of whatever rank, as a wide scalar."""
-    return tensor.reshape(()).astype(WIDE)
+    return widen(tensor.reshape(()))
 
 
 def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

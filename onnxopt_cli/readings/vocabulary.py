@@ -96,8 +96,13 @@ class Precision:
     dtype: np.dtype[Any] | None
 
 
-#: What ONNX says of a tensor without elements, where NumPy's own functions fail.
-EXTREMES_OF_NOTHING: Mapping[Callable[..., Any], float] = {np.max: -math.inf, np.min: math.inf}
+#: What ONNX says of a tensor without elements, where functions may fail.
+OF_NOTHING: Mapping[Callable[..., Any], float] = {
+    np.max: -math.inf,
+    np.min: math.inf,
+    np.sum: 0.0,
+    np.mean: math.nan,
+}
 
 #: Of attributes and literals, which take the type of what they meet: the errors of expressions of
 #: these alone are counted as in float32, and scaled when the type is known.
@@ -327,7 +332,7 @@ def _sum_crosses(
 
 def _summed(a: Approximate, precision: Precision) -> Approximate:
     """Add all elements, in any order."""
-    value = np.sum(a.value)
+    value = np.sum(a.value) if np.size(a.value) else np.float64(OF_NOTHING[np.sum])
     errors = np.broadcast_to(a.error, np.shape(a.value))
     finite = np.isfinite(a.value)
     if np.any(np.isnan(a.value) & (errors == 0)):
@@ -355,7 +360,7 @@ def _growth(roundings: int, precision: Precision) -> float:
 def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approximate:
     """Return the largest or the smallest of all elements, which rounds nothing; NaN if one is."""
     if not np.size(a.value):
-        return Approximate(EXTREMES_OF_NOTHING[find], np.float64(0.0))
+        return Approximate(OF_NOTHING[find], np.float64(0.0))
     value = find(a.value)
     errors = np.broadcast_to(a.error, np.shape(a.value))
     if np.isnan(value):
@@ -364,12 +369,20 @@ def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approx
     return Approximate(value, np.float64(np.max(errors)), np.any(a.may_cross))
 
 
+def product_of(a: Any, b: Any) -> Any:
+    """Return what numpy.matmul does, which numpy-quaddtype 1.0 does to rows of one matrix alone."""
+    if np.result_type(a, b).kind == "f":
+        return np.matmul(a, b)
+    product = np.matmul(np.asarray(a, object), np.asarray(b, object))
+    return np.asarray(product, np.result_type(a, b))
+
+
 def matrix_product(a: Approximate, b: Approximate, precision: Precision) -> Approximate:
     """Multiply matrices or vectors as numpy.matmul does, adding up in any order.
 
     Where a result is not finite, anything may be.
     """
-    value = np.matmul(a.value, b.value)
+    value = product_of(a.value, b.value)
     errors_a, errors_b = (np.broadcast_to(it.error, np.shape(it.value)) for it in (a, b))
     inherited = np.matmul(a.magnitude, errors_b) + np.matmul(errors_a, b.magnitude + errors_b)
     reach = np.matmul(a.magnitude + errors_a, b.magnitude + errors_b)

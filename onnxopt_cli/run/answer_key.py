@@ -18,7 +18,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound, least_errors
-from onnxopt_cli.readings.evaluate import allowance, enough_for, evaluate, has_blocks, in_parts
+from onnxopt_cli.readings.evaluate import enough_for, evaluate, has_blocks, in_parts
 from onnxopt_cli.readings.single_node import sole_call
 
 
@@ -91,10 +91,9 @@ class FormulaOutputs:
 
     def budget(self, name: str) -> Budget:
         """Return the limit of an output."""
-        factor = self.factor * allowance(self.expected[name].dtype)
         if not self.blocks:
             # Derived when it is asked for.
-            return Budget(lambda them: self.judgements[name].branch.at(them), factor)  # noqa: PLW0108
+            return Budget(lambda at: self.judgements[name].branch.at(at), self.factor)  # noqa: PLW0108
         output, group = divmod(list(self.expected).index(name), len(self.blocks))
         call = self.blocks[group]
 
@@ -107,7 +106,7 @@ class FormulaOutputs:
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 
-        return Budget(at, factor, least=factor * least_errors(call)[output])
+        return Budget(at, self.factor, least=self.factor * least_errors(call)[output])
 
 
 def answer_key(content: Content, where: Location, judging: JudgeOptions) -> AnswerKey:

@@ -12,7 +12,6 @@ from onnxopt_cli.core.tolerance import Provenance
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.operators.adam import ADAM
-from onnxopt_cli.readings import evaluate as evaluate_module
 from onnxopt_cli.readings.arithmetic import root_by_newton, root_by_reciprocal
 from onnxopt_cli.readings.bound.bound import FACTOR, bound
 
@@ -74,15 +73,6 @@ def test_the_limit_is_a_multiple_of_the_error_and_says_that_it_is_derived():
         assert judgement.branch.limit == judgement.limit
         assert judgement.budget.factor == factor
         assert judgement.budget.provenance is Provenance.DERIVED
-
-
-def test_double_outputs_get_twice_as_much_where_nothing_is_wider_than_double(monkeypatch):
-    def factors():
-        tensors = [np.ones(2, np.float32), np.ones(2), np.ones(2)]
-        return [judgement.factor for judgement in bound(momentum(0.5, 1, *tensors))]
-
-    monkeypatch.setattr(evaluate_module, "WIDE", np.dtype(np.float64))
-    assert factors() == [FACTOR, 2 * FACTOR]
 
 
 def test_outputs_come_in_the_node_s_order_and_in_the_shapes_of_their_first_tensors():

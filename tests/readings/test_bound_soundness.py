@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy_quaddtype import QuadPrecDType
 from training_calls import calls, each_training_operator, shares
 
 from onnxopt_cli.readings.bound.bound import bound
@@ -73,6 +74,19 @@ def test_the_wide_evaluation_is_within_its_own_bound_of_the_exact_value(operator
             if np.isfinite(value) and np.isfinite(error):
                 distance = abs(Fraction(*value.as_integer_ratio()) - Fraction(truth))
                 assert distance <= ratio * Fraction(float(error))
+
+
+@each_training_operator
+@given(data=st.data())
+def test_quads_have_the_limits_of_long_doubles(operator, data):
+    call = data.draw(calls(operator, dtypes=("float64",)))
+    for mine, theirs in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
+        np.testing.assert_allclose(mine.limit, theirs.limit, rtol=1e-9)
+        with np.errstate(all="ignore"):
+            apart = np.abs(mine.expected - theirs.expected)
+            near = apart <= np.spacing(theirs.expected) + theirs.error / 1000
+        assert np.all(near | (mine.expected == theirs.expected) | np.isnan(apart))
+        assert np.array_equal(np.isnan(mine.expected), np.isnan(theirs.expected))
 
 
 def exact_outputs(call):

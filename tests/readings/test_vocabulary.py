@@ -9,13 +9,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from made_operators import lowered, operator_of
+from numpy_quaddtype import QuadPrecDType
 from places import REPOSITORY
 from runtimes import runtimes
 
 from onnxopt_cli.formula.call import bind
 from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.readings.bound.bound import bound
+from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.vocabulary import VOCABULARY
+
+#: The wide type of machines where long double is double.
+QUAD = QuadPrecDType()
 
 #: A number that float32 holds, as attributes are.
 SHARE = float(np.float32(0.3))
@@ -96,6 +101,28 @@ def formula_of(function):
 def judged(function, X, Y):
     call = bind(operator_of(formula_of(function), 1), [np.array(3), X, Y], {})
     return bound(call)[0]
+
+
+@each_function
+@given(values=pairs)
+@example(values=[])
+def test_quads_do_what_long_doubles_do(function, values):
+    X, Y = np.array(values).reshape(-1, 2).T
+    call = bind(operator_of(formula_of(function), 1), [np.array(3), X, Y], {})
+    (mine,), (theirs,) = bound(call, wide=QUAD), bound(call)
+    assert np.array_equal(evaluate(call, QUAD)[0], mine.expected, equal_nan=True)
+    assert np.all(within(mine, theirs.expected))
+    assert np.all(within(theirs, mine.expected))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (0, 0)])
+def test_quads_are_multiplied_as_matrices_wherever_they_lie(shape):
+    X, Y = (np.asfortranarray(it) for it in np.random.default_rng(1).standard_normal((2, *shape)))
+    operator = operator_of(lambda _, X, Y: (np.matmul(np.where(X > Y, X, Y), Y),), 1)
+    call = bind(operator, [np.array(3), X, Y], {})
+    (mine,), (theirs,) = bound(call, wide=QUAD), bound(call)
+    np.testing.assert_allclose(evaluate(call, QUAD)[0], theirs.expected, rtol=1e-15)
+    np.testing.assert_allclose(mine.expected, theirs.expected, rtol=1e-15)
 
 
 def within(judgement, output):

@@ -36,6 +36,7 @@ from onnxopt_cli.core.case import Content, Derived, Trajectory
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.bound.chained import first_inputs
+from onnxopt_cli.readings.evaluate import WIDE
 
 
 def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
@@ -287,7 +288,7 @@ def _derived(
         values |= {key: parameter.make() for key, parameter in parameters.items()}
         if name == "rosenbrock":
             values["elements"] = np.eye(base.shape[0])
-        wide = {key: value.astype(np.longdouble) for key, value in values.items()}
+        wide = {key: value.astype(WIDE) for key, value in values.items()}
         return Derived(of, lambda X: gradient.formula(X, **wide), base.dtype)
 
     return make

@@ -26,7 +26,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, Operand
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bounded import Bounded, given, number, output
-from onnxopt_cli.readings.evaluate import WIDE, allowance, evaluate, rounded
+from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded
 from onnxopt_cli.readings.vocabulary import (
     Choice,
     Elementwise,
@@ -254,7 +254,7 @@ def judged(
     wide = np.broadcast_to(np.asarray(bounded.value, WIDE), shape)
     error = np.broadcast_to(bounded.error, shape)
     expected = rounded(bounded.value, dtype, shape)
-    return DerivedOutput(expected, wide, error, factor * allowance(dtype))
+    return DerivedOutput(expected, wide, error, factor)
 
 
 def also_right(call: Call[Array]) -> list[list[AlsoRight]]:

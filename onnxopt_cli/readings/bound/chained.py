@@ -97,7 +97,7 @@ def _evaluated(trajectory: Trajectory, call: Call[Array], change: Change) -> lis
         rows = _recorded(
             trajectory,
             lambda array: change(widen(array) if array.dtype.kind == "f" else array),
-            lambda derived, value: np.asarray(derived.formula(value)).reshape(value.shape),
+            lambda derived, value: np.asarray(derived.formula(widen(value))).reshape(value.shape),
             lambda fed: evaluate(_with_operands(call, fed)),
         )
         return [np.stack(column) for column in zip(*rows, strict=True)]

@@ -98,7 +98,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     # A value that is not finite on one side is as far off as a wrong sign.
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
-    return np.where(agrees, 0, relative)
+    return np.where(agrees, 0, relative).astype(np.float64)
 
 
 def _largest(call: Call[Array]) -> float:
