@@ -61,6 +61,9 @@ def evaluate(
     tensors of narrow types most elements are computed in double, see :func:`_mostly_in_double`.
     """
 
+    def exact(number: float) -> Any:
+        return widen(np.asarray(number), dtype)
+
     def compute(call: Call[Array]) -> list[Array]:
         with np.errstate(all="ignore"):
             return [
@@ -68,7 +71,7 @@ def evaluate(
                 for result, like, first in call.apply(
                     lambda scalar: widen(scalar.reshape(()), dtype),
                     partial(widen, dtype=dtype),
-                    (attributes or dtype).type,
+                    (attributes or dtype).type if dtype.kind == "f" else exact,
                 )
             ]
 
@@ -90,8 +93,9 @@ class _Complete(np.ndarray):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         function = product_of if ufunc is np.matmul else getattr(ufunc, method)
         arrays = [np.asarray(it) if isinstance(it, _Complete) else it for it in inputs]
-        result = function(*arrays, **options)
-        return result.view(_Complete) if isinstance(result, np.ndarray) else result
+        if "out" in options:
+            options["out"] = tuple(map(np.asarray, options["out"]))
+        return np.asarray(function(*arrays, **options)).view(_Complete)
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         if isinstance(row := VOCABULARY.get(function), Shorthand):

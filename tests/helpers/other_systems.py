@@ -37,6 +37,10 @@ numpy.longdouble = numpy.float64
 """
 _WITHOUT = {
     "ARM": _NOTHING_WIDER,
+    "ARM without quads": f"""{_NOTHING_WIDER}
+import sys
+sys.modules["numpy_quaddtype"] = None
+""",
     # psutil needs one of them itself, on Linux alone.
     "no modules": """
 import psutil
@@ -70,7 +74,7 @@ multiprocessing.get_all_start_methods = lambda: ["spawn"]
 without(psutil.Process, "num_fds")
 """,
 }  # fmt: skip
-SYSTEMS = tuple(_WITHOUT)
+SYSTEMS = tuple(name for name in _WITHOUT if name != "ARM without quads")
 
 
 def run_elsewhere(system: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

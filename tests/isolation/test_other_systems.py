@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from pathlib import Path
 
 import pytest
 from isolated import HOSTILE, write_cases
@@ -12,6 +13,20 @@ from places import REPOSITORY
 
 # What is not on every system that Python runs on.
 NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource", "termios", "tty"}
+ROUGH = """
+import numpy as np
+from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.single_node import sole_call
+
+class Backend:
+    def run(self, model, inputs):
+        with np.errstate(all="ignore"):
+            outputs = evaluate(sole_call(model, inputs), np.dtype(np.float64))
+            for output in outputs:
+                ulps = np.arange(output.size).reshape(output.shape) * 5 % 32
+                output += (ulps * np.spacing(output)).astype(output.dtype)
+        return outputs
+"""
 WEAKER = {
     "no modules": "this Python cannot limit memory",
     "macOS": "this system lets processes leave their parents",
@@ -75,6 +90,34 @@ def test_where_backends_have_no_processes_that_is_said_or_refused(demo):
 def test_suites_conform_where_nothing_is_wider_than_double(tmp_path):
     run = run_elsewhere("ARM", tmp_path, "run", "spec", "conformance", "pruning", "-q")
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_verdicts_are_the_same_where_nothing_is_wider_than_double(onnxopt, workplace):
+    """Of outputs that are off by some ulps each, so that some are within their limits."""
+    Path("rough.py").write_text(ROUGH)
+    command = ["run", "conformance", "-k", "double", "-b", "python:rough.py:Backend"]
+    command += ["--isolation", "none", "--no-explain", "--report"]
+    assert onnxopt(*command, "json=here.json").code == 1
+    run = run_elsewhere("ARM", workplace, *command, "json=there.json")
+    assert (run.returncode, run.stderr) == (1, "")
+    here, there = (
+        json.loads(Path(f"{it}.json").read_text())["results"] for it in ("here", "there")
+    )
+    assert [it["outcome"] for it in here] == [it["outcome"] for it in there]
+    assert {it["outcome"] for it in here} == {"pass", "fail"}
+    for mine, theirs in zip(here, there, strict=True):
+        for one, other in zip(mine["outputs"], theirs["outputs"], strict=True):
+            assert one["mismatches"] == other["mismatches"]
+            used = [float(it["budget_used"]) for it in (one, other)]
+            assert used[0] == pytest.approx(used[1], rel=0.1, nan_ok=True)
+
+
+@pytest.mark.slow
+def test_where_nothing_is_wider_than_double_it_is_said_what_to_install(tmp_path):
+    run = run_elsewhere("ARM without quads", tmp_path, "run", "spec")
+    assert run.returncode == 2
+    assert "pip install numpy-quaddtype" in run.stderr
 
 
 def test_nothing_that_a_system_may_lack_is_imported_where_it_is_not_looked_for():

@@ -84,7 +84,7 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
         np.testing.assert_allclose(mine.limit, theirs.limit, rtol=1e-9)
         with np.errstate(all="ignore"):
             apart = np.abs(mine.expected - theirs.expected)
-            near = apart <= np.spacing(theirs.expected) + theirs.error / 1000
+            near = apart <= np.spacing(np.abs(theirs.expected)) + theirs.error / 1000
         assert np.all(near | (mine.expected == theirs.expected) | np.isnan(apart))
         assert np.array_equal(np.isnan(mine.expected), np.isnan(theirs.expected))
 
