@@ -30,7 +30,7 @@ from onnxopt_cli.readings.vocabulary import (
 
 
 def _widest() -> np.dtype[Any]:
-    """Return a float type with ten more digits than double at least, and more exponents.
+    """Return a float type with more digits than double.
 
     Raises:
         UsageError: if there is none.
@@ -85,7 +85,7 @@ def evaluate(
 
 
 class _Complete(np.ndarray):
-    """A tensor of which functions are known that are not known of all arrays.
+    """A tensor of which functions work that fail otherwise.
 
     Those are the functions of all elements where there are none, and of quads clip and matmul.
     """

@@ -96,7 +96,7 @@ class Precision:
     dtype: np.dtype[Any] | None
 
 
-#: What ONNX says of a tensor without elements, where functions may fail.
+#: What ONNX says of a tensor without elements, where NumPy's own functions may fail.
 OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.max: -math.inf,
     np.min: math.inf,
@@ -370,8 +370,12 @@ def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approx
 
 
 def product_of(a: Any, b: Any) -> Any:
-    """Return what numpy.matmul does, which numpy-quaddtype 1.0 does to rows of one matrix alone."""
-    if np.result_type(a, b).kind == "f":
+    """Return what numpy.matmul does, also of quads.
+
+    Of these it is wrong in numpy-quaddtype 1.0 unless there is one matrix, row by row:
+    https://github.com/numpy/numpy-quaddtype/issues/89.
+    """
+    if np.result_type(a, b).kind in "biufc":
         return np.matmul(a, b)
     product = np.matmul(np.asarray(a, object), np.asarray(b, object))
     return np.asarray(product, np.result_type(a, b))
