@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -104,7 +105,7 @@ class Evidence:
             return ""
         said = ""
         for node in nodes:
-            what = self._of_operator(executor, node, corpus=False)
+            what = self._of_operator(executor, node, _types(content), corpus=False)
             if not what:
                 return ""
             if what != _NO_CASE:
@@ -119,27 +120,45 @@ class Evidence:
                 return f"of {printable(node.op_type)} {said}"
         return ""
 
-    def _of_operator(self, executor: Executor, node: onnx.NodeProto, *, corpus: bool) -> str:
+    def _of_operator(
+        self,
+        executor: Executor,
+        node: onnx.NodeProto,
+        types: frozenset[np.dtype[Any]] | None = None,
+        *,
+        corpus: bool,
+    ) -> str:
         operator = find_operator(node.domain, node.op_type)
         if operator is not None:
             return self._asked(executor, plain_pair(operator, node, {}))
         known = self._known.setdefault(executor, {})
-        key = node.domain, node.op_type
+        if known.get((node.domain, node.op_type)) == "":
+            return ""
+        key = node.domain, node.op_type, types
         if key not in known:
-            known[key] = _of_cases(executor, node.op_type, self._neighbours)
+            known[key] = _of_cases(executor, node.op_type, self._neighbours, types)
         if known[key] == _NO_CASE and corpus:
-            known[key] = _of_cases(executor, node.op_type, _corpus())
+            known[key] = _of_cases(executor, node.op_type, _corpus(), types)
         return known[key]
 
 
-def _of_cases(executor: Executor, name: str, cases: Iterable[Case]) -> str:
+def _types(content: Content) -> frozenset[np.dtype[Any]]:
+    """Return the element types of what a case is fed."""
+    return frozenset(it.dtype for it in content.inputs.values() if isinstance(it, np.ndarray))
+
+
+def _of_cases(
+    executor: Executor, name: str, cases: Iterable[Case], types: frozenset[np.dtype[Any]] | None
+) -> str:
     tried = 0
     for content in _telling(cases, name):
         response = _response(executor, content.model, content.inputs)
         if _computed(response.outputs or (), content):
             return ""
-        # A runtime may lack many of an operator's types.
-        tried += response.failure is not Outcome.UNSUPPORTED
+        # A runtime may lack many of an operator's types, in whatever way it says so.
+        other = types is not None and not _types(content) <= types
+        lacks = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if other else ())
+        tried += response.failure not in lacks
         if tried == _TRIES:
             break
     return f"it computes none of {tried} other cases" if tried else _NO_CASE

@@ -201,6 +201,27 @@ def test_zeros_that_are_right_count_for_who_computes_the_cases_beside(onnxopt, w
     assert outcomes(found["Zeros"]) == {"pass": 1}
 
 
+FLOAT32_ALONE = """\
+import numpy as np
+
+
+class Backend:
+    def run(self, model, inputs):
+        (x,) = inputs.values()
+        if x.dtype != np.float32:
+            raise ValueError("no such type")
+        return [np.maximum(x, np.float32(0))]
+"""
+
+
+def test_what_raises_at_other_types_is_not_asked_for_them(onnxopt, workplace):
+    (workplace / "plugin.py").write_text(FLOAT32_ALONE)
+    doubles = RIGHT_RELU.replace("[", "{dtype: float64, data: [").replace("]", "]}")
+    (workplace / "relu.yaml").write_text(TRIVIAL_RELU + doubles)
+    found, _ = run(onnxopt, workplace, "relu.yaml", "-b", "python:plugin.py:Backend")
+    assert outcomes(found["Backend"]) == {"pass": 1, "error": 1}
+
+
 @pytest.mark.slow
 def test_without_a_case_beside_it_onnx_has_one(onnxopt, workplace):
     (workplace / "relu.yaml").write_text(RELU)
