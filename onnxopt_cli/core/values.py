@@ -39,20 +39,8 @@ _ML_DTYPES = (
     "int2",
 )
 _NUMPY_DTYPES = (
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
+    *("bool", "float16", "float32", "float64", "complex64", "complex128"),
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 )
 _ALIASES = {
     "float": "float32",

@@ -39,21 +39,9 @@ from onnxopt_cli.errors import (
     UnusableOutput,
     UsageError,
 )
-from onnxopt_cli.isolation.response import Order, Response
+from onnxopt_cli.isolation.response import FAILURES, Order, Response
 from onnxopt_cli.isolation.shared import ALIGNMENT, fill, mapped, taken
 
-# What a worker may report of itself; all else is seen from outside.
-_REPORTED = frozenset(
-    {
-        Outcome.UNSUPPORTED,
-        Outcome.SKIP,
-        Outcome.ERROR,
-        Outcome.OOM,
-        Outcome.CRASH,
-        Outcome.TIMEOUT,
-        Outcome.PROTOCOL,
-    }
-)
 # Of what a backend says of its version, no more is shown.
 _LONGEST_VERSION = 400
 _START_ERRORS: Mapping[str, type[OnnxoptError]] = {
@@ -205,7 +193,7 @@ def read_failure(message: Any) -> tuple[Outcome, str]:
         ProtocolBreach: if it says something else.
     """
     match message:
-        case {"failure": str(failure), "message": str(text)} if failure in _REPORTED:
+        case {"failure": str(failure), "message": str(text)} if failure in FAILURES:
             return Outcome(failure), _text(text)
     raise ProtocolBreach("spoke without being asked")
 

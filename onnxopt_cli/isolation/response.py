@@ -35,6 +35,8 @@ _OUTCOMES: Mapping[type[BaseException], Outcome] = {
     ProtocolBreach: Outcome.PROTOCOL,
     MemoryError: Outcome.OOM,
 }
+#: What a backend may do instead of returning, as far as its own process sees it.
+FAILURES = frozenset({*_OUTCOMES.values(), Outcome.ERROR})
 
 
 @dataclass(frozen=True, slots=True)

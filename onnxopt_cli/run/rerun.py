@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -184,15 +185,9 @@ def _dependence(
             return f"{verb} only after {printable(known.id)}"
     if not same_after(before):
         return f"{verb} only now and then"
-    # It is so after everything from `start` on, and not after everything from `end` on.
-    start, end = 0, len(before)
-    while end - start > 1:
-        middle = (start + end) // 2
-        if same_after(before[middle:]):
-            start = middle
-        else:
-            end = middle
-    culprit = before[start]
+    # It is so after the culprit and what follows it, and not after what follows it alone.
+    later = range(1, len(before))
+    culprit = before[bisect_left(later, True, key=lambda at: not same_after(before[at:]))]
     if not same_after([culprit]):
         return f"{verb} only after {printable(culprit.id)} and others before it"
     culprits.append(culprit)

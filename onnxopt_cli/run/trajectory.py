@@ -124,31 +124,22 @@ def course(
     most = np.zeros(len(recorded))
     worst: list[str] = [""] * len(recorded)
     for (name, mine), theirs in zip(expected.items(), actual, strict=False):
-        if not _comparable(mine, theirs):
+        if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray):
             return Curve()
-        assert isinstance(mine, np.ndarray)  # noqa: S101 - for the type checker; they are alike
-        assert isinstance(theirs, np.ndarray)  # noqa: S101 - as above
+        if describe(mine) != describe(theirs):
+            return Curve()
         shares = element_shares(mine, theirs, tolerances[name]).reshape(len(recorded), -1)
         if not shares.size:
             continue
         places = np.argmax(shares, axis=1)
         rows = shares[np.arange(len(recorded)), places]
         for row in np.flatnonzero(rows > most):
-            worst[row] = f"{name}{_index(places[row], mine.shape[1:])}"
+            index = [*map(int, np.unravel_index(places[row], mine.shape[1:]))]
+            worst[row] = f"{name}{index or ''}"
         most = np.maximum(most, rows)
     beyond = np.flatnonzero(most > 1)
     departure = f"step {recorded[beyond[0]]}, {worst[beyond[0]]}" if beyond.size else ""
     return Curve(dict(zip(recorded, most.tolist(), strict=True)), departure)
-
-
-def _comparable(mine: Value, theirs: Value) -> bool:
-    arrays = isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray)
-    return arrays and (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)  # type: ignore[union-attr]
-
-
-def _index(place: int, shape: tuple[int, ...]) -> str:
-    index = [int(part) for part in np.unravel_index(place, shape)] if shape else []
-    return str(index) if index else ""
 
 
 def first_weak(recorded: Sequence[int], judgements: Mapping[str, DerivedOutput]) -> int:
