@@ -70,6 +70,7 @@ class Plan:
         problems: what was wrong with case files that gave no case.
         judging: how outputs are judged.
         max_fail: stop after so many cases that do not conform; 0 for never.
+        failed: how many of these there were before.
         started: called with a case's id and a backend's name just before the case starts there.
         review: says of each result, as soon as it is there, how it stands to what was expected.
         interruption: set when the user wants the run to end.
@@ -84,6 +85,7 @@ class Plan:
     problems: Sequence[Problem] = ()
     judging: JudgeOptions = field(default_factory=JudgeOptions)
     max_fail: int = 0
+    failed: int = 0
     started: Callable[[str, str], None] = lambda _case, _backend: None
     review: Callable[[Result], Result] = lambda result: result
     interruption: Interruption = field(default_factory=Interruption)
@@ -127,12 +129,15 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     """
     cases = iter(plan.cases)
     asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
-    failed = 0
+    failed = plan.failed
     stopped = ""
     many = plan.judges > 1 and len(plan.cases) >= _FEWEST
     judged = _judged(plan) if plan.elsewhere or many else None
     with closing(judged) if judged else nullcontext():
-        while not stopped:
+        while True:
+            if plan.interruption.signal or 0 < plan.max_fail <= failed:
+                stopped = "interrupted" if plan.interruption.signal else "stopped by --max-fail"
+                break
             ahead = max((executor.ahead for executor in plan.backends), default=1)
             waits = judged is not None and asked and not isinstance(asked[0][1], tuple)
             ahead = _AHEAD if waits else ahead
@@ -148,10 +153,6 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
                 results = _results(plan, begun)
             failed += any(not result.conforms for result in results)
             yield results
-            if plan.interruption.signal:
-                stopped = "interrupted"
-            elif plan.max_fail and failed >= plan.max_fail:
-                stopped = "stopped by --max-fail"
     for case in (*(case for case, _ in asked), *cases):
         yield tuple(plan.review(not_run(case, it.name, stopped)) for it in plan.backends)
     if not stopped:

@@ -31,7 +31,6 @@ from onnxopt_cli.log.header import Shard
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import Setting, weak_isolation
-from onnxopt_cli.run.judge import not_run
 from onnxopt_cli.run.runner import Plan, open_plan, run
 from onnxopt_cli.run.select import Selection, remember
 
@@ -235,16 +234,8 @@ class Session:
         cases = [case for case in self.plan.cases if case.id not in known]
         if not cases:
             return
-        plan = replace(self.plan, cases=cases)
         failed = {result.case for result in self.results.values() if not result.conforms}
-        if plan.max_fail and len(failed) >= plan.max_fail:
-            stopped = "stopped by --max-fail"
-            found: Iterator[tuple[Result, ...]] = (
-                tuple(not_run(case, it.name, stopped) for it in plan.backends) for case in cases
-            )
-        else:
-            found = run(replace(plan, max_fail=plan.max_fail and plan.max_fail - len(failed)))
-        for row in found:
+        for row in run(replace(self.plan, cases=cases, failed=len(failed))):
             for result in row:
                 key = result.case, result.backend
                 before = self.results.get(key)
@@ -329,26 +320,26 @@ class Session:
 
     def _take(self, log: Log) -> None:
         """Take from a log the cases that have run on all backends; all of it if it is finished."""
-        names = list(self._backends)
-        for case in self.plan.cases:
-            keys = [(case.id, name) for name in names]
-            rows = [log.results[key] for key in keys if key in log.results]
-            if any(it.outcome in HARMLESS and not it.diffs for it in rows):
-                self._require_refusal(case)
-            ran = log.finished or all(it.outcome is not Outcome.NOT_RUN for it in rows)
-            if len(rows) == len(names) and ran:
-                self.results |= dict(zip(keys, map(self._review, rows), strict=True))
         self.started, self.hostname = log.header.started, log.header.hostname
         started = date.fromisoformat(log.header.started[:10])
         self.expectations = replace(self.expectations, today=started)
         self._settled = log.rerun
         self._finished = log.finished
+        taken: list[Result] = []
+        for case in self.plan.cases:
+            keys = [(case.id, name) for name in self._backends]
+            rows = [log.results[key] for key in keys if key in log.results]
+            if any(it.outcome in HARMLESS and not it.diffs for it in rows):
+                self._require_refusal(case)
+            ran = log.finished or all(it.outcome is not Outcome.NOT_RUN for it in rows)
+            if len(rows) == len(keys) and ran:
+                taken += rows
         if log.finished:
-            # What was found wrong in the end, and what backends did outside of the cases, too.
+            # What was found wrong in the end, too.
             self._found = log.record.problems
-            self.results |= {key: self._review(it) for key, it in log.results.items()}
-        outside = [it for key, it in log.results.items() if key[0].startswith(f"{OUTSIDE_CASES}/")]
-        self.results |= {(it.case, it.backend): self._review(it) for it in outside}
+        outside = f"{OUTSIDE_CASES}/"
+        taken += [it for it in log.results.values() if log.finished or it.case.startswith(outside)]
+        self.results |= {(it.case, it.backend): self._review(it) for it in taken}
 
     def _require_refusal(self, case: Case) -> None:
         """See that a case which conforms without outputs is one that must be refused."""
