@@ -7,6 +7,7 @@ strings), a sequence a list of values, an empty optional ``None`` and a map a di
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum, auto
 from functools import cache
@@ -138,3 +139,8 @@ def describe(value: Value) -> str:
         return f"a map of {len(value)}"
     # A run's results hold few that differ.
     return sys.intern(f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
+
+
+def total_bytes(values: Iterable[Value]) -> int:
+    """Return the bytes of the tensors among values, not of what sequences and maps hold."""
+    return sum(value.nbytes for value in values if isinstance(value, np.ndarray))

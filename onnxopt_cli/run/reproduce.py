@@ -14,7 +14,7 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.tolerance import Branch, Budget
-from onnxopt_cli.core.values import Array, NumberKind, kind_of
+from onnxopt_cli.core.values import Array, NumberKind, kind_of, total_bytes
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
@@ -97,9 +97,8 @@ def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observ
     """Return an observation with what the backend returned; why not if nothing is wrong."""
     returned = returned_arrays(result)
     if not returned:
-        outputs = seen.key.outputs.values()
-        size = sum(it.nbytes for it in outputs if isinstance(it, np.ndarray))
-        return "large" if size > KEPT_BYTES else "not kept"
+        large = total_bytes(seen.key.outputs.values()) > KEPT_BYTES
+        return "large" if large else "not kept"
     if result.diffs and all(diff.agrees for diff in result.diffs):
         # What is wrong is not the values: the backend has written into its inputs.
         return "with right values"

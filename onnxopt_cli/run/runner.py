@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
+from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
@@ -202,7 +203,7 @@ def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
         if sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files) > _LARGE:
             return None
         content = case.read()
-        if sum(getattr(it, "nbytes", 0) for it in content.inputs.values()) > _LARGE:
+        if total_bytes(content.inputs.values()) > _LARGE:
             return None
     except (InvalidCase, OSError):
         return None
@@ -256,8 +257,7 @@ def _ask(plan: Plan, case: Case) -> _Asked:
     question = read_question(case)
     content = question.content
     # What is right of large outputs is found while workers compute theirs.
-    given = content.inputs.values() if content else ()
-    large = sum(getattr(it, "nbytes", 0) for it in given) > _LARGE
+    large = content is not None and total_bytes(content.inputs.values()) > _LARGE
     expected = content.expected if content and large else None
     if expected is None:
         question = answered(question, plan.judging)
@@ -265,7 +265,7 @@ def _ask(plan: Plan, case: Case) -> _Asked:
         return _Asked(question, ())
     pending = []
     outputs = question.key.outputs if question.key else expected or {}
-    returned = sum(getattr(it, "nbytes", 0) for it in outputs.values())
+    returned = total_bytes(outputs.values())
     try:
         for executor in plan.backends:
             started = partial(plan.started, case.id, executor.name)

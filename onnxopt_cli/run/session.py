@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     from onnxopt_cli.log.reader import Log
     from onnxopt_cli.log.writer import LogWriter
 
+# Of onnxopt, Python, the machine and the packages that matter.
+_VERSIONS = {
+    "onnxopt": __version__,
+    "python": platform.python_version(),
+    "machine": f"{platform.system()} {platform.machine()}",
+    "numpy": np.__version__,
+    "onnx": onnx.__version__,
+    "ml_dtypes": ml_dtypes.__version__,
+}
 _MOMENT = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -176,7 +185,10 @@ class Session:
         self.terms = terms
         self.expectations = expectations
         self.ids = ids
-        self._versions = _versions(suites)
+        of_suites = {f"{SUITE}{name}": version for name, version in suites.items()}
+        # Where worker processes are less isolated than elsewhere.
+        weak = {"isolation": lacking} if (lacking := weakness()) else {}
+        self._versions = {**_VERSIONS, **of_suites, **weak}
         self._backends = {it.name: BackendIdentity(it.name, it.version) for it in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
         self._settled: set[tuple[str, str]] = set()
@@ -387,22 +399,3 @@ class Session:
         if self._writer is not None:
             about = fields if result is None else {"result": result_to_json(result)}
             self._writer.write({"record": record, **about})
-
-
-def _versions(suites: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of onnxopt, Python, the packages that matter, the suites, the machine.
-
-    A suite's stands under :data:`~onnxopt_cli.core.record.SUITE` and its name. Where worker
-    processes are less isolated than elsewhere, ``isolation`` says so.
-    """
-    found = {
-        "onnxopt": __version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "numpy": np.__version__,
-        "onnx": onnx.__version__,
-        "ml_dtypes": ml_dtypes.__version__,
-    }
-    weak = weakness()
-    found |= {f"{SUITE}{name}": version for name, version in suites.items()}
-    return {**found, "isolation": weak} if weak else found
