@@ -84,7 +84,7 @@ def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
     return tuple(sorted(rows, key=lambda row: (backends[row.backend], row.operator)))
 
 
-def merged_counts(rows: Iterable[Accuracy]) -> tuple[int, ...]:
+def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
     """Return the elements of several outputs by the number of bits of their distance in ulp."""
     return tuple(map(sum, zip_longest(*(row.ulp_counts for row in rows), fillvalue=0)))
 
@@ -112,7 +112,7 @@ def _of_group(backend: str, operator: str, output: str, diffs: list[Diff]) -> Ac
         budget_most=max(diff.budget_used for diff in diffs),
         budget_median=median(diff.budget_median for diff in diffs),
         max_ulp=max(diff.max_ulp or 0 for diff in diffs),
-        ulp_counts=tuple(map(sum, zip_longest(*(diff.ulp_counts for diff in diffs), fillvalue=0))),
+        ulp_counts=merged_counts(diffs),
     )
 
 

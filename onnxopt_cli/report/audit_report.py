@@ -22,6 +22,7 @@ from onnxopt_cli.formula.call import Attributes
 from onnxopt_cli.grade.audit import KINDS, Grade, Verdict
 from onnxopt_cli.grade.audit_elsewhere import digest, verdict_to_json
 from onnxopt_cli.grade.planted import Planted
+from onnxopt_cli.report.terminal import plain_table
 
 SCHEMA = "onnxopt.audit/1"
 _SHOWN = 12
@@ -77,15 +78,13 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
 def planted_page(found: Sequence[Planted]) -> Iterable[RenderableType]:
     """Yield how many planted errors each tolerance catches: by error, then by operator."""
     for head, key in (("error", attrgetter("error")), ("operator", attrgetter("operator"))):
-        table = Table(box=None, padding=(0, 1), pad_edge=False)
-        table.add_column(head)
-        for column in ("exact", "onnx", "conditioned", "else", "onnx", "conditioned"):
-            table.add_column(column, justify="right")
+        rows = []
         for name in dict.fromkeys(map(key, found) if head == "error" else sorted(map(key, found))):
             mine = [it for it in found if key(it) == name]
             cells = [_caught([it for it in mine if it.moves is moves]) for moves in (True, False)]
-            table.add_row(printable(name), *cells[0], *cells[1])
-        yield table
+            rows.append((name, *cells[0], *cells[1]))
+        columns = ("exact", "onnx", "conditioned", "else", "onnx", "conditioned")
+        yield plain_table(rows, (head,), columns)
         yield Text()
 
 

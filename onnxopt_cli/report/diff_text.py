@@ -33,25 +33,23 @@ def finding(diff: Diff) -> str:
     return f"{diff.mismatches} of {diff.elements} {'off' if diff.tolerance else 'differ'}"
 
 
-def errors(diff: Diff) -> str:
-    """Say how far off an output is at most; empty where its elements must be equal."""
+def errors(diff: Diff) -> list[str]:
+    """Say how far off an output is at most, and how much of what is allowed that uses.
+
+    Returns:
+        Nothing where its elements must be equal.
+    """
     if not diff.elements or diff.tolerance is None:
-        return ""
+        return []
     absolute, relative = numbers.error(diff.max_absolute), numbers.error(diff.max_relative)
-    return f"max abs {absolute}, rel {relative}, {numbers.count(diff.max_ulp)} ulp"
-
-
-def budget(diff: Diff) -> str:
-    """Say how much of what is allowed was used at most; empty where nothing is allowed."""
-    if not diff.elements or diff.tolerance is None:
-        return ""
-    return f"{numbers.error(diff.budget_used)} of the budget"
+    return [
+        f"max abs {absolute}, rel {relative}, {numbers.count(diff.max_ulp)} ulp",
+        f"{numbers.error(diff.budget_used)} of the budget",
+    ]
 
 
 def allowed(diff: Diff) -> str:
-    """Say what was allowed, and what would have been enough; empty where nothing is."""
-    if diff.tolerance is None:
-        return ""
+    """Say what was allowed of an output with a tolerance, and what would have been enough."""
     needed = [
         f"{name} {numbers.error(number)}"
         for name, number in (("rtol", diff.needed_rtol), ("atol", diff.needed_atol))
@@ -61,17 +59,15 @@ def allowed(diff: Diff) -> str:
     return f"allowed: {diff.tolerance}{enough}"
 
 
-def worst_header(diff: Diff, result: Result) -> list[str]:
-    """Return the names of the columns of :func:`worst_rows`."""
-    errors = ["abs error", "rel error", "ulp", "allowed"] if diff.tolerance is not None else []
-    # No backend was asked: what is off is in the case's own file.
-    invalid = result.outcome is Outcome.INVALID
-    return ["at", *(("computed", "stored") if invalid else ("expected", "actual")), *errors]
-
-
 def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
-    """Return the elements of one output that are furthest off, a row each, worst first."""
-    rows = []
+    """Return the elements of one output that are furthest off, a row each, worst first.
+
+    Before them stands a row with the names of the columns.
+    """
+    # No backend was asked: what is off is in the case's own file.
+    sides = ("computed", "stored") if result.outcome is Outcome.INVALID else ("expected", "actual")
+    errors = ("abs error", "rel error", "ulp", "allowed") if diff.tolerance is not None else ()
+    rows = [["at", *sides, *errors]]
     for worst in diff.worst:
         row = [place(worst.index, tuple(result.curve))]
         row += [
@@ -133,14 +129,12 @@ def failure_text(result: Result, where: str = "") -> str:
     lines += [printable(note) for note in (result.flaky, result.expectation) if note]
     for diff in result.diffs:
         if not diff.agrees:
-            parts = [diff.kind, finding(diff), errors(diff), budget(diff)]
-            lines.append(
-                f"{printable(diff.name)}  " + "  ".join(printable(it) for it in parts if it)
-            )
+            parts = [diff.name, diff.kind, finding(diff), *errors(diff)]
+            lines.append("  ".join(map(printable, parts)))
             if diff.tolerance is not None:
                 lines.append(f"  {allowed(diff)}")
             if diff.worst:
-                lines += _aligned([worst_header(diff, result), *worst_rows(diff, result)])
+                lines += _aligned(worst_rows(diff, result))
     return "\n".join(lines)
 
 

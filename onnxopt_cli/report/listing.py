@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -27,6 +26,7 @@ from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input
 from onnxopt_cli.readings.show import formula_description, formula_difference, formula_text
 from onnxopt_cli.report.terminal import plain_table
+from onnxopt_cli.report.verdict import counted, in_words
 
 _MOST_ELEMENTS = 12
 
@@ -217,6 +217,5 @@ def rule_line(finding: RuleResult) -> RenderableType:
 
 def rule_summary(findings: Sequence[RuleResult]) -> Text:
     """Return how many rules are kept and broken."""
-    counts = Counter(finding.verdict for finding in findings)
-    shown = [f"{counts[verdict]} {verdict}" for verdict in RuleOutcome if counts[verdict]]
-    return Text(", ".join(shown), style="bold red" if counts[RuleOutcome.FAIL] else "bold green")
+    counts = counted(RuleOutcome, (finding.verdict for finding in findings))
+    return Text(in_words(counts), style="bold red" if RuleOutcome.FAIL in counts else "bold green")

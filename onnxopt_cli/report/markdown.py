@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import html
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline, repeat_command
-from onnxopt_cli.report.verdict import by_capability, by_kind, failures, scope, tallies, verdict
+from onnxopt_cli.report.verdict import (
+    by_capability,
+    by_kind,
+    counted,
+    failures,
+    in_words,
+    scope,
+    tallies,
+    verdict,
+)
 
 #: GitHub takes a comment of 65,536 characters, and of a step's summary 1 MiB, of all together.
 _MOST = 60_000
@@ -53,14 +61,20 @@ def _room(parts: Sequence[str]) -> int:
     return _MOST - sum(len(part) + 2 for part in parts) - 4
 
 
-def _fitting(lines: Sequence[str], more: str) -> list[str]:
-    """Return the lines, or those that there is room for in a part; then how many are left."""
-    taken, room = [], _PART
-    for line in lines:
-        room -= len(line) + 1
+def _fitting(parts: Iterable[str], room: int, between: int) -> list[str]:
+    """Return the first parts, as many as there is room for with what joins them."""
+    taken = []
+    for part in parts:
+        room -= len(part) + between
         if room < 0:
             break
-        taken.append(line)
+        taken.append(part)
+    return taken
+
+
+def _listed(lines: Sequence[str], more: str) -> list[str]:
+    """Return the lines, or those that there is room for in a part; then how many are left."""
+    taken = _fitting(lines, _PART, len("\n"))
     left = len(lines) - len(taken)
     return [*taken, more.format(left)] if left else taken
 
@@ -70,7 +84,7 @@ def _causes(record: RunRecord) -> list[str]:
         f"- {_code(it.backend)}, {_code(it.operator)}: {_code(it.text, _CAUSE)}"
         for it in record.explanations
     ]
-    return ["\n".join(_fitting(lines, f"- {{}} more explanations; {ELSEWHERE}"))]
+    return ["\n".join(_listed(lines, f"- {{}} more explanations; {ELSEWHERE}"))]
 
 
 def _summary(record: RunRecord) -> list[str]:
@@ -86,7 +100,7 @@ def _summary(record: RunRecord) -> list[str]:
         for tally in counts
     ]
     head, rule, *lines = _table([header, *rows], left=2)
-    return ["\n".join((head, rule, *_fitting(lines, f"\n{{}} more backends; {ELSEWHERE}.")))]
+    return ["\n".join((head, rule, *_listed(lines, f"\n{{}} more backends; {ELSEWHERE}.")))]
 
 
 def _capabilities(record: RunRecord) -> str:
@@ -102,7 +116,7 @@ def _capabilities(record: RunRecord) -> str:
 def _problems(record: RunRecord) -> list[str]:
     problems = [*record.problems, *record.findings]
     lines = [f"- {_code(it.where)}: {_code(it.what)}" for it in problems]
-    listed = "\n".join(_fitting(lines, "- and {} more"))
+    listed = "\n".join(_listed(lines, "- and {} more"))
     return ["## Case and expectation files", listed] if lines else []
 
 
@@ -111,21 +125,13 @@ def _failures(record: RunRecord, room: int) -> list[str]:
     failed = by_kind(failures(record))
     if not failed:
         return []
-    parts = [f"## {len(failed)} not as expected"]
-    room -= len(parts[0]) + 2
-    shown = 0
-    for result in failed:
-        part = _failure(result, record)
-        room -= len(part) + 2
-        if room < 0:
-            break
-        parts.append(part)
-        shown += 1
-    left = Counter(it.outcome for it in failed[shown:])
-    if left:
-        counts = ", ".join(f"{left[it]} {it.value}" for it in Outcome if left[it])
-        parts.append(f"{left.total()} more are not shown here ({counts}); {ELSEWHERE}.")
-    return parts
+    title = f"## {len(failed)} not as expected"
+    shown = _fitting((_failure(it, record) for it in failed), room - len(title) - 2, len("\n\n"))
+    left = failed[len(shown) :]
+    if not left:
+        return [title, *shown]
+    counts = in_words(counted(Outcome, (it.outcome for it in left)))
+    return [title, *shown, f"{len(left)} more are not shown here ({counts}); {ELSEWHERE}."]
 
 
 def _failure(result: Result, record: RunRecord) -> str:

@@ -199,9 +199,9 @@ def _headline(diff: Diff) -> Text:
     line.append(f"  {diff.kind}  ", style="not bold")
     style = "green not bold" if diff.agrees else "red not bold"
     line.append(printable(diff_text.finding(diff)), style=style)
-    if diff.structure is None and diff_text.errors(diff):
-        line.append(f"  {diff_text.errors(diff)}", style="not bold")
-        line.append(f"  {diff_text.budget(diff)}", style="dim not bold")
+    if diff.structure is None:
+        for text, look in zip(diff_text.errors(diff), ("not bold", "dim not bold"), strict=False):
+            line.append(f"  {text}", style=look)
     if diff.weak:
         line.append(f"  too weak to judge {diff.weak}", style="yellow not bold")
     return line
@@ -212,8 +212,8 @@ def _details(diff: Diff, result: Result, most: int | None) -> Iterable[Renderabl
     if diff.tolerance is not None and most != 1:
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
-        rows = diff_text.worst_rows(diff, result)[:most]
-        yield _Elements(diff_text.worst_header(diff, result), rows)
+        header, *rows = diff_text.worst_rows(diff, result)
+        yield _Elements(header, rows[:most])
 
 
 class _Elements:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.record import SUITE, RunRecord
@@ -13,6 +15,8 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 from onnxopt_cli.run.select import CAPABILITIES
+
+Word = TypeVar("Word", bound=StrEnum)
 
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
@@ -71,19 +75,26 @@ def by_capability(results: Sequence[Result]) -> dict[str, dict[Outcome, int]]:
     Returns:
         Nothing where no case needs any.
     """
-    counts: dict[str, Counter[Outcome]] = {}
+    if not any(result.capabilities for result in results):
+        return {}
+    found: dict[str, list[Outcome]] = {}
     # What a case needs is known once it has been read.
     for result in (it for it in results if it.outcome is not Outcome.NOT_RUN):
         for name in result.capabilities or ["none of these"]:
-            counts.setdefault(name, Counter())[result.outcome] += 1
-    ordered = [*CAPABILITIES, *sorted(counts.keys() - CAPABILITIES.keys())]
-    if not any(result.capabilities for result in results):
-        return {}
-    return {
-        name: {outcome: counts[name][outcome] for outcome in Outcome if counts[name][outcome]}
-        for name in ordered
-        if name in counts
-    }
+            found.setdefault(name, []).append(result.outcome)
+    ordered = [*CAPABILITIES, *sorted(found.keys() - CAPABILITIES.keys())]
+    return {name: counted(Outcome, found[name]) for name in ordered if name in found}
+
+
+def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Word, int]:
+    """Return how often each of the words occurs that does, in the order of the words."""
+    counts = Counter(occurring)
+    return {word: counts[word] for word in words if counts[word]}
+
+
+def in_words(counts: Mapping[Word, int]) -> str:
+    """Return counts as text: ``285 pass, 7 skip``."""
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 def tallies(record: RunRecord) -> list[Tally]:
@@ -91,12 +102,11 @@ def tallies(record: RunRecord) -> list[Tally]:
     rows = []
     for backend in record.backends:
         mine = [result for result in record.results if result.backend == backend.name]
-        counts = Counter(result.outcome for result in mine)
         rows.append(
             Tally(
                 name=backend.name,
                 version=backend.version,
-                outcomes={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
+                outcomes=counted(Outcome, (result.outcome for result in mine)),
                 lowered=sum(result.lowered for result in mine),
                 against=sum(not result.conforms for result in mine),
                 total=len(mine),
