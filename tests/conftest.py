@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from onnxopt_cli import operators
 from onnxopt_cli.cases.suites import suites
 from onnxopt_cli.cli import main
-from onnxopt_cli.operators import OPERATORS
 
 # What breaks a law breaks it for most inputs of a class, and each class is drawn often; CI looks
 # for rarer ones.
@@ -92,8 +92,8 @@ def _suites_are_written_once():
     written = cache(lambda name, *_: tuple(write(name)))
     asked = cache(lambda ask, *_: tuple(ask_all(ask)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suites, "yaml_files", lambda name: written(name, *OPERATORS))
-        patch.setattr(suites, "_of_all", lambda ask: list(asked(ask, *OPERATORS)))
+        patch.setattr(suites, "yaml_files", lambda name: written(name, *operators.OPERATORS))
+        patch.setattr(suites, "_of_all", lambda ask: list(asked(ask, *operators.OPERATORS)))
         yield
 
 
@@ -113,6 +113,21 @@ def _workers_are_forked(request):
         if sys.platform == "linux" and request.path.stem not in _STARTS_WORKERS:
             patch.setattr(subprocess, "_fork_exec", fork_or_start)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _operators_of_a_test_are_its_own(monkeypatch):
+    """What a command adds stays known to its process, and to those that it starts."""
+    monkeypatch.setenv(operators.VARIABLE, os.environ.get(operators.VARIABLE, ""))
+    known = [
+        operators.OPERATORS, operators.OPERATOR_FILES,
+        operators._BY_NAME, operators._WITHOUT_SCHEMA,
+    ]  # fmt: skip
+    before = [it.copy() for it in known]
+    yield
+    for now, it in zip(known, before, strict=True):
+        now.clear()
+        (now.update if isinstance(now, dict) else now.extend)(it)
 
 
 @pytest.fixture

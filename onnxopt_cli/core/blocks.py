@@ -6,6 +6,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,7 +28,8 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
     """Yield what is computed of the blocks of a flat array, in order.
 
     Args:
-        compute: is given the places of a block; called in threads where the array is large.
+        compute: is given the places of a block; called in threads where the array is large, which
+            treat floating-point errors as this one does.
         size: number of elements of the array.
         block: number of elements of a block.
     """
@@ -41,7 +43,8 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
     # Not worth importing for small tensors.
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(jobs) as pool:
+    errors = partial(np.seterr, **np.geterr())
+    with ThreadPoolExecutor(jobs, initializer=errors) as pool:
         ahead: deque[Future[T]] = deque()
         for place in places:
             ahead.append(pool.submit(compute, place))

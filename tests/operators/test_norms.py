@@ -31,6 +31,7 @@ def run_large(*backends):
         env={**os.environ, "COLUMNS": "80"},
     )
     assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
     return done
 
 
