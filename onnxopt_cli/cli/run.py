@@ -170,7 +170,10 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
 
     log = api.read_log(path)
     if log is None:
-        return {}
+        raise UsageError(
+            f"the log {printable(str(path))} is empty: it does not say what to run",
+            hint="name the cases and the backend, too",
+        )
     given = {
         parameter.name
         for parameter in context.command.params

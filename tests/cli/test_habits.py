@@ -146,6 +146,13 @@ def test_a_log_says_what_to_go_on_with(demo, onnxopt):
     assert json.loads((demo / "run.jsonl").read_text().splitlines()[-1])["exit_code"] == 0
 
 
+def test_a_log_of_which_nothing_is_written_does_not_say_what_to_run(demo, onnxopt):
+    (demo / "run.jsonl").touch()
+    answer = onnxopt("run", "--resume", "run.jsonl")
+    assert (answer.code, "run.jsonl is empty" in answer.err) == (2, True), answer.text
+    assert onnxopt("run", "demo.yaml", "--resume", "run.jsonl").code == 0
+
+
 @pytest.mark.parametrize("option", ["--lf", "--ff"])
 def test_a_log_of_what_failed_last_is_gone_on_with_whatever_failed_since(demo, onnxopt, option):
     run = ("run", "demo.yaml", *HERE, *OFF)
