@@ -155,6 +155,14 @@ LIMITS = {
         {"x": f32(1e20, 1, 2, 3).reshape(1, 4), "s": np.ones(4, "f"), "b": np.full(4, 0.5, "f")},
         (np.full((1, 4), 0.5), np.full((1, 4), 0.51)),
     ),
+    "a type to compute in that is spelt out": (
+        ("LayerNormalization", {"stash_type": 1}),
+        {"x": f32(1, 2, 3, 4).reshape(1, 4), "s": np.ones(4, "f")},
+        (
+            [[-1.3416355, -0.44721183, 0.44721183, 1.3416355]],
+            [[-1.3417355, -0.44724183, 0.44724183, 1.3417355]],
+        ),
+    ),
     "a quotient beyond what int32 holds": (
         ("QuantizeLinear", {}),
         {"x": f32(3e9, -3e9, np.inf), "scale": f32(1).reshape(()), "zero": np.int8(0)},

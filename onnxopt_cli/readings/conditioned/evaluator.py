@@ -101,6 +101,9 @@ class Evaluated:
         for name, value in list(vars(node).items()) if self._lanes else ():
             if isinstance(value, np.floating):
                 setattr(node, name, float(value))
+            elif name == "stash_type" and not isinstance(node, OpFunction):
+                # Of what has no body here the reference knows no other, and computes in double.
+                setattr(node, name, onnx.TensorProto.FLOAT)
         if node.has_subgraph:
             node.run = partial(self._apart, node.run)
         elif not isinstance(node, OpFunction):
