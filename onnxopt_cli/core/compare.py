@@ -590,9 +590,7 @@ def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array]:
 
 
 def _shares(branch: Branch, actual: Array) -> Array:
-    distance = absolute_distance(branch.expected, actual)
-    with np.errstate(all="ignore"):
-        return np.where(distance <= 0, 0.0, distance / branch.limit)
+    return share_of_limit(absolute_distance(branch.expected, actual), branch.limit)
 
 
 def magnitude(expected: Array) -> Array:

@@ -35,6 +35,10 @@ class Deviation:
     defaults: Mapping[str, float] = field(default_factory=dict)
 
 
+#: Of a form that is as accurate as the formula with no attributes.
+NOWHERE = "False"
+
+
 # Compared by identity, so that what is made from one can be kept.
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
@@ -55,7 +59,8 @@ class Form:
         replace: expressions or statements of the formula, and what stands in their place.
         seen_in: public implementations known to compute it so.
         accurate: where the form is as good as the formula for finite inputs, an expression of the
-            attributes; all of ``replace`` are then expressions. Empty if it is so everywhere.
+            attributes; all of ``replace`` are then expressions. Empty if it is so everywhere, and
+            :data:`NOWHERE` if it never is.
     """
 
     name: str
@@ -81,10 +86,12 @@ class Form:
     def written_where_accurate(self, formula: Formula) -> Formula:
         """Return the formula as this form writes it where it is as accurate, or as it is.
 
+        One that is so nowhere is written everywhere.
+
         Raises:
             ValueError: if the formula has not what is to be replaced.
         """
-        if not self.accurate:
+        if self.accurate in ("", NOWHERE):
             return self.written(formula)
         return rewrite(
             formula,

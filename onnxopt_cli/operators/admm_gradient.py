@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np  # noqa: F401 - the deviations use it
 
-from onnxopt_cli.formula.operator import Attribute, Deviation, Form, Operator
+from onnxopt_cli.formula.operator import NOWHERE, Attribute, Deviation, Form, Operator
 
 
 def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
@@ -111,5 +111,10 @@ ADMM_GRADIENT = Operator(
     about="A gradient plus that of the ADMM penalty.",
     source="Boyd et al. 2011, Distributed Optimization and Statistical Learning via ADMM",
     deviations=DEVIATIONS,
-    forms=(Form("penalty first", {f"G + {_PENALTY}": f"{_PENALTY} + G"}),),
+    forms=(
+        Form("penalty first", {f"G + {_PENALTY}": f"{_PENALTY} + G"}),
+        # A U that is small beside W loses its digits, where W and Z are equal all of them.
+        Form("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
+        Form("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
+    ),
 )

@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Form, Operator, Scalar
+from onnxopt_cli.formula.operator import (
+    FLOATS,
+    NOWHERE,
+    Attribute,
+    Deviation,
+    Form,
+    Operator,
+    Scalar,
+)
 
 
 def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
@@ -143,5 +151,8 @@ ADMM_PENALTY = Operator(
         Form("half at the end", {_SCALED: f"rho * ({_SQUARED} / 2)"}),
         Form("weight on every square", {_SCALED: "np.sum(rho / 2 * (residual * residual))"}),
         Form("squares by a power", {"residual * residual": "residual**2"}),
+        # Where W and Z are equal, all digits of a small U are lost.
+        Form("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
+        Form("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
     ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import Deviation, Form, Operator
+from onnxopt_cli.formula.operator import NOWHERE, Deviation, Form, Operator
 from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.formula.shared_deviations import PERCENT, wrong_thresholds
 
@@ -35,7 +35,8 @@ def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # 
     - Rounding: where W + U is off by rounding, a magnitude may fall to either side of a threshold
       that is as near. Z_new and U_new are right with either.
     - Element types: Z_new has the old Z's and U_new the old U's, whatever W's is. Nothing else is
-      taken from the old Z.
+      taken from the old Z. U_new may be what is left of Z_new as it is returned, or before it is
+      rounded to its type.
 
     Args:
         W: a layer's weights after the step that minimised loss and penalty.
@@ -125,6 +126,11 @@ ADMM_UPDATE = Operator(
     deviations=DEVIATIONS,
     forms=(
         Form("residual first", {_U_NEW: "U_new = V - Z_new"}),
+        Form(
+            "Z_new rounded to its type first",
+            {"U + W - Z_new": "U + W - Z_new.astype(Z.dtype)"},
+            accurate=NOWHERE,  # it has the digits of Z's type
+        ),
         Form(
             "kept where not below",
             {_Z_NEW: "Z_new = np.where(np.logical_not(np.abs(V) < threshold), V, 0)"},

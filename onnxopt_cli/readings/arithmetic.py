@@ -80,6 +80,15 @@ class Machine(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self.value)
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The machine type."""
+        return np.asarray(self.value).dtype
+
+    def astype(self, dtype: Any) -> Machine:
+        """Return it rounded to a type on the way."""
+        return Machine(np.asarray(self.value, dtype), self.arithmetic)
+
     def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> Machine:
         return self.arithmetic.operate(ufunc, inputs)
 

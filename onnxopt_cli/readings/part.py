@@ -77,6 +77,15 @@ class _Operand(NDArrayOperatorsMixin):
     def __init__(self, operand: Any, reduced: Iterator[Any]) -> None:
         self.operand, self.reduced = operand, reduced
 
+    @property
+    def dtype(self) -> Any:
+        """The operand's type."""
+        return self.operand.dtype
+
+    def astype(self, dtype: Any) -> _Operand:
+        """Return it rounded to a type on the way."""
+        return _Operand(self.operand.astype(dtype), self.reduced)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return self._applied(row_of(ufunc, method, options), ufunc, inputs)
 

@@ -10,9 +10,11 @@ from admm_calls import PRUNING, call_of, calls, deviating
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.operators import operator_named
+from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.mistakes.deviate import deviations
 
@@ -163,6 +165,32 @@ def test_the_dual_variable_takes_up_what_the_new_z_lost():
     call = call_of("AdmmUpdate", [1, -4], [7, 7], [0, 0], percent=100)
     assert evaluate(call)[1].tolist() == [1, 0]
     assert deviating(call, "U with the old Z")[1].tolist() == [-6, -11]
+
+
+def worst_share(call, place, output):
+    """Return the largest share of its limit that an element of an output of the call uses."""
+    judgement = bound(call)[place]
+    return element_shares(judgement.expected, output, judgement.budget).max()
+
+
+def test_the_residual_may_be_that_of_z_as_it_is_returned():
+    W = np.array([0.1, -0.4, 2.3, 1e44])
+    call = call_of("AdmmUpdate", W, np.zeros(4, np.float32), np.zeros(4), percent=50)
+    with np.errstate(over="ignore"):
+        stored = np.where(np.abs(W) < np.median(np.abs(W)), 0, W).astype(np.float32)
+        assert worst_share(call, 1, W - stored) <= 1
+    assert worst_share(call, 1, np.array([0.1, -0.4, 0, 0])) <= 1
+    assert worst_share(call, 1, np.array([0.1, -0.4, 2.3e-6, 0])) > 1
+    assert worst_share(call, 1, np.array([0.1 + 1e-9, -0.4, 0, 0])) > 1
+
+
+@pytest.mark.parametrize("residual", ["W - Z + U", "W + U - Z", "U - Z + W"])
+def test_the_residual_may_be_added_up_in_any_order(residual):
+    W, U = np.float32([2, -3]), np.float32([1e-12, 1e-12])
+    with_it = eval(residual, {"W": W, "Z": W, "U": U})
+    gradient = call_of("AdmmGradient", np.zeros(2, np.float32), W, W, U, rho=0.5)
+    assert worst_share(gradient, 0, 0.5 * with_it) <= 1
+    assert worst_share(gradient, 0, np.float32([0, -1e-6])) > 1
 
 
 @pytest.mark.parametrize(

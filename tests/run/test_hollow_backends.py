@@ -259,6 +259,36 @@ def test_every_operator_has_a_node_that_tells(operator):
         assert not is_trivial(node.expected, node.inputs)
 
 
+LOST_IN_U = """\
+onnxopt: 1
+suite: mine
+operator: AdmmUpdate
+cases:
+  - name: lost
+    attributes: {percent: 90}
+    inputs: {W: [1.0e-3, 1.0e-7], Z: [1.0, 1.0], U: [1.0e+6, 1.0e+6]}
+"""
+
+FLOAT32_UPDATE = """\
+import numpy as np
+
+
+class Backend:
+    def run(self, model, inputs):
+        W, Z, U = inputs.values()
+        V, (percent,) = W + U, model.graph.node[0].attribute[0].floats
+        Z = np.where(np.abs(V) < np.percentile(np.abs(V), percent), np.float32(0), V)
+        return [Z, V - Z]
+"""
+
+
+def test_small_numbers_that_are_lost_in_large_ones_are_no_evidence(onnxopt, workplace):
+    (workplace / "plugin.py").write_text(FLOAT32_UPDATE)
+    (workplace / "lost.yaml").write_text(LOST_IN_U)
+    found, _ = run(onnxopt, workplace, "lost.yaml", "-b", "python:plugin.py:Backend")
+    assert outcomes(found["Backend"]) == {"pass": 1}
+
+
 class _Ended:
     """An executor that takes no question any more."""
 

@@ -15,6 +15,7 @@ from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Attributes, attribute_value, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.readings.arithmetic import Arithmetic, computed
 from onnxopt_cli.readings.evaluate import evaluate
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ class PlainNode:
         model: the model of the node.
         inputs: by name, in the node's order.
         expected: the right outputs, in the node's order.
+        rounded: the outputs where every operation is rounded to the node's types; small numbers may
+            have been lost in large ones.
     """
 
     model: onnx.ModelProto
     inputs: Mapping[str, Array]
     expected: Sequence[Array]
+    rounded: Sequence[Array]
 
 
 def plain_pair(
@@ -94,7 +98,8 @@ def plain_pair(
             pair = _plain(operator, attributes, operands), _plain(operator, attributes, others)
         except NodeError:
             continue
-        if computes(pair, [node.expected for node in pair]):
+        wide, narrow = [it.expected for it in pair], [it.rounded for it in pair]
+        if computes(pair, wide) and computes(pair, narrow):
             return pair
     return None
 
@@ -219,4 +224,4 @@ def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Ar
     inputs = list(operands.values())
     call = bind(operator, inputs, complete_attributes(operator, attributes))
     model = formula_model(operator, attributes, inputs, graph_name="plain")
-    return PlainNode(model, operands, evaluate(call))
+    return PlainNode(model, operands, evaluate(call), computed(Arithmetic())(call))

@@ -111,6 +111,11 @@ class Bounded(Approximate, _Operand):
         return _converted(self, precision_of(np.dtype(dtype), self.precision.level))
 
     @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The type that it is computed in; None for an attribute."""
+        return self.precision.dtype
+
+    @property
     def doubtful(self) -> Any:
         """The error as a comparison sees it."""
         return self.error if self.doubt is None else self.doubt
@@ -132,6 +137,10 @@ class Mixed(_Operand):
     coarse: Bounded
     fine: Bounded
 
+    def astype(self, dtype: Any) -> Mixed:
+        """Return both rounded to a type on the way."""
+        return Mixed(self.coarse.astype(dtype), self.fine.astype(dtype))
+
 
 @dataclass(frozen=True, eq=False)
 class Either(_Operand):
@@ -148,6 +157,10 @@ class Either(_Operand):
     first: Bounded | Mixed
     other: Bounded | Mixed
     condition: Bounded
+
+    def astype(self, dtype: Any) -> Either:
+        """Return both rounded to a type on the way."""
+        return Either(self.first.astype(dtype), self.other.astype(dtype), self.condition)
 
 
 Result: TypeAlias = Bounded | Mixed | Either
