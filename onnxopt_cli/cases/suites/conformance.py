@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -23,6 +24,25 @@ from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
+#: Tensors with more elements are drawn.
+_LITERAL = 24
+#: One tensor of a node: of each rank, without and beyond what is computed at once.
+_ALONE: Shapes = (
+    (), (1,), (1, 1), (1, 1, 1), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2),
+    (8,), (1024,), (300, 2), (2, 300), (128, 128),
+)  # fmt: skip
+_LENGTHS = (
+    *range(2, 10),
+    *(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1)),
+)
+_SIZES = (32, 64, 128, 256)
+_NUMBERS = (9, 16, 65)
+#: Of an operand that broadcasts to three rows and columns.
+_NARROW: Shapes = ((), (1,), (3,), (1, 3), (3, 1))
+_FAR = 24.691358
+#: What float32 cannot hold, and whether something ordinary stands beside it.
+_BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
+_BESIDE = (True, True, True, True, False, False)
 #: With more settings, questions take turns.
 _SETTINGS = 4
 
@@ -47,6 +67,7 @@ def conformance(operator: Operator) -> list[WrittenCase]:
         author.norms,
         partial(whole_ranks, author),
         partial(refusals, author),
+        author.dimensions,
     )
     return [question for section in sections for question in section()]
 
@@ -216,9 +237,7 @@ class _Questions(Author):
         if not self.stepped:
             return
         about = "Another tensor broadcast in each group, all in the last: catches outputs of its "
-        narrow = {(name, group): (2, 1) for group, name in enumerate(self.stepped)}
-        narrow |= {(name, len(self.stepped)): (1, 1) for name in self.stepped}
-        shapes = [(2, 3)] * (len(self.stepped) + 1)
+        shapes, narrow = [(2, 3)] * (len(self.stepped) + 1), self.narrowed((2, 1), (1, 1))
         question = self.ask(
             "broadcast", f"{about}shape, not of {self.first}'s.", shapes=shapes, narrow=narrow
         )
@@ -235,6 +254,13 @@ class _Questions(Author):
             about=about,
             inputs={**question.inputs, **small},
         )
+
+    def narrowed(
+        self, shape: tuple[int, ...], together: tuple[int, ...]
+    ) -> dict[tuple[str, int], tuple[int, ...]]:
+        """Return shapes of tensors that broadcast: another one in each group, all in the last."""
+        narrow = {(name, group): shape for group, name in enumerate(self.stepped)}
+        return narrow | {(name, len(self.stepped)): together for name in self.stepped}
 
     def zeros(self) -> Iterator[WrittenCase]:
         """Ask for what happens where operands vanish."""
@@ -362,18 +388,23 @@ class _Questions(Author):
     def large(self) -> Iterator[WrittenCase]:
         """Ask for tensors that are computed in blocks and vectors, with a rest."""
         for dtype, size in (("float32", _LARGE), ("float64", 1009)):
-            drawn: dict[str, Given] = {}
-            for seed, name in enumerate(self.operator.tensors, start=1):
-                uniform = name in self.nonnegative
-                drawn[name] = RandomTensor(
-                    "uniform" if uniform else "normal",
-                    seed,
-                    (size,),
-                    np.dtype(dtype),
-                    {"low": 0.01, "high": 4.0} if uniform else {},
-                )
+            drawn = {name: self.drawn(name, (size,), dtype) for name in self.operator.tensors}
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
             yield self.ask(f"large_{dtype}", about, tensors=drawn, rate=dtype)
+
+    def drawn(
+        self, name: str, shape: tuple[int, ...], dtype: str = "float32", group: int = 0
+    ) -> RandomTensor:
+        """Return random elements for a tensor, other ones in each group."""
+        seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
+        uniform = name in self.nonnegative
+        return RandomTensor(
+            "uniform" if uniform else "normal",
+            seed,
+            shape,
+            np.dtype(dtype),
+            {"low": 0.01, "high": 4.0} if uniform else {},
+        )
 
     def thresholds(self) -> Iterator[WrittenCase]:
         """Ask for operands, attributes and what comes of them that are equal or nearly so."""
@@ -423,6 +454,64 @@ class _Questions(Author):
         }
         about = f"Few of {_LARGE} elements are not zero: catches a norm that is slightly off."
         yield self.ask("norms_large_sparse", about, tensors=drawn)
+
+    def dimensions(self) -> Iterator[WrittenCase]:
+        """Ask for the values of each dimension alone; the suite ``space`` asks for two at once."""
+        for shape in _ALONE:
+            about = f"One tensor of shape {list(shape)}: catches one that is taken for another."
+            words = "_".join(map(str, shape)) or "scalar"
+            yield self.of_shapes(f"shape_{words}", about, [shape])
+        about = "Tensors around the lengths of vectors: catches another last element."
+        yield self.of_shapes("lengths", about, [(length,) for length in _LENGTHS])
+        about = "Matrices as high or wide as tiles: catches another last row or column."
+        tiles: Shapes = [*((size, 3) for size in _SIZES), *((2, size) for size in _SIZES)]
+        yield self.of_shapes("tiles", about, tiles)
+        for number in _NUMBERS:
+            about = f"{number} tensors: catches those that come after some number, and the last."
+            shapes: Shapes = [(2,), (3,), (2, 2)] * (number // 3) + [(3,)] * (number % 3)
+            yield self.of_shapes(f"tensors_{number}", about, shapes)
+        for shape in _NARROW if self.stepped else ():
+            about = f"Operands of shape {list(shape)} beside [3, 3]: catches another direction."
+            words = "_".join(map(str, shape)) or "scalar"
+            yield self.ask(
+                f"broadcast_{words}", about,
+                shapes=[(3, 3)] * (len(self.stepped) + 1), narrow=self.narrowed(shape, shape),
+            )  # fmt: skip
+        for special in self.operator.tensors:
+            about = f"Doubles far beyond float32 in {special}: catches one that comes through it."
+            values = np.array(_BEYOND)
+            tensors = {
+                name: np.where(_BESIDE, self.tensor(name, 0, values.shape), 0.0)
+                for name in self.operator.tensors
+            }
+            tensors[special] = np.abs(values) if special in self.nonnegative else values
+            yield self.ask(f"{special}_beyond", about, types=self.double, tensors=tensors)
+        for word, value in (("zero", 0.0), ("negative", -_FAR), ("large", _FAR)):
+            if self.rate:
+                about = f"{self.rate} = {value:g}: catches one that is clipped, or its sign lost."
+                yield self.ask(f"{self.rate}_{word}", about, rate_value=value)
+        scaled = self.judged(self.combined((1e-10, 1, 1e10)))
+        for name in self.unlimited:
+            for word, value in (("one", 1.0), ("minus_one", -1.0)):
+                about = f"{name} = {value:g}: catches one that is taken for ordinary, or left out."
+                given = self.ordinary | {name: value}
+                yield self.judgeable(
+                    self.ask(f"{name}_{word}", about, count=count, given=given)
+                    for count in (COUNT, 0)
+                )
+            for word, value in (("small", 1.0000047e-4), ("tiny", 1.0000047e-6)):
+                about = f"{name} = {value:g}, tensors small and large: catches one taken for zero."
+                given = self.ordinary | {name: value}
+                yield self.ask(f"{name}_{word}", about, given=given, tensors=scaled)
+
+    def of_shapes(self, name: str, about: str, shapes: Shapes) -> WrittenCase:
+        """Ask for tensors of these shapes, random ones where they are large."""
+        drawn: dict[tuple[str, int], Given] = {
+            (tensor, group): self.drawn(tensor, shape, group=group)
+            for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes))
+            if prod(shape) > _LITERAL
+        }
+        return self.ask(name, about, shapes=shapes, tensors=drawn)
 
 
 def ranks(author: Author) -> Iterator[WrittenCase]:
