@@ -188,6 +188,26 @@ LIMITS = {
         {"x": f32(-1, 3)},
         ([-0.25, 0.75], [-0.5, 1.5]),
     ),
+    "groups of two channels each, with biases of their own": (
+        ("ConvTranspose", {"group": 2}),
+        {"x": f32(1, 10).reshape(1, 2, 1), "w": f32(1, 2, 3, 4).reshape(2, 2, 1)}
+        | {"b": f32(0.1, 0.2, 0.3, 0.4)},
+        (
+            np.reshape([1.1, 2.2, 30.3, 40.4], (1, 4, 1)),
+            np.reshape([1.1, 2.2, 30.1, 40.2], (1, 4, 1)),
+        ),
+    ),
+    "what version 16 called bilinear": (
+        ("GridSample", {"opset": 16, "mode": "bilinear", "align_corners": 1}),
+        {"x": f32(1, 2, 3, 4).reshape(1, 1, 2, 2), "grid": f32(0, 0.5).reshape(1, 1, 1, 2)},
+        (np.reshape(3, (1, 1, 1, 1)), np.reshape(3.001, (1, 1, 1, 1))),
+    ),
+    "an activation that the reference lacks": (
+        ("RNN", {"hidden_size": 1, "activations": ["Softsign"]}),
+        {"x": f32(1).reshape(1, 1, 1), "w": f32(3).reshape(1, 1, 1)}
+        | {"r": f32(1).reshape(1, 1, 1)},
+        (np.reshape(0.75, (1, 1, 1, 1)), np.reshape(0.7501, (1, 1, 1, 1))),
+    ),
     "a small share's logarithm": (
         ("LogSoftmax", {}),
         {"x": f32(-1000, 0)},
@@ -285,6 +305,7 @@ def test_half_a_pixel_is_taken_away_from_version_16_on():
         ("LSTM", 4, {}, {"input_forget": 1}, "input_forget"),
         ("GRU", 3, {}, {"activations": ["Relu", "Tanh"]}, "activations"),
         ("GRU", 3, {}, {"activations": ["Sigmoid", "Tanh"]}, ""),
+        ("RNN", 1, {}, {"activations": ["Tanh", "Relu"]}, "activations"),
         ("LSTM", 4, {}, {"input_forget": 0}, ""),
     ],
 )

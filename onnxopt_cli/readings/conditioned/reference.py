@@ -24,6 +24,15 @@ _FLATTENS = 13
 _HALF_PIXELS = 16
 # The activations of recurrent operators that the reference computes, whatever is asked for.
 _ACTIVATIONS = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
+# Those of RNN that the reference lacks.
+_BENDS: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "softsign": lambda x: x / (1 + np.abs(x)),
+}
+# What GridSample's modes were called until version 20.
+_FORMER = {"bilinear": "linear", "bicubic": "cubic"}
 _LENGTHS = 4
 _LARGEST_QUOTIENT = 2.0**30
 
@@ -36,6 +45,7 @@ def operators() -> list[type]:
         op_grid_sample,
         op_lp_normalization,
         op_pool_common,
+        op_rnn,
         op_scan,
         op_scatter_elements,
     )
@@ -44,11 +54,15 @@ def operators() -> list[type]:
     grid_sample: Any = op_grid_sample.GridSample
     lp_normalization: Any = op_lp_normalization.LpNormalization
     pool: Any = op_pool_common.CommonPool
+    rnn: Any = op_rnn.CommonRNN
 
     class GridSample(grid_sample):  # type: ignore[misc]
         """With coordinates as precise as the grid: the reference's are always float32."""
 
         op_domain = ""
+
+        def _run(self, x: Array, grid: Array, mode: Any = None, **rest: Any) -> Any:
+            return super()._run(x, grid, _FORMER.get(mode, mode), **rest)
 
         def _gs_denormalize_coordinates(self, n: Array, dims: Any, align_corners: bool) -> Array:
             wide = [self._gs_denormalize(*it, align_corners) for it in zip(n, dims, strict=False)]
@@ -56,7 +70,7 @@ def operators() -> list[type]:
 
         def _clamp(self, val: Any, lo: int, hi: int) -> Any:
             # Of a cubic curve it is the pixels that are kept within borders.
-            curved = self.mode in {"cubic", "bicubic"} and isinstance(val, np.floating)
+            curved = _FORMER.get(self.mode, self.mode) == "cubic" and isinstance(val, np.floating)
             return val if curved else super()._clamp(val, lo, hi)
 
     class LpNormalization(lp_normalization):  # type: ignore[misc]
@@ -87,6 +101,14 @@ def operators() -> list[type]:
             total = np.sum(sliding_window_view(squares, size, 1), axis=-1)
             return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
 
+    class RNN(rnn):  # type: ignore[misc]
+        """With all activations that need no numbers of their own."""
+
+        op_domain = ""
+
+        def choose_act(self, name: str, *numbers: Any) -> Any:
+            return _BENDS.get(name.lower()) or super().choose_act(name, *numbers)
+
     class Scan(op_scan.Scan):
         """With what Scan was at first: of batches, behind lengths that are left out."""
 
@@ -106,7 +128,7 @@ def operators() -> list[type]:
 
     kind = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
     flat = (_flattening(OpRunUnaryNum, *it) for it in kind.items())
-    return [GridSample, LpNormalization, LpPool, LRN, Scan, Scatter, *flat]
+    return [GridSample, LpNormalization, LpPool, LRN, RNN, Scan, Scatter, *flat]
 
 
 def _flattening(base: type, name: str, compute: Callable[[Array, int], Array]) -> type:
@@ -133,8 +155,9 @@ def unnoticed(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
                 return "sequence_lens"
         if "clip" in given or given.get("input_forget"):
             return "clip" if "clip" in given else "input_forget"
-        usual = _ACTIVATIONS.get(node.op_type, [])
         names = [it.decode(errors="replace").lower() for it in given.get("activations", ())]
+        # Of an RNN's it takes the first one for both directions.
+        usual = _ACTIVATIONS.get(node.op_type, names[:1])
         if usual and names not in ([], usual, usual * 2):
             return "activations"
     return ""
@@ -161,6 +184,7 @@ def functions() -> list[tuple[Any, str, Any]]:
     """Return what is run in place of the reference's functions: module, name and function."""
     from onnx.reference.ops import (
         op_batch_normalization,
+        op_conv_transpose,
         op_max_pool,
         op_pool_common,
         op_quantize_linear,
@@ -172,6 +196,7 @@ def functions() -> list[tuple[Any, str, Any]]:
     common = quantize._CommonQuantizeLinear  # noqa: SLF001
     roi_align: Any = op_roi_align.RoiAlign
     windows: Any = op_max_pool.MaxPool._max_pool  # noqa: SLF001
+    transposed: Any = op_conv_transpose.ConvTranspose
     normalization: Any = op_batch_normalization
     of_nine = normalization.BatchNormalization_9._run  # noqa: SLF001
 
@@ -185,6 +210,7 @@ def functions() -> list[tuple[Any, str, Any]]:
     padded = partial(_padded_at_the_end, getattr(op_pool_common, padding))
     return [
         (normalization.BatchNormalization_9, "_run", normalized),
+        (transposed, "_run", partialmethod(_grouped, transposed._run)),  # noqa: SLF001
         (op_max_pool.MaxPool, "_max_pool", partialmethod(_padded_alike, windows)),
         (op_pool_common, "pool", partial(fast_pool, op_pool_common.pool)),
         (op_pool_common, padding, padded),
@@ -192,6 +218,15 @@ def functions() -> list[tuple[Any, str, Any]]:
         (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
         (roi_align, "_run", partialmethod(_aligned, roi_align._run)),  # noqa: SLF001
     ]
+
+
+def _grouped(
+    node: Any, kept: Any, x: Array, w: Array, b: Array | None = None, group: int = 1, **rest: Any
+) -> tuple[Array]:
+    """Transpose the convolutions of each group with its channels and biases."""
+    biases = [None] * group if b is None else np.split(b, group)
+    parts = zip(np.split(x, group, 1), np.split(w, group), biases, strict=True)
+    return (np.concatenate([kept(node, *it, group=1, **rest)[0] for it in parts], axis=1),)
 
 
 def _padded_at_the_end(
