@@ -62,6 +62,7 @@ def f32(*numbers):
     return np.array(numbers, np.float32)
 
 
+PROBIT = {"post_transform": "PROBIT"}
 WRONG = {
     "Erf loses small operands": ("Erf", [f32(1e-8, 0.5)], [0, 0.5204999]),
     "Log of almost 1 is 0": ("Log", [f32(1 + 2**-20)], [0]),
@@ -197,6 +198,15 @@ LIMITS = {
             np.reshape([1.1, 2.2, 30.1, 40.2], (1, 4, 1)),
         ),
     ),
+    "integers times a scale, in a version before 19": (
+        ("DequantizeLinear", {"opset": 13}),
+        {
+            "x": np.array([[3, 5]], np.int8),
+            "scale": f32(0.1, 0.3),
+            "zero": np.array([1, 2], np.int8),
+        },
+        ([[0.2, 0.9]], [[0.2, 0.90001]]),
+    ),
     "what version 16 called bilinear": (
         ("GridSample", {"opset": 16, "mode": "bilinear", "align_corners": 1}),
         {"x": f32(1, 2, 3, 4).reshape(1, 1, 2, 2), "grid": f32(0, 0.5).reshape(1, 1, 1, 2)},
@@ -322,6 +332,28 @@ def test_what_the_reference_takes_no_notice_of_is_not_asked(
             condition(model, inputs)
     else:
         assert not condition(model, inputs)[0].reason
+
+
+def test_a_classifier_that_the_reference_gets_wrong_is_not_asked():
+    """Its chances of three classes are not those of libsvm; an inverse of erf is a rough one."""
+    x = np.array([[0.3]], np.float32)
+    lines = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.1, 0.2, 0.3]}
+    machine = {"classlabels_ints": [0, 1, 2], "vectors_per_class": [1, 1, 1]}
+    machine |= {"support_vectors": [0.1, 0.5, 0.9], "coefficients": [1.0] * 6, "rho": [0.1] * 3}
+    for name, attributes, asked in (
+        ("SVMClassifier", {**machine, "kernel_params": [1.0, 0, 0]}, True),
+        ("SVMClassifier", {**machine, "prob_a": [-1.0] * 3, "prob_b": [0.0] * 3}, False),
+        ("LinearClassifier", {**lines, "classlabels_ints": [0, 1, 2]}, True),
+        ("LinearClassifier", {**lines, "classlabels_ints": [0, 1, 2]} | PROBIT, False),
+    ):
+        about = {**attributes, "domain": "ai.onnx.ml"}
+        model = model_of([(name, ["x"], about)], {"x": x}, 2, types=[TensorProto.INT64, 1])
+        model.opset_import.add(domain="ai.onnx.ml", version=1)
+        if asked:
+            assert not any(it.reason for it in condition(model, {"x": x}))
+        else:
+            with pytest.raises(CannotAskError, match=r"couples|erf"):
+                condition(model, {"x": x})
 
 
 def test_what_moves_by_a_root_does_not_leap():

@@ -27,7 +27,7 @@ from onnxopt_cli.readings.conditioned.evaluator import (
     pick,
     sums_in_order,
 )
-from onnxopt_cli.readings.conditioned.reference import unnoticed
+from onnxopt_cli.readings.conditioned.reference import wrong_about
 from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
@@ -140,8 +140,8 @@ def condition(
         CannotAskError: if it cannot be asked.
     """
     nodes = list(all_nodes(model))
-    if what := next(filter(None, (unnoticed(it, inputs) for it in nodes)), ""):
-        raise CannotAskError(f"onnx's reference takes no notice of {what}")
+    if why := next(filter(None, (wrong_about(it, inputs) for it in nodes)), ""):
+        raise CannotAskError(f"onnx's reference {why}")
     try:
         if {node.op_type for node in nodes} <= DEFINED:
             return [_defined(it) for it in Evaluated(model).run(inputs)]

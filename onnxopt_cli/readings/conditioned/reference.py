@@ -42,6 +42,7 @@ def operators() -> list[type]:
     """Return what is run in place of the reference's operators."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import (
+        op_dequantize_linear,
         op_grid_sample,
         op_lp_normalization,
         op_pool_common,
@@ -51,10 +52,16 @@ def operators() -> list[type]:
     )
     from onnx.reference.ops._op import OpRunUnaryNum
 
+    dequantize: Any = op_dequantize_linear
     grid_sample: Any = op_grid_sample.GridSample
     lp_normalization: Any = op_lp_normalization.LpNormalization
     pool: Any = op_pool_common.CommonPool
     rnn: Any = op_rnn.CommonRNN
+
+    class DequantizeLinear(dequantize._CommonDequantizeLinear):  # type: ignore[misc]  # noqa: SLF001
+        """Of every version: the reference has none before 19."""
+
+        op_domain = ""
 
     class GridSample(grid_sample):  # type: ignore[misc]
         """With coordinates as precise as the grid: the reference's are always float32."""
@@ -128,7 +135,7 @@ def operators() -> list[type]:
 
     kind = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
     flat = (_flattening(OpRunUnaryNum, *it) for it in kind.items())
-    return [GridSample, LpNormalization, LpPool, LRN, RNN, Scan, Scatter, *flat]
+    return [DequantizeLinear, GridSample, LpNormalization, LpPool, LRN, RNN, Scan, Scatter, *flat]
 
 
 def _flattening(base: type, name: str, compute: Callable[[Array, int], Array]) -> type:
@@ -142,9 +149,13 @@ def _flattening(base: type, name: str, compute: Callable[[Array, int], Array]) -
     return type(name, (base,), {"op_domain": "", "_run": run})
 
 
-def unnoticed(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
-    """Return what of a node onnx's reference takes no notice of; empty if nothing is known."""
+def wrong_about(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
+    """Return why onnx's reference is not asked for a node; empty if nothing is known."""
     given = {it.name: helper.get_attribute_value(it) for it in node.attribute}
+    if given.get("post_transform") == b"PROBIT":
+        return "only comes near the inverse of erf"
+    if node.op_type == "SVMClassifier" and len(given.get("prob_a", ())) > 1:
+        return "couples the chances of more than two classes wrongly"
     if node.op_type in {"RNN", *_ACTIVATIONS}:
         for name in filter(None, node.input[_LENGTHS : _LENGTHS + 1]):
             lengths, x = inputs.get(name), inputs.get(node.input[0])
@@ -152,14 +163,14 @@ def unnoticed(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
             axis = given.get("layout", 0)
             whole = [it.shape[axis] for it in (x,) if isinstance(it, np.ndarray) and it.ndim > 1]
             if not isinstance(lengths, np.ndarray) or {*lengths.tolist()} != {*whole}:
-                return "sequence_lens"
+                return "takes no notice of sequence_lens"
         if "clip" in given or given.get("input_forget"):
-            return "clip" if "clip" in given else "input_forget"
+            return f"takes no notice of {'clip' if 'clip' in given else 'input_forget'}"
         names = [it.decode(errors="replace").lower() for it in given.get("activations", ())]
         # Of an RNN's it takes the first one for both directions.
         usual = _ACTIVATIONS.get(node.op_type, names[:1])
         if usual and names not in ([], usual, usual * 2):
-            return "activations"
+            return "takes no notice of activations"
     return ""
 
 
