@@ -17,7 +17,6 @@ import onnx
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
@@ -44,8 +43,6 @@ Submit = Callable[[Order], Callable[[], Response | str]]
 ASKED = "python:onnxopt_cli.readings.conditioned.asked:Asked"
 #: Under this key a model's metadata tell workers of ours what mathematics is declared.
 DECLARED = "onnxopt.math"
-#: No model is asked for longer.
-LONGEST_SECONDS = 20.0
 
 
 @dataclass
@@ -121,8 +118,6 @@ class Asker:
                 return _completed(key, wanted, _unknown(response, count))
             if response.outputs is None:
                 reason = f"asking ends in {response.failure}: {response.message}"
-                if response.failure is Outcome.TIMEOUT:
-                    reason = f"asking takes more than {LONGEST_SECONDS:g} s"
                 return _completed(key, wanted, _unknown(reason, count))
             answers.put(question, response.outputs)
             return _completed(key, wanted, _judgements(response.outputs, count))

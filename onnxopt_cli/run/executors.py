@@ -158,7 +158,7 @@ def open_executors(
                 executors.append(pool(one.text))
 
         def open_asked(asker: Asker) -> Submit:
-            from onnxopt_cli.run.asking import ASKED, LONGEST_SECONDS
+            from onnxopt_cli.run.asking import ASKED
 
             stack.callback(asker.close)
             never = LoweringMode.NEVER
@@ -166,7 +166,7 @@ def open_executors(
                 return InProcess(ASKED, never, interruption, None).submit
             from onnxopt_cli.isolation.pool import Pool
 
-            limits = _limits_of_asking(setting.limits, LONGEST_SECONDS)
+            limits = _limits_of_asking(setting.limits)
             asked = Pool(ASKED, never, limits, setting.jobs, loop(), interruption, closed=True)
             return asked.submit
 
@@ -195,12 +195,12 @@ def _open_remote(
         yield [Remote(name, place, crew) for place, name in enumerate(names)]
 
 
-def _limits_of_asking(limits: Limits, longest: float) -> Limits:
+def _limits_of_asking(limits: Limits) -> Limits:
     from onnxopt_cli.isolation.worker_process import forks
 
     # What this process holds is in a fork of it, too.
     ours = resident(os.getpid()) if limits.memory and forks() else 0
-    return replace(limits, timeout=min(limits.timeout, longest), memory=limits.memory + ours)
+    return replace(limits, memory=limits.memory + ours)
 
 
 class NotHereError(Exception):

@@ -2,9 +2,11 @@
 
 from functools import partial
 
+import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops import op_pool_common
@@ -13,8 +15,9 @@ from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance
 from onnxopt_cli.readings.conditioned.conditioned import UNITS, CannotAskError, condition
 from onnxopt_cli.readings.conditioned.draws import drawn
-from onnxopt_cli.readings.conditioned.pooling import fast_pool
+from onnxopt_cli.readings.conditioned.reference import functions
 from onnxopt_cli.readings.conditioned.replaced import replaced
+from onnxopt_cli.readings.conditioned.windows import fast_pool
 
 
 def model_of(nodes, inputs, outputs=1, opset=22, types=()):
@@ -670,6 +673,70 @@ def test_fast_pooling_is_the_references_to_the_bit(dtype, pad, ceil, operator):
         fast = evaluator.run(None, {"x": x})[0]
     assert fast.dtype == slow.dtype
     assert fast.tobytes() == slow.tobytes()
+
+
+@st.composite
+def windows(draw):
+    """Attributes of windows none of which lies beside all elements, and the elements."""
+    rank = draw(st.integers(1, 3))
+    sizes, kernel, strides, dilations = (
+        [draw(st.integers(*limits)) for _ in range(rank)]
+        for limits in ((3, 8), (1, 3), (1, 3), (1, 2))
+    )
+    reach = [(size - 1) * apart + 1 for size, apart in zip(kernel, dilations, strict=True)]
+    pads = [draw(st.integers(0, min(it - 1, 2))) for it in (*reach, *reach)]
+    widest = [it + a + b for it, a, b in zip(sizes, pads[:rank], pads[rank:], strict=True)]
+    hypothesis.assume(all(it >= size for it, size in zip(widest, reach, strict=True)))
+    x = np.random.default_rng(draw(st.integers(0, 99))).standard_normal((2, 2, *sizes))
+    about = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+    return about, x.astype(draw(st.sampled_from(["float32", "float64"])))
+
+
+def at_once(model, inputs):
+    """What onnx's reference yields, and what it yields of all windows at once."""
+    slow = ReferenceEvaluator(model).run(None, inputs)
+    with replaced(*functions()):
+        fast = ReferenceEvaluator(model).run(None, inputs)
+    return [(it.dtype, it.shape, it.tobytes()) for it in (*slow, *fast)]
+
+
+@hypothesis.given(windows(), st.sampled_from([0, 1]), st.sampled_from(["", "SAME_UPPER", "VALID"]))
+def test_the_largest_of_all_windows_at_once_are_the_references_to_the_bit(drawn, ceil, auto_pad):
+    attributes, x = drawn
+    # Where nothing is skipped it has another function, which fails on some of these.
+    apart = [*attributes["strides"], *(() if auto_pad else attributes["dilations"])]
+    hypothesis.assume(max(apart) > 1)
+    if auto_pad:
+        attributes = {**attributes, "pads": None, "dilations": None, "auto_pad": auto_pad}
+        kernel, strides = attributes["kernel_shape"], attributes["strides"]
+        # Where windows lie apart it has padding that is negative.
+        together = all(size >= step for size, step in zip(kernel, strides, strict=True))
+        hypothesis.assume(together if auto_pad == "SAME_UPPER" else min(x.shape[2:]) >= max(kernel))
+        ceil = 0
+    about = {name: it for name, it in attributes.items() if it is not None}
+    model = model_of([("MaxPool", ["x"], {**about, "ceil_mode": ceil})], {"x": x})
+    slow, fast = at_once(model, {"x": x})
+    assert slow == fast
+
+
+@hypothesis.given(windows(), st.sampled_from([1, 2]))
+def test_columns_of_all_windows_at_once_are_the_references_to_the_bit(drawn, group):
+    attributes, x = drawn
+    w = np.ones((2, 2 // group, *attributes["kernel_shape"]), x.dtype) / 3
+    inputs = {"x": x, "w": w}
+    slow, fast = at_once(
+        model_of([("Conv", ["x", "w"], attributes | {"group": group})], inputs), inputs
+    )
+    assert slow == fast
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_sums_of_16_bits_are_added_up_in_float32(operator, dtype):
+    ones = np.ones((1, 5000)).astype(dtype)
+    inputs = {"x": ones, "w": ones.reshape(5000, 1)}
+    _, fast = at_once(model_of([(operator, ["x", "w"], {})], inputs), inputs)
+    assert np.frombuffer(fast[2], dtype) == dtype(5000)
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])

@@ -410,8 +410,10 @@ class _Asking:
         """Return 1 or -1 for each element, so that elements that cancel move apart once."""
         start = self._elements[lane]
         self._elements[lane] += array.size
-        numbers = np.arange(start, start + array.size)
-        return _SIGNS[lane - 1].take(numbers, mode="wrap").reshape(array.shape)
+        row = _SIGNS[lane - 1]
+        first = start % row.size
+        again = np.broadcast_to(row, (-(-(first + array.size) // row.size), row.size))
+        return again.reshape(-1)[first : first + array.size].reshape(array.shape)
 
 
 def _error(output: Array, found: Site, roundoff: float, scale: Any, least: float) -> Array:

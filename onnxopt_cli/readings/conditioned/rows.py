@@ -91,6 +91,7 @@ PRODUCTS = frozenset(
 _MOST_OPERANDS = 2
 _SAME = 1e-9
 _WHOLE = 2.0**40
+_FEW = 1000
 _GOLDEN = 0.6180339887498949
 
 
@@ -165,9 +166,11 @@ def _moves(
             size = np.abs(output[np.isfinite(output)])
             # What is rounded to an integer is exact, too; what is as large always is one.
             size = size[(size != np.floor(size)) | (size > _WHOLE)]
-            nearest = allowed[np.searchsorted(allowed, size).clip(max=allowed.size - 1)]
-            if (nearest != size).any():
-                return False
+            # Where some are not, a few of the first mostly show it.
+            for seen in (size[:_FEW], size):
+                nearest = allowed[np.searchsorted(allowed, seen).clip(max=allowed.size - 1)]
+                if (nearest != seen).any():
+                    return False
     return known > 0
 
 

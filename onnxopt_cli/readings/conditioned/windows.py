@@ -1,0 +1,138 @@
+"""Pools and convolutions as onnx's reference computes them, to the bit, but many windows at once.
+
+It takes one window of a pool after the other, and looks up each element of each window of a
+convolution. Of a network that is most of the time that asking takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from onnxopt_cli.core.values import Array
+
+
+def fast_pool(
+    slow: Any,
+    padded: Array,
+    x_shape: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int] | None,
+    out_shape: Sequence[int],
+    pooling_type: str,
+    pads_required: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    count_include_pad: int = 0,
+    p: int | None = None,
+) -> Array:
+    """Pool, given the reference's own function and its arguments.
+
+    Windows without NaN, which is padding that does not count, are averaged together, the others one
+    by one. What is no average, or counts NaN, is left to the reference.
+    """
+    rank = len(kernel)
+    steps, spread = strides or [1] * rank, [1] * rank if dilations is None else dilations
+    reach = 1 + (np.array(kernel) - 1) * spread
+    sizes = np.array(x_shape[2:])
+    # One number stands for all of them.
+    required, given = (
+        np.broadcast_to(0 if it is None else it, 2 * rank).reshape(2, rank).sum(axis=0)
+        for it in (pads_required, pads)
+    )
+    counts = ((sizes + required - reach) / steps + 1).astype(int)
+    counts_nan = count_include_pad == 1 and np.isnan(padded).any()
+    unlike = counts_nan or counts.min() < 1 or (counts > out_shape).any()
+    if unlike or pooling_type not in {"AVG", "LPPOOL"}:
+        rest = (x_shape, kernel, strides, out_shape, pooling_type, pads_required, pads, dilations)
+        result: Array = slow(padded, *rest, count_include_pad, p)
+        return result
+    # Of a window that is cut off nothing beyond counts.
+    whole = np.full([*x_shape[:2], *((counts - 1) * steps + reach)], np.nan, padded.dtype)
+    inside: tuple[Any, ...] = (..., *map(slice, np.minimum(sizes + given, whole.shape[2:])))
+    whole[inside] = padded[inside]
+    windows = _windows(whole, reach, np.array(steps), np.array(spread))
+    values = windows.reshape(*x_shape[:2], *counts, -1)
+    if pooling_type == "LPPOOL":
+        power = p or 1
+        means = np.nansum(np.abs(values) ** power, axis=-1) ** (1 / power)
+    else:
+        means = np.mean(values, axis=-1)
+        for at in zip(*np.nonzero(np.isnan(values).any(axis=-1)), strict=True):
+            window = values[at]
+            means[at] = np.average(window[~np.isnan(window)])
+    pooled = np.zeros([*x_shape[:2], *out_shape], dtype=padded.dtype)
+    pooled[tuple(map(slice, means.shape))] = means
+    return pooled
+
+
+def fast_max_pool(
+    x: Array,
+    auto_pad: str,
+    ceil_mode: int,
+    kernel_shape: Sequence[int],
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array | None:
+    """Return the largest elements of windows of floats.
+
+    None where a window may lie beside all elements, or an element is NaN: that is left to the
+    reference.
+    """
+    rank, size = len(kernel_shape), np.array(x.shape[2:])
+    step, apart = (np.array(it or [1] * rank) for it in (strides, dilations))
+    reach = (np.array(kernel_shape) - 1) * apart + 1
+    front, end = np.reshape(pads or [0] * (2 * rank), (2, rank))
+    if auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
+        total = np.maximum((-(-size // step) - 1) * step + reach - size, 0)
+        front = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        end = total - front
+    elif auto_pad == "VALID":
+        front = end = np.zeros(rank, int)
+    left = size + front + end - reach
+    count = (-(-left // step) if ceil_mode else left // step) + 1
+    # The last window begins within, or before.
+    count -= bool(ceil_mode) & ((count - 1) * step >= size + front)
+    beside = (front >= reach) | ((count - 1) * step >= size + front)
+    if beside.any() or (count < 1).any() or np.isnan(x).any():
+        return None
+    last = (count - 1) * step + reach
+    whole = np.full([*x.shape[:2], *last], -np.inf, x.dtype)
+    kept = np.minimum(size, last - front)
+    inside: tuple[Any, ...] = (..., *map(slice, front, front + kept))
+    seen: tuple[Any, ...] = (..., *map(slice, kept))
+    whole[inside] = x[seen]
+    found: Array = _windows(whole, reach, step, apart).max(axis=tuple(range(-rank, 0)))
+    return found
+
+
+def fast_columns(
+    x: Array,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int] | None = None,
+) -> tuple[Array, tuple[int, ...]]:
+    """Return the windows of a convolution as columns, and how many there are: ``im2col``."""
+    rank = len(kernel_shape)
+    apart = np.array(dilations or [1] * rank)
+    reach = (np.array(kernel_shape) - 1) * apart + 1
+    around = zip(pads[:rank], pads[rank:], strict=True)
+    windows = _windows(np.pad(x, [(0, 0), (0, 0), *around]), reach, np.array(strides), apart)
+    count = windows.shape[2 : 2 + rank]
+    axes = (1, *range(2 + rank, 2 + 2 * rank), 0, *range(2, 2 + rank))
+    columns = windows.transpose(axes).reshape(-1, len(x) * prod(count))
+    return np.ascontiguousarray(columns), count
+
+
+def _windows(whole: Array, reach: Array, step: Array, apart: Array) -> Array:
+    """Return all windows, the elements of each along further axes."""
+    rank = len(reach)
+    windows = sliding_window_view(whole, tuple(reach), tuple(range(2, 2 + rank)))
+    chosen: tuple[Any, ...] = (..., *(slice(None, None, it) for it in (*step, *apart)))
+    return windows[chosen]
