@@ -4,9 +4,9 @@ ONNX's interface is a class, an instance or a module with ``prepare(model, devic
 something with ``run(inputs)``, the inputs being a list in the graph's order. ``supports_device``
 and ``is_compatible`` are asked if they are there. The option ``device`` is ``CPU`` by default.
 
-Ours is an instance, a module, or a class that needs no arguments, with ``run(model, inputs)``, the
-inputs being a dict by name. Both return the outputs as a list or tuple in the graph's order, or as
-a dict by name.
+Ours is an instance, a module, or a class that needs no arguments, with ``run(model, inputs)``, or
+that function alone, the inputs being a dict by name. Both return the outputs as a list or tuple in
+the graph's order, or as a dict by name.
 
 A plugin says that it does not know something with NotImplementedError, unittest.SkipTest (which
 onnx's BackendIsNotSupposedToImplementIt is) or :class:`onnxopt_cli.errors.Unsupported`; or with any
@@ -29,7 +29,7 @@ from contextlib import suppress
 from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -42,6 +42,9 @@ from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+
+_MODEL_AND_INPUTS = 2
 
 
 def load_plugin(specification: Specification, entry_point: EntryPoint | None = None) -> Backend:
@@ -64,6 +67,8 @@ def load_plugin(specification: Specification, entry_point: EntryPoint | None = N
         version = printable(f"{distribution.name} {distribution.version}") if distribution else ""
     if callable(getattr(found, "prepare", None)):
         return _OnnxPlugin(specification, _instance(found, "prepare"), version)
+    if isinstance(found, FunctionType) and found.__code__.co_argcount == _MODEL_AND_INPUTS:
+        found = SimpleNamespace(run=found)
     if callable(getattr(found, "run", None)):
         return _RunPlugin(specification, _instance(found, "run"), version)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"

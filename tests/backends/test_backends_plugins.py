@@ -59,8 +59,8 @@ def test_onnx_runtimes_own_backend_module_is_a_plugin():
     assert backend.version.startswith("onnxruntime 1.")
 
 
-@pytest.mark.parametrize("attribute", ["Negate", "StaticNegate", "instance"])
-def test_an_object_with_run_is_a_plugin(attribute):
+@pytest.mark.parametrize("attribute", ["Negate", "StaticNegate", "instance", "alone"])
+def test_an_object_with_run_is_a_plugin_and_so_is_that_function(attribute):
     assert_array_equal(negated(plugin("run_interface", attribute))[0], -INPUTS["x"])
 
 

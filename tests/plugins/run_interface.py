@@ -53,3 +53,7 @@ class Vandal:
         del model.graph.node[:]
         inputs.clear()
         return [np.zeros(3, np.float32)]
+
+
+def alone(_model, inputs):
+    return [-inputs["x"]]
