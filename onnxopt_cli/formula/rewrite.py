@@ -117,7 +117,8 @@ def _copied(part: Any) -> Any:
         return [_copied(each) for each in part]
     if not isinstance(part, ast.AST) or not part._fields:
         return part
-    new = type(part)()
+    # Newer Pythons make no syntax without its parts.
+    new = part.__new__(type(part))
     for name, value in part.__dict__.items():
         setattr(new, name, _copied(value) if isinstance(value, (list, ast.AST)) else value)
     return new

@@ -337,6 +337,19 @@ def test_what_the_reference_takes_no_notice_of_is_not_asked(
         assert not condition(model, inputs)[0].reason
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e8m0fnu, np.float64])
+def test_a_cast_to_what_is_subnormal_may_be_flushed(dtype):
+    x = np.array([2.0**-127, 2.0**-126, 4]).astype(dtype)
+    model = model_of([("Cast", ["x"], {"to": TensorProto.FLOAT})], {"x": x}, opset=24)
+    for first, second, passes in (
+        (2.0**-127, 2.0**-126, True),
+        (0, 2.0**-126, True),
+        (2.0**-127, 0, False),
+        (2.0**-126, 2.0**-126, False),
+    ):
+        assert judged(model, {"x": x}, [first, second, 4]) == passes
+
+
 def test_a_classifier_that_the_reference_gets_wrong_is_not_asked():
     """Its chances of three classes are not those of libsvm; an inverse of erf is a rough one."""
     x = np.array([[0.3]], np.float32)

@@ -177,7 +177,9 @@ def _flushed(value: Value) -> Value:
 def _defined(output: Any) -> Judgement:
     if not isinstance(output, np.ndarray):
         return Judgement(reason="it is not a tensor")
-    return Judgement(((output, np.zeros(output.shape)),))
+    exact, flushed = np.zeros(output.shape), np.asarray(_flushed(output))
+    right = (output, exact), (flushed, exact)
+    return Judgement(right[:1] if flushed is output else right)
 
 
 def _with_lowest(judgement: Judgement) -> Judgement:
