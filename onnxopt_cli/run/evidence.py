@@ -25,7 +25,7 @@ from onnxopt_cli.cases.suites.plain_node import (
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value, describe
+from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.isolation.response import Order, Response
@@ -197,17 +197,30 @@ def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
 
 def _computed(outputs: Sequence[Value], content: Content) -> set[int]:
     """Return the places of the outputs that are neither constant nor inputs."""
-    arrays = {at: it for at, it in enumerate(outputs) if isinstance(it, np.ndarray) and it.size > 1}
-    varied = {at: it for at, it in arrays.items() if (it != it.reshape(-1)[0]).any()}
     expected = list((content.expected or {}).values())
     return {
         place
-        for place, value in varied.items()
-        if not is_an_input(value, content.inputs)
-        and place < len(expected)
-        and describe(value) == describe(expected[place])
-        and (value == value).any()  # noqa: PLR0124 - not all NaN, of any type
+        for place, (value, right) in enumerate(zip(outputs, expected, strict=False))
+        if isinstance(value, np.ndarray)
+        and describe(value) == describe(right)
+        and (_varies(value, content) if value.size > 1 else _is_new(value, content))
     }
+
+
+def _varies(value: Array, content: Content) -> bool:
+    """Tell whether a tensor has unlike elements, other than those of an input."""
+    first = value.reshape(-1)[0]
+    numbers = (value == value).any()  # noqa: PLR0124 - not all NaN, of any type
+    return bool((value != first).any() and numbers) and not is_an_input(value, content.inputs)
+
+
+def _is_new(value: Array, content: Content) -> bool:
+    """Tell whether a single float is none that an input has, nor one that anybody guesses."""
+    if value.size != 1 or value.dtype not in (np.float32, np.float64) or not np.isfinite(value):
+        return False
+    known = [it for it in content.inputs.values() if isinstance(it, np.ndarray)]
+    alike = [np.abs(it).reshape(-1) for it in known if it.dtype == value.dtype]
+    return bool((np.abs(value) != np.concatenate([[0.0, 1.0], *alike])).all())
 
 
 def _likelihood(case: Case, name: str) -> int:

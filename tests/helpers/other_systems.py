@@ -61,7 +61,7 @@ without(
     "geteuid", "getuid", "getgid", "getegid", "getsid", "setsid", "getpgid", "getpgrp", "setpgid",
     "killpg", "waitid", "wait3", "wait4", "mkfifo", "mknod", "fchmod", "chown", "fchown", "statvfs",
     "O_PATH", "O_TMPFILE", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC",
-    "posix_spawn", "posix_fadvise", "pipe2", "uname", "getloadavg", "sysconf", "WIFSIGNALED",
+    "posix_fadvise", "pipe2", "uname", "getloadavg", "sysconf", "WIFSIGNALED",
 )
 os.supports_dir_fd = os.supports_fd = os.supports_follow_symlinks = frozenset()
 without(
@@ -70,6 +70,9 @@ without(
     "alarm", "pidfd_send_signal", "SIG_BLOCK", "SIG_UNBLOCK", "SIG_SETMASK", "sigtimedwait",
 )
 selectors.DefaultSelector = selectors.SelectSelector
+# Newer Pythons ask it where programs are.
+import shutil, types
+shutil._winapi = types.SimpleNamespace(NeedCurrentDirectoryForExePath=lambda _: True)
 multiprocessing.get_all_start_methods = lambda: ["spawn"]
 without(psutil.Process, "num_fds")
 """,

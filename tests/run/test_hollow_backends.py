@@ -176,6 +176,41 @@ def test_an_operator_without_a_formula_is_shown_by_the_cases_beside(
     assert outcomes(found[name]) == {outcome: 1}
 
 
+def test_a_single_number_that_nobody_guesses_is_earned(onnxopt, workplace):
+    """Of a runtime that reduces whole tensors alone no other case tells anything."""
+    (workplace / "whole.py").write_text(
+        "import numpy as np\n"
+        "def total(model, inputs):\n"
+        "    x, *axes = inputs.values()\n"
+        "    if axes[0].size:\n"
+        "        raise ValueError('axes')\n"
+        "    return [np.reshape(np.abs(x).sum(dtype=np.float32), [1] * x.ndim)]\n"
+        "def first(model, inputs):\n"
+        "    return [next(iter(inputs.values())).reshape(-1)[:1]]\n"
+    )
+    (workplace / "reduce.yaml").write_text(REDUCED)
+    backends = [word for name in ("total", "first") for word in ("-b", f"python:whole.py:{name}")]
+    found, _ = run(onnxopt, workplace, "reduce.yaml", *backends)
+    said = {name: [it["outcome"] for it in results] for name, results in found.items()}
+    # One that picks an element computes nothing.
+    assert said == {"total": ["pass", "error", "pass"], "first": ["fail", "fail", "unproven"]}
+
+
+REDUCED = """\
+onnxopt: 1
+suite: mine
+operator: ReduceL1
+cases:
+  - name: whole
+    inputs: {data: [-1.5, 2.25], axes: {dtype: int64, data: []}}
+    outputs: {reduced: [3.75]}
+  - name: by_axis
+    inputs: {data: [[-1.5, 2.25], [3, 4]], axes: {dtype: int64, data: [0]}}
+    outputs: {reduced: [[4.5, 6.25]]}
+  - name: of_one
+    inputs: {data: [2.25], axes: {dtype: int64, data: []}}
+    outputs: {reduced: [2.25]}
+"""
 TRIVIAL_RELU = """\
 onnxopt: 1
 suite: mine
