@@ -28,6 +28,7 @@ from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.isolation.processes import claimed
+from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _EXAMPLES = 3
 _REASONS = 5
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
+_COMPUTED = frozenset({Outcome.PASS, Outcome.FAIL})
 
 
 class Display:
@@ -230,6 +232,14 @@ class Display:
                 self._console.print(panel)
         if not self._verbose and len(failed) > min(len(groups), examples):
             self._console.print(Text("-v shows all failures, -q names them", "dim"))
+        ran = {it.operators for it in record.results if it.outcome in _COMPUTED}
+        only = {it.operators for it in failed if it.outcome is Outcome.ERROR} - ran
+        if unknown := [it.name for it in OPERATORS if (it.name,) in only]:
+            said = (
+                f"{some_of(unknown, 4)}: nothing but errors. If one says that the operator is not "
+                "known, -b ...,unsupported=REGEX lowers it; onnxopt backends check finds REGEX"
+            )
+            self._console.print(Text(said, "yellow"))
 
     def _reasons(self, results: Sequence[Result]) -> None:
         """Print once each reason for which cases are unsupported, or do not apply."""

@@ -123,6 +123,12 @@ def test_many_causes_are_named_with_a_case_each_and_the_rest_is_counted(screen):
     assert "14 more causes of 28 failures; -q names all failures" in answer.out
 
 
+def test_who_only_raises_is_told_how_to_say_that_an_operator_is_not_known(screen):
+    told = "Momentum: nothing but errors. If one says that the operator is not known"
+    assert told in " ".join(screen(2, "EachItsOwn").out.split())
+    assert told not in " ".join(screen(4, "ThreeMistakes").out.split())
+
+
 def test_the_example_can_be_computed_by_hand(screen):
     answer = screen(3, "Infinite")
     assert "FAIL demo/demo/plain2 on" in answer.out

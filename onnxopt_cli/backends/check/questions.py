@@ -109,10 +109,12 @@ def question(
 
 def unknown(operator: str, domain: str, array: Array, opset: int) -> CheckModel:
     """Return a model of an operator that nobody knows, from one tensor to one like it."""
-    node = helper.make_node(operator, ["x"], ["y"], domain=domain)
-    model = _model(node, {"x": array}, opset, [])
-    model.graph.output.append(value_info("y", array))
-    return CheckModel(model, {"x": array})
+    # What is said of the tensors must not be taken for what is said of all such operators.
+    given, result = operator[::-1].lower(), operator[::-2].lower()
+    node = helper.make_node(operator, [given], [result], domain=domain)
+    model = _model(node, {given: array}, opset, [])
+    model.graph.output.append(value_info(result, array))
+    return CheckModel(model, {given: array})
 
 
 def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str, Value]]:
