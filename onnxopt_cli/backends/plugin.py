@@ -43,7 +43,7 @@ from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-
+# What a function takes that is a plugin.
 _MODEL_AND_INPUTS = 2
 
 
