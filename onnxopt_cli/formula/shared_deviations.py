@@ -66,10 +66,19 @@ REGULARIZED_GRADIENT = _instead_of(
     """,
 )
 
-#: Of every formula with the adaptive denominator, ``np.sqrt(H_new) + epsilon``.
-ROOT_AND_EPSILON = _instead_of(
-    "np.sqrt(H_new) + epsilon",
-    """
+_ROOT = "np.sqrt(H_new) + epsilon"
+
+#: Of every formula with this adaptive denominator.
+ROOT_AND_EPSILON = (
+    Deviation(
+        "root taken in float32",
+        "H_new is rounded to float32 before its root is taken, also where it is double.",
+        ("OpenCV 5",),
+        replace={_ROOT: "np.sqrt(H_new.astype(np.float32)) + epsilon"},
+    ),
+    *_instead_of(
+        _ROOT,
+        """
     epsilon squared inside the square root
         The square of epsilon is added before the root is taken.
         np.sqrt(H_new + epsilon * epsilon)
@@ -95,6 +104,7 @@ ROOT_AND_EPSILON = _instead_of(
         The root is taken of the mean of H_new.
         np.sqrt(np.mean(H_new)) + epsilon
     """,
+    ),
 )
 
 _CORRECTION = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"

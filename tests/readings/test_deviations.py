@@ -162,6 +162,15 @@ def test_decay_in_float32_is_off_where_everything_is_double():
     assert found.seen_in == ("onnx2fx",)
 
 
+def test_a_root_in_float32_is_off_where_everything_is_double():
+    call = call_of(ADAGRAD, {"R": 0.1, "T": 0, "X": 0, "G": 1, "H": 1}, {}, "float64")
+    found = deviation(ADAGRAD, "root taken in float32")
+    right, wrong = evaluate(call)[0], found.run(call)[0]
+    # The root of 2 is 1.41421354 in float32.
+    assert abs(wrong - right) / abs(right) == pytest.approx(1.71e-8, rel=0.02)
+    assert found.seen_in == ("OpenCV 5",)
+
+
 @each_training_operator
 def test_double_computed_in_float32_loses_what_float32_cannot_hold(operator):
     found = deviation(operator, "double computed in float32")
@@ -219,6 +228,7 @@ def test_what_a_person_named_is_far_off_somewhere(operator):
         "bias correction with powers rounded to float32",
         "decay in float32",
         "defaults not rounded to float32",
+        "root taken in float32",
     }
     for item in operator.deviations:
         attributes, inputs = distinguishing_input(operator, deviation(operator, item.name))
