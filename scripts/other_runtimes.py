@@ -2,7 +2,7 @@
 
     python scripts/other_runtimes.py FOLDER [--only NAME]... [SUITE]...
 
-Installs tinygrad, OpenVINO and tract below FOLDER, unless they are there; runs `spec` and
+Installs tinygrad, OpenVINO, tract and OpenCV below FOLDER, unless they are there; runs `spec` and
 `conformance` if no suite is named. tinygrad has the training operators; the others are given
 primitive ones. What `onnxopt run` says is shown, and then every failing case that no cause is named
 for; a node that had to be refused and was not is cause enough. Exits with 1 if there is one, or if
@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any
 
 #: What is installed, by the name of the class below that runs it.
-RUNTIMES = {"Tinygrad": "tinygrad", "OpenVINO": "openvino", "Tract": "tract"}
+RUNTIMES = {
+    "Tinygrad": "tinygrad",
+    "OpenVINO": "openvino",
+    "Tract": "tract",
+    "OpenCV": "opencv-python-headless",
+}
 SUITES = ("spec", "conformance")
 
 
@@ -82,6 +87,23 @@ class Tract:
             runnable = loaded.into_model().into_runnable()
             given = [np.asarray(inputs[it.name]) for it in model.graph.input]
             return [it.to_numpy() for it in runnable.run(given)]
+
+
+class OpenCV:
+    """OpenCV's networks."""
+
+    unsupported = "in function .getLayerInstance."
+
+    def run(self, model: Any, inputs: Any) -> Any:
+        """Return the outputs of a model."""
+        import cv2
+        import numpy as np
+
+        read = cv2.dnn.readNetFromONNX(np.frombuffer(model.SerializeToString(), np.uint8))
+        for name, value in inputs.items():
+            read.setInput(value, name)
+        # Of what is empty there is none, which is no tensor.
+        return list(map(np.asarray, read.forward([it.name for it in model.graph.output])))
 
 
 def main() -> int:
