@@ -43,9 +43,6 @@ from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# What a function takes that is a plugin.
-_MODEL_AND_INPUTS = 2
-
 
 def load_plugin(specification: Specification, entry_point: EntryPoint | None = None) -> Backend:
     """Return a plugin as a backend; what importing or making it raises is passed on.
@@ -67,7 +64,7 @@ def load_plugin(specification: Specification, entry_point: EntryPoint | None = N
         version = printable(f"{distribution.name} {distribution.version}") if distribution else ""
     if callable(getattr(found, "prepare", None)):
         return _OnnxPlugin(specification, _instance(found, "prepare"), version)
-    if isinstance(found, FunctionType) and found.__code__.co_argcount == _MODEL_AND_INPUTS:
+    if isinstance(found, FunctionType) and _takes_two(found):
         found = SimpleNamespace(run=found)
     if callable(getattr(found, "run", None)):
         return _RunPlugin(specification, _instance(found, "run"), version)
@@ -129,6 +126,13 @@ class _OnnxPlugin(_RunPlugin):
     def _says_yes(self, question: str, *about: object) -> bool:
         ask = getattr(self._plugin, question, None)
         return ask is None or bool(ask(*about))
+
+
+def _takes_two(function: FunctionType) -> bool:
+    """Tell whether a function can be called with a model and inputs."""
+    with suppress(TypeError):
+        return bool(inspect.signature(function).bind(None, None))
+    return False
 
 
 def _instance(found: object, method: str) -> object:

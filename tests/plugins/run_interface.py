@@ -55,5 +55,5 @@ class Vandal:
         return [np.zeros(3, np.float32)]
 
 
-def alone(_model, inputs):
+def alone(_model, inputs, _precise=False):
     return [-inputs["x"]]

@@ -16,7 +16,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value, dtype_name
-from onnxopt_cli.readings.conditioned.windows import fast_columns, fast_max_pool, fast_pool
+from onnxopt_cli.readings.conditioned.windows import (
+    fast_columns,
+    fast_max_pool,
+    fast_pool,
+    same_padding,
+)
 
 # Until then Softmax and its kind took all axes from one on for one.
 _FLATTENS = 13
@@ -33,6 +38,7 @@ _BENDS: dict[str, Callable[[Array], Array]] = {
 }
 # What GridSample's modes were called until version 20.
 _FORMER = {"bilinear": "linear", "bicubic": "cubic"}
+# What is added up in float32, and where Gemm does it.
 _SHORT = frozenset({"float16", "bfloat16"})
 _GEMM = ("_gemm00", "_gemm01", "_gemm10", "_gemm11")
 _LENGTHS = 4
@@ -285,8 +291,7 @@ def _padded_alike(
         size, ones = np.array(x.shape[2:]), [1] * (x.ndim - 2)
         stride, apart = (np.array(rest[it] or ones) for it in ("strides", "dilations"))
         reach = (np.array(rest["kernel_shape"]) - 1) * apart + 1
-        total = np.maximum((-(-size // stride) - 1) * stride + reach - size, 0)
-        rest["pads"] = [*(total - total // 2).tolist(), *(total // 2).tolist()]
+        rest["pads"] = np.concatenate(same_padding(auto_pad, size, stride, reach)).tolist()
         auto_pad = "NOTSET"
     return kept(pool, x, auto_pad=auto_pad, ceil_mode=ceil_mode, **rest)
 

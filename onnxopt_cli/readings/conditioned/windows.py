@@ -89,9 +89,7 @@ def fast_max_pool(
     reach = (np.array(kernel_shape) - 1) * apart + 1
     front, end = np.reshape(pads or [0] * (2 * rank), (2, rank))
     if auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
-        total = np.maximum((-(-size // step) - 1) * step + reach - size, 0)
-        front = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        end = total - front
+        front, end = same_padding(auto_pad, size, step, reach)
     elif auto_pad == "VALID":
         front = end = np.zeros(rank, int)
     left = size + front + end - reach
@@ -109,6 +107,13 @@ def fast_max_pool(
     whole[inside] = x[seen]
     found: Array = _windows(whole, reach, step, apart).max(axis=tuple(range(-rank, 0)))
     return found
+
+
+def same_padding(auto_pad: str, size: Array, step: Array, reach: Array) -> tuple[Array, Array]:
+    """Return what is put before and behind elements for one window a step: never a negative."""
+    total = np.maximum((-(-size // step) - 1) * step + reach - size, 0)
+    front = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+    return front, total - front
 
 
 def fast_columns(
