@@ -222,6 +222,14 @@ def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pa
     assert RuleOutcome.FAIL not in {it.verdict for it in findings.values()}
 
 
+def test_the_words_that_are_found_do_not_depend_on_names_of_tensors(onnxopt):
+    written = proposed(onnxopt, own("NamesTheTensor"))
+    backend = ("-b", written, "--lower", "never", "--isolation", "none", "--no-explain")
+    for asked in ("spec/adam/adam", "onnx-node/test_erf"):
+        said = " ".join(onnxopt("run", asked, *backend).out.split())
+        assert "1 unsupported" in said
+
+
 def test_what_is_proposed_adds_to_what_is_written(onnxopt):
     written = proposed(onnxopt, own("SaysTwoThings", "has no dialect"))
     assert written == own("SaysTwoThings", written.partition(",unsupported=")[2])

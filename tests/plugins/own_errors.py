@@ -171,6 +171,18 @@ class SaysTwoThings(Only):
         return super().run(model, inputs)
 
 
+class NamesTheTensor(Only):
+    """As OpenCV has it: the layer that cannot be made goes by the name of an output."""
+
+    def run(self, model, inputs):
+        self.output = model.graph.node[0].output[0]
+        return super().run(model, inputs)
+
+    def refuse(self, operator):
+        layer = f'create layer "node_output_0!{self.output}" of type "{operator}"'
+        raise RuntimeFault(f"Can't {layer} in function 'getLayerInstance'")
+
+
 class LacksAdamInOtherWords(Only):
     """A check of the model knows the training operators, and what runs it does not."""
 
