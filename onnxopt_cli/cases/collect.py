@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
@@ -35,6 +35,8 @@ _Suites: TypeAlias = dict[str, _Found]
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
+#: Opens what takes note that so many of all are done, of something to some things.
+Telling: TypeAlias = Callable[[str, str], AbstractContextManager[Callable[[int, int], object]]]
 # Bytes of case files from which on other processes are worth starting to read them.
 _LONG = 1 << 20
 
@@ -45,6 +47,10 @@ class Collection:
 
     cases: tuple[Case, ...]
     problems: tuple[Problem, ...]
+
+
+def _silently(_doing: str, _things: str) -> AbstractContextManager[Callable[[int, int], object]]:
+    return nullcontext(lambda _done, _all: None)
 
 
 def suite_versions(cases: Sequence[Case]) -> dict[str, str]:
@@ -98,7 +104,10 @@ def default_targets() -> list[str]:
 
 
 def collect(
-    targets: Sequence[str], memory: int = USUAL_MEMORY, each: Each | None = None
+    targets: Sequence[str],
+    memory: int = USUAL_MEMORY,
+    each: Each | None = None,
+    telling: Telling = _silently,
 ) -> Collection:
     """Find the cases that the targets name.
 
@@ -106,6 +115,7 @@ def collect(
         targets: files, folders, names of suites or ids; none means the default ones.
         memory: bytes that a case of a case file may take; 0 for no limit.
         each: reads the many files of a folder.
+        telling: opens what takes note how many files of a folder are read, and how many it has.
 
     Raises:
         UsageError: if a target is neither, two different cases have one id, or one has an id that
@@ -117,7 +127,7 @@ def collect(
     problems: list[Problem] = []
     suites: _Suites = {}
     for target in targets:
-        found, wrong = _find(target, suites, memory, each)
+        found, wrong = _find(target, suites, memory, each, telling)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
@@ -156,18 +166,24 @@ def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
     found: dict[str, Case] = {}
     suites: _Suites = {}
     for target in sorted(targets):
-        with contextlib.suppress(UsageError):
+        with suppress(UsageError):
             found |= {case.id: case for case in _find(target, suites, 0)[0] if case.id in places}
     return found
 
 
-def _find(target: str, suites: _Suites, memory: int, each: Each | None = None) -> _Found:
+def _find(
+    target: str,
+    suites: _Suites,
+    memory: int,
+    each: Each | None = None,
+    telling: Telling = _silently,
+) -> _Found:
     if not target:
         # An unset variable of a script; as a path it would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.is_dir():
-        return _find_in_folder(path, memory, each)
+        return _find_in_folder(path, memory, each, telling)
     if path.exists():
         if path.suffix.lower() in _YAML:
             return read_yaml_file(path, memory)
@@ -229,7 +245,7 @@ def _near_path(path: Path) -> str:
     return f"{near[:-1]} in {printable(str(folder))}?" if near and folder != Path() else near
 
 
-def _find_in_folder(folder: Path, memory: int, each: Each | None) -> _Found:
+def _find_in_folder(folder: Path, memory: int, each: Each | None, telling: Telling) -> _Found:
     """Find case files and ONNX directories under a folder; hidden folders are left out."""
     cases, problems = find_directories(folder)
     paths: list[Path] = []
@@ -240,10 +256,12 @@ def _find_in_folder(folder: Path, memory: int, each: Each | None) -> _Found:
     apart: Iterable[_Found | None] = repeat(None)
     if each and sum(map(_size, paths)) > _LONG:
         apart = each(partial(read_apart, memory=memory), paths)
-    for path, sent in zip(paths, apart, strict=False):
-        read, wrong = sent or read_yaml_file(path, memory)
-        cases += read
-        problems += wrong
+    with telling("reading", "files") as tick:
+        for done, (path, sent) in enumerate(zip(paths, apart, strict=False), start=1):
+            read, wrong = sent or read_yaml_file(path, memory)
+            cases += read
+            problems += wrong
+            tick(done, len(paths))
     return cases, problems
 
 

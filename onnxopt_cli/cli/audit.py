@@ -111,7 +111,7 @@ def _graded(
     verbose, known = options["verbose"], len(problems)
     with (
         opened_cluster(options, Interruption(), note) as cluster,
-        ticking("putting every implementation to every case") as tick,
+        ticking("auditing", "implementations", cluster) as tick,
     ):
         grades = api.audit(
             chosen,
@@ -146,7 +146,7 @@ def _planted(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, s
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.report.audit_report import planted_json, planted_page
 
-    with ticking("putting errors into the outputs of every case") as tick:
+    with ticking("planting errors", "cases") as tick:
         found = api.plant(chosen, jobs=options["jobs"], progress=tick)
     if not found:
         raise NothingSelected(f"none of {len(chosen)} cases has outputs to put errors into")

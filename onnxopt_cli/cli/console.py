@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache, partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
+
+if TYPE_CHECKING:
+    from onnxopt_cli.cluster.crew import Cluster
 
 
 class _Console(Console):
@@ -44,25 +49,55 @@ stderr = partial(_console, stderr=True)
 TELL_SECONDS = 15.0
 
 
+@dataclass
+class Pace:
+    """How far something long is, in words.
+
+    Attributes:
+        things: what is done one by one, in the plural.
+        cluster: the machines that do it; None for this one.
+    """
+
+    things: str
+    cluster: Cluster | None = None
+    _began: float = field(default_factory=monotonic, init=False)
+    _told: float = field(default_factory=monotonic, init=False)
+
+    def said(self, done: int) -> str:
+        """Return how many are done in a second, and on a cluster by how many workers."""
+        pace = f"{done / max(monotonic() - self._began, 1e-9):.3g} {self.things}/s"
+        return f"{pace}, workers: {self.cluster.size}" if self.cluster else pace
+
+    def tell(self, doing: str, done: int, total: int | None, more: str = "") -> None:
+        """Print a line now and then, for whoever reads a pipe."""
+        if monotonic() - self._told < TELL_SECONDS:
+            return
+        self._told = monotonic()
+        said = [f"{doing}: {done}{f' of {total}' if total else ''}", self.said(done)]
+        if total and done:
+            said.append(f"{(total / done - 1) * (self._told - self._began):.0f} s left")
+        stderr().print(", ".join(filter(None, [*said, more])), soft_wrap=True)
+
+
 @contextmanager
-def ticking(doing: str) -> Iterator[Callable[[int, int], None]]:
+def ticking(
+    doing: str, things: str, cluster: Cluster | None = None
+) -> Iterator[Callable[[int, int], None]]:
     """Show that something long is done; yield what takes note that so many of all are done.
 
     On a terminal that is shown all the time, else now and then in a line.
+
+    Args:
+        doing: what is done.
+        things: to what, in the plural.
+        cluster: as :class:`Pace` has it.
     """
-    told = monotonic()
+    pace = Pace(things, cluster)
+    if not stderr().is_terminal:
+        yield partial(pace.tell, doing)
+        return
     with stderr().status(doing) as status:
-
-        def tick(done: int, total: int) -> None:
-            nonlocal told
-            said = f"{doing}: {done} of {total}"
-            if stderr().is_terminal:
-                status.update(said)
-            elif monotonic() - told >= TELL_SECONDS:
-                told = monotonic()
-                stderr().print(said, soft_wrap=True)
-
-        yield tick
+        yield lambda done, total: status.update(f"{doing}: {done} of {total}, {pace.said(done)}")
 
 
 def tell_problems(problems: Iterable[Problem]) -> None:

@@ -128,9 +128,9 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     )
     with (
         interruptible() as interruption,
-        opened_cluster(options, interruption, note, "hypothesis") as cluster,
+        opened_cluster(options, interruption, note, "hypothesis") as display.cluster,
         open_search(
-            replace(task, setting=replace(task.setting, cluster=cluster)),
+            replace(task, setting=replace(task.setting, cluster=display.cluster)),
             interruption,
             note,
         ) as search,

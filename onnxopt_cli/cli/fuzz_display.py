@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from onnxopt_cli.cli.console import stdout
+from onnxopt_cli.cli.console import Pace, stdout
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.isolation.response import Aside
+
+if TYPE_CHECKING:
+    from onnxopt_cli.cluster.crew import Cluster
 
 
 class FuzzDisplay:
@@ -22,28 +25,35 @@ class FuzzDisplay:
     Args:
         examples: how many will be tried; None for no limit.
         seconds: how long the search may take; None for no limit.
+
+    Attributes:
+        cluster: the machines that search; None for this one.
     """
+
+    cluster: Cluster | None = None
 
     def __init__(self, examples: int | None, seconds: float | None) -> None:
         self._console = stdout()
+        self._examples = examples
         self._by_time = examples is None
         self._found = 0
         self._causes: dict[str, list[str]] = {}
         self._began = monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[tried]} examples, {task.fields[found]} failures"),
+            BarColumn(12),
+            TextColumn("{task.fields[said]}"),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
         )
         total = seconds if self._by_time else examples
-        self._task = self._progress.add_task("replaying", total=total, tried=0, found=0)
+        self._task = self._progress.add_task("replaying", total=total, said="")
 
     def __enter__(self) -> Self:
         self._began = monotonic()
+        self._pace = Pace("examples", self.cluster)
         self._progress.start()
         return self
 
@@ -53,9 +63,12 @@ class FuzzDisplay:
     def tried(self, examples: int) -> None:
         """Show how far the search is."""
         done = monotonic() - self._began if self._by_time else examples
-        self._progress.update(
-            self._task, completed=done, tried=examples, found=self._found, description="searching"
-        )
+        found = f"{self._found} failure{'s' * (self._found != 1)}"
+        if self._progress.disable:
+            self._pace.tell("searching", examples, self._examples, found)
+            return
+        said = f"{examples}, {self._pace.said(examples)}, {found}"
+        self._progress.update(self._task, completed=done, said=said, description="searching")
 
     def shrinking(self, kind: FailureKind) -> None:
         """Show that a failure is being made smaller."""

@@ -16,9 +16,8 @@ from rich.columns import Columns
 from rich.text import Text
 
 from onnxopt_cli import api
-from onnxopt_cli.cases.collect import Collection, collect, default_targets
-from onnxopt_cli.cli import console
-from onnxopt_cli.cli.console import note, stderr, stdout, tell_problems
+from onnxopt_cli.cases.collect import collect, default_targets
+from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, ticking
 from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
@@ -61,7 +60,7 @@ class Display:
         self.print = self._console.print_line
         self._id_width = self._room_for_ids() if self._verbose or options["rerun"] else 0
         self._failing = self._done = 0
-        self._began = self._told = perf_counter()
+        self._pace = Pace("cases", session.terms.setting.cluster)
         self._progress = self._bar(len(self._plan.cases)) if self._console.is_terminal else None
 
     def _room_for_ids(self) -> int:
@@ -85,12 +84,6 @@ class Display:
         bar.add_task("", total=total, pace="")
         return bar
 
-    def _pace(self) -> str:
-        """Return how many cases a second are done, and on a cluster by how many workers."""
-        pace = f"{self._done / (perf_counter() - self._began):.3g} cases/s"
-        elsewhere = self._plan.elsewhere
-        return f"{pace}, workers: {elsewhere.workers}" if elsewhere else pace
-
     def __enter__(self) -> Self:
         if self._plan.problems:
             tell_problems(self._plan.problems)
@@ -105,7 +98,6 @@ class Display:
             self.print(terminal.heading(names, self._id_width))
         if self._progress:
             self._progress.start()
-        self._began = perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,13 +111,10 @@ class Display:
         failing = f"{self._failing} failing" if self._failing else ""
         if self._progress:
             (bar,) = self._progress.task_ids
-            self._progress.update(bar, advance=1, description=failing, pace=self._pace())
-        elif perf_counter() - self._told >= console.TELL_SECONDS:
-            self._told = perf_counter()
-            said = [f"running: {self._done} of {len(self._plan.cases)}", self._pace()]
-            left = (len(self._plan.cases) / self._done - 1) * (self._told - self._began)
-            said += [f"{left:.0f} s left", *filter(None, [failing])]
-            stderr().print(", ".join(said))
+            pace = self._pace.said(self._done)
+            self._progress.update(bar, advance=1, description=failing, pace=pace)
+        else:
+            self._pace.tell("running", self._done, len(self._plan.cases), failing)
         if self._verbose:
             self.print(terminal.case_line(results, self._id_width))
             for result in results:
@@ -282,17 +271,19 @@ def execute(options: Mapping[str, Any]) -> int:
     # Backends in this process, and programs that call us, may have threads.
     if terms.setting.jobs > 1 and terms.setting.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=terms.setting.jobs, chunk=1)
-    find = partial(collect, targets, options["memory"], each)
+    find = partial(collect, targets, options["memory"], each, ticking)
+    found = None
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
         if any(options[it] for it in ("cluster", "ship", "tls", "insecure")):
             # Before it has threads, with which no process can be forked.
             with interruption.at_once():
                 found = find()
-            find = partial(Collection, found.cases, found.problems)
             cluster = stack.enter_context(opened_cluster(options, interruption, note))
             terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
-        session = stack.enter_context(api.open_session(terms, find, interruption, note))
+        session = stack.enter_context(
+            api.open_session(terms, lambda: found or find(), interruption, note)
+        )
         with Display(session, {**options, "targets": targets}) as display:
             for row in session.rows():
                 display.show(row)

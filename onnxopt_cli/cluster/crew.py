@@ -114,6 +114,7 @@ class Cluster:
         versions: what every worker must have.
         interruption: the same.
         tell: the same.
+        crew: the workers that do something for us, once there are some.
 
     Raises:
         UsageError: if ``distributed`` is not installed, or the address is none that may be used.
@@ -128,6 +129,7 @@ class Cluster:
         if find_spec("distributed") is None:
             raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
         self.interruption, self.tell = interruption, tell
+        self.crew: Crew | None = None
         self.shipped = [*_files_below(address.ship)]
         self.versions = versions(address.packages)
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
@@ -183,6 +185,11 @@ class Cluster:
             raise BackendUnavailable(said) from None
         except (ValueError, TypeError) as error:
             raise UsageError(printable(f"--cluster {self._where}: {error}")) from None
+
+    @property
+    def size(self) -> int:
+        """How many workers are at work."""
+        return self.crew.size if self.crew else 0
 
     def start(self, work: Coroutine[Any, Any, Done]) -> Future[Done]:
         """Have the thread do something meanwhile."""
@@ -429,6 +436,7 @@ class Crew:
         self._patience = patience
         self._closed = False
         self._alone_since = monotonic()
+        cluster.crew = self
         cluster.start(self._watch())
 
     @property

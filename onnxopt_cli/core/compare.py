@@ -225,7 +225,9 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
     everything = options.examine and isinstance(tolerance, Budget)
 
-    known = 0.0 if everything or options.signed_zeros else _some_share(tolerance, mine, theirs)
+    known = 0.0
+    if not everything and not options.signed_zeros and size >= BLOCK:
+        known = _some_share(tolerance, mine, theirs)
 
     def judged(block: slice) -> _Elements | None:
         """Judge the elements of a block that are not equal to the bit."""
@@ -261,12 +263,12 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
 
 
 def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
-    """Return a share that some element of flat tensors uses: those that use less need no limit.
+    """Return a share that some element of long tensors uses: those that use less need no limit.
 
     It is at most 1, and 0 where no element is known to need none.
     """
     size = expected.size
-    if not isinstance(tolerance, Budget) or not tolerance.least or size < BLOCK:
+    if not isinstance(tolerance, Budget) or not tolerance.least:
         return 0.0
     some = np.arange(0, size, size // BLOCK)
     some = some[_differing(expected[some], actual[some])]

@@ -49,11 +49,6 @@ class Remote:
         self._crew.ready()
         self.version = str(self._crew.hello[self._place])
 
-    @property
-    def workers(self) -> int:
-        """How many workers are at work."""
-        return self._crew.size
-
     def submit(self, order: Order) -> Callable[[], Response | str]:
         """Have a model run on a worker."""
         message, values = pack_order(order, order.model.SerializeToString())

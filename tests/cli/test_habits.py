@@ -266,10 +266,33 @@ def test_an_audit_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, m
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     (demo / "penalty.yaml").write_text(PENALTY)
     answer = onnxopt("audit", "penalty.yaml", "-j", "1")
-    lines = [line for line in answer.err.splitlines() if line.startswith("putting every")]
-    assert re.fullmatch(r"putting every implementation to every case: 1 of \d+", lines[0])
-    done, total = re.findall(r"\d+", lines[-1])
+    lines = [line for line in answer.err.splitlines() if line.startswith("auditing")]
+    said = r"auditing: 1 of \d+, [\d.e+-]+ implementations/s, \d+ s left"
+    assert re.fullmatch(said, lines[0])
+    done, total = re.findall(r"(\d+) of (\d+)", lines[-1])[0]
     assert done == total
+
+
+def test_a_search_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
+    pytest.importorskip("hypothesis")
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    options = ("--operator", "AdmmPenalty", "-b", "numpy", "--no-explain", "--isolation", "none")
+    answer = onnxopt("fuzz", *options, "--examples", "20")
+    said = r"searching: 20 of 20, [\d.e+-]+ examples/s, 0 s left, 0 failures"
+    assert re.fullmatch(said, answer.err.splitlines()[-1])
+    answer = onnxopt("fuzz", *options, "--time", "1")
+    said = r"searching: \d+, [\d.e+-]+ examples/s, 0 failures"
+    assert re.fullmatch(said, answer.err.splitlines()[-1])
+
+
+def test_reading_many_files_says_how_far_it_is(demo, onnxopt, monkeypatch):
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    (demo / "more").mkdir()
+    for name in ("one", "two"):
+        (demo / f"more/{name}.yaml").write_text(f"{PENALTY}".replace("penalty", name))
+    answer = onnxopt("run", "more", *HERE)
+    said = r"reading: 2 of 2, [\d.e+-]+ files/s, 0 s left"
+    assert any(re.fullmatch(said, line) for line in answer.err.splitlines())
 
 
 def test_a_run_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):

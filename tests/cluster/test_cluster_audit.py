@@ -1,7 +1,11 @@
 """Audits on a cluster come out as on one machine."""
 
+import re
+
 import pytest
 from places import REPOSITORY
+
+from onnxopt_cli.cli import console
 
 # It cannot be judged: the squares leave the type's range on the way.
 PENALTY = """\
@@ -15,7 +19,8 @@ cases:
 
 
 @pytest.mark.slow
-def test_an_audit_by_two_workers_is_the_one_of_this_machine(two, tmp_path, onnxopt):
+def test_an_audit_by_two_workers_is_the_one_of_this_machine(two, tmp_path, onnxopt, monkeypatch):
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     # Its cases are all of T = 0, so that there are survivors to be told from the formula.
     file = REPOSITORY / "cases" / "spec" / "adagrad.yaml"
     other = tmp_path / "penalty.yaml"
@@ -26,6 +31,8 @@ def test_an_audit_by_two_workers_is_the_one_of_this_machine(two, tmp_path, onnxo
         answer = onnxopt("audit", file, other, "--json", path, *options)
         said.append((answer.code, answer.out, path.read_text()))
     assert said[0] == said[1]
+    line = r"auditing: (\d+) of \1, [\d.e+-]+ implementations/s, workers: [12], 0 s left"
+    assert re.search(f"^{line}$", answer.err, re.MULTILINE), answer.err
     assert "would show" in said[0][1]
     assert '"output": "loss_new"' in said[0][2]
 

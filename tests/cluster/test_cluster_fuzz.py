@@ -41,6 +41,25 @@ def test_what_is_found_does_not_depend_on_the_number_of_workers(two, tmp_path, o
 
 
 @pytest.mark.slow
+def test_a_search_goes_on_with_workers_that_come_and_without_those_that_are_killed(two, tmp_path):
+    options = ("-b", MISTAKEN, "--operator", "Momentum", "--examples", "800", "--no-explain")
+    here = tmp_path / "here"
+    start(tmp_path, *options, "-o", here).communicate(timeout=120)
+    there = tmp_path / "there"
+    search = start(tmp_path, *options, "-o", there, "--cluster", two.address)
+    end = time.monotonic() + 60
+    while len(two.benches()) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    late = two.add()
+    two.end(two.workers[0])
+    said = search.communicate(timeout=120)[0].decode()
+    two.end(late, signal.SIGTERM)
+    assert search.returncode == 1, said
+    assert "in 800 examples, seed 0" in said
+    assert kept(there) == kept(here)
+
+
+@pytest.mark.slow
 def test_operators_of_the_users_are_searched_on_workers_of_one_hypothesis(two, tmp_path):
     options = ("--operators", LAMB, "-b", "numpy", "--operator", "Lamb", "--examples", "300",
                "-o", tmp_path / "fuzz", "--cluster", two.address)  # fmt: skip
