@@ -7,10 +7,12 @@ import itertools
 import numpy as np
 import pytest
 from made_operators import lowered, operator_of
+from onnx import numpy_helper
 from runtimes import runtimes
 
 from onnxopt_cli.formula.call import bind
 from onnxopt_cli.formula.operator import FLOATS
+from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.readings.evaluate import evaluate
 
 SPECIAL = np.array([-np.inf, -1.5, -0.0, 0.0, 0.25, 1.0, 3.0, np.inf, np.nan])
@@ -113,6 +115,18 @@ def test_a_result_that_depends_on_no_tensor_fills_its_output(runtime, known, sha
 
     inputs = [np.array(3), np.zeros(shape, np.float32), np.array(4.0)]
     assert_unchanged(runtime, formula, 3, inputs, known=known)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0,), ()])
+def test_of_known_shapes_it_is_a_constant_how_many_are_sorted(shape):
+    operator = operator_of(lambda _T, X, _Y: (X * 0 + percentile(X, 30),), 1)
+    inputs = [np.array(3), np.ones(shape, np.float32), np.ones(shape, np.float32)]
+    nodes = lowered(operator, inputs).graph.node
+    constants = {it.output[0]: it.attribute[0].t for it in nodes if it.op_type == "Constant"}
+    (sort,) = (it for it in nodes if it.op_type == "TopK")
+    # One more is sorted, for a tensor that is empty.
+    assert numpy_helper.to_array(constants[sort.input[1]]).tolist() == [np.prod(shape) + 1]
+    assert "Size" not in {it.op_type for it in nodes}
 
 
 @runtimes

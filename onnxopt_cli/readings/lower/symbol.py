@@ -10,6 +10,7 @@ these alone, are *weak*: computed in double, then rounded to the type of what th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -170,12 +171,18 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     flat = node("Reshape", operand.name, integers(-1))
     is_nan = node("IsNaN", flat.name, dtype=_BOOL)
     numbers = node("Where", is_nan.name, zero.name, flat.name)
-    size = node("Reshape", recorder.node("Size", flat.name), integers(1), dtype=_INTEGER)
     infinity = recorder.constant(np.array([np.inf], dtype))
     padded = recorder.node("Concat", numbers.name, infinity, axis=0)
-    count = recorder.node("Add", size.name, integers(1))
+    if operand.shape is None or None in operand.shape:
+        size = recorder.node("Reshape", recorder.node("Size", flat.name), integers(1))
+        count = recorder.node("Add", size, integers(1))
+        place = recorder.node("Max", recorder.node("Sub", size, integers(1)), integers(0))
+    else:
+        # Compilers want to know how many they are to sort.
+        elements = math.prod(size or 0 for size in operand.shape)
+        count, place = integers(elements + 1), integers(max(elements - 1, 0))
     ordered = recorder.node("TopK", padded, count, axis=0, largest=0)
-    last = node("Max", recorder.node("Sub", size.name, integers(1)), integers(0), dtype=_INTEGER)
+    last = Symbol(recorder, place, _INTEGER, ())
     rank = as_dtype(recorder, last, _WEAK) * percent / 100
     floor = node("Floor", rank.name, dtype=_WEAK)
     lower = as_dtype(recorder, floor, _INTEGER)
