@@ -215,6 +215,27 @@ LIMITS = {
         {"x": f32(1, 2, 3, 4).reshape(1, 1, 2, 2), "grid": f32(0, 0.5).reshape(1, 1, 1, 2)},
         (np.reshape(3, (1, 1, 1, 1)), np.reshape(3.001, (1, 1, 1, 1))),
     ),
+    # Pixels are measured from their corners, and the last one goes on to its end.
+    "stretched from the corner, by scales that are an attribute": (
+        ("Upsample", {"opset": 7, "mode": "linear", "scales": [1.0, 1.0, 1.0, 2.0]}),
+        {"x": f32(1, 2, 4).reshape(1, 1, 1, 3)},
+        ([[[[1, 1.5, 2, 3, 4, 4]]]], [[[[1, 1.25, 1.75, 2.5, 3.5, 4]]]]),
+    ),
+    "stretched from the corner, by scales that are an input": (
+        ("Upsample", {"opset": 9, "mode": "linear"}),
+        {"x": f32(1, 2, 4).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, 2)},
+        ([[[[1, 1.5, 2, 3, 4, 4]]]], [[[[1, 1.50002, 2, 3, 4, 4]]]]),
+    ),
+    "what version 10 called Resize": (
+        ("Resize", {"opset": 10, "mode": "linear"}),
+        {"x": f32(1, 2, 4).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, 0.5)},
+        ([[[[1]]]], [[[[1.00002]]]]),
+    ),
+    "each pixel twice": (
+        ("Resize", {"opset": 10, "mode": "nearest"}),
+        {"x": f32(1, 2).reshape(1, 1, 1, 2), "s": f32(1, 1, 1, 2)},
+        ([[[[1, 1, 2, 2]]]], [[[[1, 2, 2, 2]]]]),
+    ),
     "an activation that the reference lacks": (
         ("RNN", {"hidden_size": 1, "activations": ["Softsign"]}),
         {"x": f32(1).reshape(1, 1, 1), "w": f32(3).reshape(1, 1, 1)}

@@ -25,6 +25,8 @@ from onnxopt_cli.readings.conditioned.windows import (
 
 # Until then Softmax and its kind took all axes from one on for one.
 _FLATTENS = 13
+# Until then Resize was what Upsample is.
+_RESIZES = 11
 # From then on RoiAlign shifts by half a pixel unless it is told not to.
 _HALF_PIXELS = 16
 # The activations of recurrent operators that the reference computes, whatever is asked for.
@@ -212,12 +214,16 @@ def functions() -> list[tuple[Any, str, Any]]:
         op_pool_common,
         op_quantize_linear,
         op_reduce_log_sum_exp,
+        op_resize,
         op_roi_align,
+        op_upsample,
     )
 
     quantize: Any = op_quantize_linear
     common = quantize._CommonQuantizeLinear  # noqa: SLF001
     roi_align: Any = op_roi_align.RoiAlign
+    resize: Any = op_resize.Resize
+    upsample: Any = op_upsample.Upsample
     max_pool: Any = op_max_pool.MaxPool
     windows = max_pool._max_pool  # noqa: SLF001
     transposed: Any = op_conv_transpose.ConvTranspose
@@ -230,6 +236,21 @@ def functions() -> list[tuple[Any, str, Any]]:
             return tuple(of_nine(self, *given, epsilon=epsilon, **rest))
         return (normalization._batchnorm_test_mode(*given, epsilon=epsilon),)  # noqa: SLF001
 
+    def stretched(self: Any, x: Array, scale: Any = None, mode: str = "", **rest: Any) -> Any:
+        # Once the scales were an attribute.
+        factors = np.array(rest["scales"] if scale is None else scale)
+        if mode != "linear":
+            return repeated(self, x, factors, mode=mode)
+        corner: dict[str, Any] = {"scale_factors": factors}
+        corner["coordinate_transformation_mode"] = "asymmetric"
+        linear = op_resize._linear_coeffs  # noqa: SLF001
+        return (op_resize._interpolate_nd(x, linear, **corner).astype(x.dtype),)  # noqa: SLF001
+
+    def resized(self: Any, x: Array, *given: Any, **rest: Any) -> Any:
+        former = self.run_params["opsets"][""] < _RESIZES
+        return stretched(self, x, *given, **rest) if former else resizes(self, x, *given, **rest)
+
+    repeated, resizes = upsample._run, resize._run  # noqa: SLF001
     padding = "get_output_shape_explicit_padding"
     padded = partial(_padded_at_the_end, getattr(op_pool_common, padding))
     return [
@@ -245,7 +266,9 @@ def functions() -> list[tuple[Any, str, Any]]:
         (op_pool_common, padding, padded),
         (common, "_run", partialmethod(_saturated, common._run, quantize._reshape_input)),  # noqa: SLF001
         (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
+        (resize, "_run", resized),
         (roi_align, "_run", partialmethod(_aligned, roi_align._run)),  # noqa: SLF001
+        (upsample, "_run", stretched),
     ]
 
 

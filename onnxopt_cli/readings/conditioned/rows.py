@@ -67,7 +67,7 @@ _LISTED = {
         Rounds.MIX,
     ),
     # They compute coordinates, which round whatever the data are.
-    **dict.fromkeys(("Resize", "GridSample", "RoiAlign"), Rounds.COORDINATES),
+    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), Rounds.COORDINATES),
     # Integers come from rounding a quotient, which the node computes itself.
     **dict.fromkeys(
         ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Rounds.COMBINE
