@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from dask_processes import until
 from places import PLUGINS
 
 MISTAKEN = f"python:{PLUGINS / 'planted.py'}:WrongBeyondFive"
@@ -22,41 +23,26 @@ def start(place, *options):
 
 
 @pytest.mark.slow
-def test_what_is_found_does_not_depend_on_the_number_of_workers(two, tmp_path, onnxopt):
-    found = []
+def test_what_is_found_does_not_depend_on_the_number_of_workers(two, tmp_path):
     options = ("-b", MISTAKEN, "--operator", "Momentum", "--examples", "450", "--no-explain")
-    for workers in (2, 1, 0):
-        folder = tmp_path / str(workers)
-        where = ("--cluster", two.address) if workers else ()
-        answer = onnxopt("fuzz", *options, "-o", folder, *where)
-        assert answer.code == 1, answer.text
-        assert "in 450 examples, seed 0" in answer.out
-        found.append(kept(folder))
-        if workers == 2:
-            two.end(two.workers[-1])
     # The last is of this machine alone.
+    for where in ("two", "one", "here"):
+        there = () if where == "here" else ("--cluster", two.address)
+        search = start(tmp_path, *options, "-o", where, *there)
+        if where == "two":
+            # One comes while they search, and one is lost.
+            until(lambda: len(two.benches()) == 2)
+            two.add()
+            two.end(two.workers[0])
+        said = search.communicate(timeout=120)[0].decode()
+        assert search.returncode == 1, said
+        assert "in 450 examples, seed 0" in said
+        if where == "two":
+            two.end(two.workers[1])
+    found = [kept(tmp_path / where) for where in ("two", "one", "here")]
     assert found[0] == found[1] == found[2]
     # Of wrong numbers that nothing explains there is one kind for a node, and one for several.
     assert 1 <= len([it for it in found[0] if it.endswith(".yaml")]) <= 2
-
-
-@pytest.mark.slow
-def test_a_search_goes_on_with_workers_that_come_and_without_those_that_are_killed(two, tmp_path):
-    options = ("-b", MISTAKEN, "--operator", "Momentum", "--examples", "800", "--no-explain")
-    here = tmp_path / "here"
-    start(tmp_path, *options, "-o", here).communicate(timeout=120)
-    there = tmp_path / "there"
-    search = start(tmp_path, *options, "-o", there, "--cluster", two.address)
-    end = time.monotonic() + 60
-    while len(two.benches()) < 2 and time.monotonic() < end:
-        time.sleep(0.02)
-    late = two.add()
-    two.end(two.workers[0])
-    said = search.communicate(timeout=120)[0].decode()
-    two.end(late, signal.SIGTERM)
-    assert search.returncode == 1, said
-    assert "in 800 examples, seed 0" in said
-    assert kept(there) == kept(here)
 
 
 @pytest.mark.slow
@@ -81,14 +67,10 @@ def test_operators_of_the_users_are_searched_on_workers_of_one_hypothesis(two, t
 @pytest.mark.slow
 def test_ctrl_c_ends_a_search_everywhere(two, tmp_path):
     search = start(tmp_path, "-b", "numpy", "--examples", "10000000", "--cluster", two.address)
-    end = time.monotonic() + 60
-    while not two.benches() and time.monotonic() < end:
-        time.sleep(0.02)
+    until(two.benches)
     time.sleep(1)
     search.send_signal(signal.SIGINT)
     said = search.communicate(timeout=60)[0].decode()
     assert search.returncode == 130, said
     assert "Traceback" not in said
-    while two.benches() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert two.benches() == []
+    until(lambda: not two.benches())

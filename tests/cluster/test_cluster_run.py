@@ -6,10 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from dask_processes import DaskProcesses
+from dask_processes import DaskProcesses, until
 from isolated import HOSTILE, run_to_end, start, write_cases
 from places import PLUGINS
 
@@ -49,13 +48,6 @@ def without_others(report):
 
 def reported(run):
     return without_others(json.loads(run.report.read_text()))
-
-
-def until(happened, seconds=60):
-    end = time.monotonic() + seconds
-    while not happened() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert happened()
 
 
 def ended(log):

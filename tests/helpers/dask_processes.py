@@ -14,6 +14,14 @@ from pathlib import Path
 from places import REPOSITORY
 
 
+def until(happened, seconds=60):
+    """Wait for something to have happened."""
+    end = time.monotonic() + seconds
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert happened()
+
+
 class DaskProcesses:
     """A scheduler, and workers that come and go."""
 
@@ -22,9 +30,7 @@ class DaskProcesses:
         self._numbers = count()
         self.file = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--port", "0")
-        until = time.monotonic() + 60
-        while not self.file.exists() and time.monotonic() < until:
-            time.sleep(0.02)
+        until(self.file.exists)
         self.address = json.loads(self.file.read_text())["address"]
         self.workers: list[subprocess.Popen[bytes]] = []
 
