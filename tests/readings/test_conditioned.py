@@ -215,6 +215,35 @@ LIMITS = {
         {"x": f32(1, 2, 3, 4).reshape(1, 1, 2, 2), "grid": f32(0, 0.5).reshape(1, 1, 1, 2)},
         (np.reshape(3, (1, 1, 1, 1)), np.reshape(3.001, (1, 1, 1, 1))),
     ),
+    # The first element of a row is in no other sum than its own, which float32 rounds.
+    "sums from the end on": (
+        ("CumSum", {"reverse": 1}),
+        {"x": np.resize(f32(3.0001, -3.3, 0.1, 0.2), (6, 4)), "axis": np.array(1)},
+        (
+            np.cumsum(np.resize(f32(0.2, 0.1, -3.3, 3.0001), (6, 4)), 1)[:, ::-1],
+            np.resize([0.0002, -3, 0.3, 0.2], (6, 4)),
+        ),
+    ),
+    "one of a hundred, by fewer indices than rows": (
+        ("GatherElements", {"axis": 1}),
+        {"x": np.arange(200, dtype="f").reshape(2, 100), "i": np.array([[99, -100, 5]])},
+        ([[99, 0, 5]], [[99, 99, 5]]),
+    ),
+    "what is padded by less than nothing": (
+        ("Pad", {"mode": "edge"}),
+        {"x": f32(1, 2, 3), "p": np.array([-1, 2])},
+        ([2, 3, 3, 3], [1, 2, 3, 3]),
+    ),
+    "the largest in three dimensions": (
+        ("GlobalMaxPool", {}),
+        {"x": np.arange(16, dtype="f").reshape(1, 2, 2, 2, 2)},
+        (np.reshape([7, 15], (1, 2, 1, 1, 1)), np.reshape([6, 15], (1, 2, 1, 1, 1))),
+    ),
+    "a norm of all": (
+        ("GlobalLpPool", {}),
+        {"x": f32(3, -4).reshape(1, 1, 2)},
+        (np.reshape(5, (1, 1, 1)), np.reshape(5.0001, (1, 1, 1))),
+    ),
     # Pixels are measured from their corners, and the last one goes on to its end.
     "stretched from the corner, by scales that are an attribute": (
         ("Upsample", {"opset": 7, "mode": "linear", "scales": [1.0, 1.0, 1.0, 2.0]}),

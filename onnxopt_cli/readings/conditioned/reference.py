@@ -145,8 +145,9 @@ def operators() -> list[type]:
 
     kind = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
     flat = (_flattening(OpRunUnaryNum, *it) for it in kind.items())
+    pools = type("GlobalLpPool", (OpRun,), {"op_domain": "", "_run": _norm_of_all})
     ours = [DequantizeLinear, GridSample, LpNormalization, LpPool, LRN, RNN, Scan, Scatter]
-    return [*ours, *flat]
+    return [*ours, pools, *flat]
 
 
 def _flattening(base: type, name: str, compute: Callable[[Array, int], Array]) -> type:
@@ -208,14 +209,18 @@ def functions() -> list[tuple[Any, str, Any]]:
         op_batch_normalization,
         op_conv,
         op_conv_transpose,
+        op_gather_elements,
         op_gemm,
+        op_global_max_pool,
         op_matmul,
         op_max_pool,
+        op_pad,
         op_pool_common,
         op_quantize_linear,
         op_reduce_log_sum_exp,
         op_resize,
         op_roi_align,
+        op_unique,
         op_upsample,
     )
 
@@ -223,6 +228,7 @@ def functions() -> list[tuple[Any, str, Any]]:
     common = quantize._CommonQuantizeLinear  # noqa: SLF001
     roi_align: Any = op_roi_align.RoiAlign
     resize: Any = op_resize.Resize
+    unique: Any = op_unique.Unique
     upsample: Any = op_upsample.Upsample
     max_pool: Any = op_max_pool.MaxPool
     windows = max_pool._max_pool  # noqa: SLF001
@@ -257,19 +263,60 @@ def functions() -> list[tuple[Any, str, Any]]:
         (normalization.BatchNormalization_9, "_run", normalized),
         (op_conv, "im2col", fast_columns),
         (op_conv, "_conv_implementation", partial(_in_single, op_conv._conv_implementation)),  # noqa: SLF001
+        (op_gather_elements, "gather_numpy", _gathered),
+        (op_global_max_pool, "_global_max_pool", _largest_of_all),
         (op_matmul, "numpy_matmul", partial(_in_single, op_matmul.numpy_matmul)),
         *((op_gemm, it, partial(_in_single, getattr(op_gemm, it))) for it in _GEMM),
         (transposed, "_run", partialmethod(_grouped, transposed._run)),  # noqa: SLF001
         (max_pool, "_run", partialmethod(_largest, max_pool._run)),  # noqa: SLF001
         (max_pool, "_max_pool", partialmethod(_padded_alike, windows)),
+        (op_pad, "_pad_impl", partial(_padded_or_cut, op_pad._pad_impl)),  # noqa: SLF001
         (op_pool_common, "pool", partial(fast_pool, op_pool_common.pool)),
         (op_pool_common, padding, padded),
         (common, "_run", partialmethod(_saturated, common._run, quantize._reshape_input)),  # noqa: SLF001
         (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
         (resize, "_run", resized),
         (roi_align, "_run", partialmethod(_aligned, roi_align._run)),  # noqa: SLF001
+        (unique, "_run", partialmethod(_in_order, unique._run)),  # noqa: SLF001
         (upsample, "_run", stretched),
     ]
+
+
+def _norm_of_all(_: Any, x: Array, p: int) -> tuple[Array]:
+    powers = np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)
+    return ((powers ** (1 / p)).astype(x.dtype),)
+
+
+def _gathered(data: Array, axis: int, indices: Array) -> Array:
+    """Gather along any axis of any length, where there may be fewer indices along the others."""
+    within = [slice(size) for size in indices.shape]
+    within[axis] = slice(None)
+    return np.take_along_axis(data[tuple(within)], indices, axis)
+
+
+def _largest_of_all(x: Array) -> Array:
+    largest: Array = x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return largest
+
+
+def _padded_or_cut(
+    kept: Any, data: Array, pads: Any, mode: Any, constant_values: Any = 0.0, axes: Any = None
+) -> Array:
+    """Cut off what a negative number says, then pad."""
+    given, within = np.reshape(pads, (2, -1)), [slice(None)] * data.ndim
+    for axis, (before, after) in zip(
+        range(data.ndim) if axes is None else axes, given.T, strict=True
+    ):
+        within[axis] = slice(max(-before, 0), data.shape[axis] - max(-after, 0))
+    added = np.maximum(given, 0).ravel().tolist()
+    return np.asarray(kept(data[tuple(within)], added, mode, constant_values, axes))
+
+
+def _in_order(node: Any, kept: Any, x: Array, axis: Any = None, **rest: Any) -> tuple[Array, ...]:
+    """Take what is unique from where it was found, along any axis."""
+    whole = axis is None or np.isnan(axis)
+    y, *others = kept(node, x.ravel() if whole else np.moveaxis(x, int(axis), 0), 0, **rest)
+    return (y if whole else np.moveaxis(y, 0, int(axis)), *others)
 
 
 def _in_single(kept: Any, x: Array, y: Array, *rest: Any) -> Array:

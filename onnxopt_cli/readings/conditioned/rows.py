@@ -198,7 +198,9 @@ def _length(
     longest, product = 1.0, True
     for at in places:
         touched = []
-        for element in {inputs[at].size // 2, inputs[at].size // 3}:
+        last = inputs[at].size - 1
+        # Of each axis one lies as near to an end as the other to its other end, and neither there.
+        for element in {round(last * _GOLDEN), last - round(last * _GOLDEN)}:
             moved = list(inputs)
             moved[at] = inputs[at].copy()
             flat, before = moved[at].reshape(-1), inputs[at].reshape(-1)[element]
