@@ -16,7 +16,14 @@ from rich.text import Text
 
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation, RunRecord
-from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, Standing
+from onnxopt_cli.core.result import (
+    HARMLESS,
+    NOT_ITS_FAULT,
+    OUTSIDE_CASES,
+    Outcome,
+    Result,
+    Standing,
+)
 from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.causes import Alike, mistake_command
@@ -338,10 +345,15 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         mine = [result for result in record.results if result.backend == backend]
         counts = Counter(result.outcome for result in mine)
         parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
-        conforms = all(result.conforms for result in mine)
-        word = Text("conforms", "bold green") if conforms else Text("does not conform", "bold red")
+        against = {result.outcome for result in mine if not result.conforms}
+        said = "does not conform"
         if set(counts) == {Outcome.SKIP}:
-            word = Text("was not tested", "bold red")
+            said = "was not tested"
+        elif not against:
+            said = "conforms"
+        elif against <= NOT_ITS_FAULT:
+            said = "was not judged in all cases"
+        word = said, "bold green" if said == "conforms" else "bold red"
         line = Text.assemble(printable(backend), " ", word, f": {parts}")
         standings = Counter(it.standing for it in mine if it.standing and not _plain(it))
         if standings:

@@ -164,7 +164,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
 def _fault(model: onnx.ModelProto) -> str:
     """Return why no backend has to run a model; empty if onnx's check finds nothing."""
     # Only what raises is looked at so.
-    from onnx import checker, defs
+    from onnx import checker, defs, shape_inference
 
     from onnxopt_cli.operators import register_schemas
     from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
@@ -185,12 +185,14 @@ def _fault(model: onnx.ModelProto) -> str:
     try:
         refuse_endless_functions(checked)
         checker.check_model(checked)
+        # A node may have types that its operator's version does not take.
+        shape_inference.infer_shapes(checked, check_type=True)
     except NodeError as error:
         return error.message
-    except checker.ValidationError as error:
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
         # Behind an arrow it says in what of the model that is.
-        words = " ".join(str(error).partition("==>")[0].split())
-        return clipped(printable(words), _LONGEST_FAULT)
+        words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
+        return clipped(printable(" ".join(words.split())), _LONGEST_FAULT)
     except (EncodeError, ValueError):
         # It is too large for that.
         return ""

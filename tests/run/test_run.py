@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from forked import run_command
+from onnx import TensorProto
 from onnx_directories import identity, make_directory, tensor, tensor_type
 from places import REPOSITORY
 from two_cases import BACKEND, CASE
@@ -105,6 +106,9 @@ def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, on
     assert "1 invalid" in answer.out
 
 
+RAISES = "class Raises:\n    def run(self, model, inputs):\n        raise KeyError('x')\n"
+
+
 def test_a_model_that_is_not_valid_is_the_cases_fault_and_what_it_raises_else_the_backends(
     workplace, onnxopt
 ):
@@ -113,14 +117,25 @@ def test_a_model_that_is_not_valid_is_the_cases_fault_and_what_it_raises_else_th
     for name, given in (("right", "x"), ("lost", "nowhere")):
         model.graph.node[0].input[0] = given
         make_directory(workplace / "some" / name, model, [value], [value])
-    (workplace / "vendor.py").write_text(
-        "class Raises:\n    def run(self, model, inputs):\n        raise KeyError('x')\n"
-    )
+    (workplace / "vendor.py").write_text(RAISES)
     answer = onnxopt("run", "some", "-b", "python:vendor.py:Raises")
     assert answer.code == 2
     said = " ".join(answer.out.split())
     assert "does not pass onnx's check: Nodes in a graph must be topologically sorted" in said
-    assert "1 error, 1 invalid" in said
+    assert "does not conform: 1 error, 1 invalid" in said
+
+
+def test_types_that_an_operators_version_does_not_take_are_the_cases_fault(workplace, onnxopt):
+    model = identity({"x": tensor_type(TensorProto.INT32)})
+    model.graph.node[0].op_type, model.opset_import[0].version = "Relu", 13
+    value = tensor(np.int32([1, 2]))
+    make_directory(workplace / "some" / "integers", model, [value], [value])
+    (workplace / "vendor.py").write_text(RAISES)
+    answer = onnxopt("run", "some", "-b", "python:vendor.py:Raises")
+    assert answer.code == 2
+    said = " ".join(answer.out.split())
+    assert "X typestr: T, has unsupported type: tensor(int32)" in said
+    assert "was not judged in all cases: 1 invalid" in said
 
 
 def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
