@@ -224,6 +224,14 @@ LIMITS = {
             np.resize([0.0002, -3, 0.3, 0.2], (6, 4)),
         ),
     ),
+    "a product of what is zero at many places": (
+        ("MatMul", {}),
+        {
+            "x": f32(1.1, 0, 0, 0, 0, 1.3, 0, 0, 0, 0).reshape(1, 10),
+            "w": f32(1.3, 0, 0, 0, 0, -1.09999, 0, 0, 0, 0).reshape(10, 1),
+        },
+        ([f32(1.1) * f32(1.3) - f32(1.3) * f32(1.09999)], [[1.6e-5]]),
+    ),
     "one of a hundred, by fewer indices than rows": (
         ("GatherElements", {"axis": 1}),
         {"x": np.arange(200, dtype="f").reshape(2, 100), "i": np.array([[99, -100, 5]])},

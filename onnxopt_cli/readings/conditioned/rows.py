@@ -93,6 +93,8 @@ _SAME = 1e-9
 _WHOLE = 2.0**40
 _FEW = 1000
 _GOLDEN = 0.6180339887498949
+# Elements of an input that are looked at until so many are seen to matter.
+_LOOKS, _ENOUGH = 8, 2
 
 
 def floats(op_type: str, inputs: Sequence[Any]) -> list[int]:
@@ -192,15 +194,13 @@ def _length(
     """Return how many elements of an input an element of the outputs is made of, on average.
 
     And whether it is their product. One element is moved, of each input; what else moves is looked
-    at.
+    at, and if nothing does, as where it meets a zero or a pool leaves it out, at another one.
     """
     size = sum(it.size for it in outputs if is_wide(it))
     longest, product = 1.0, True
     for at in places:
         touched = []
-        last = inputs[at].size - 1
-        # Of each axis one lies as near to an end as the other to its other end, and neither there.
-        for element in {round(last * _GOLDEN), last - round(last * _GOLDEN)}:
+        for element in _some_places(inputs[at].size):
             moved = list(inputs)
             moved[at] = inputs[at].copy()
             flat, before = moved[at].reshape(-1), inputs[at].reshape(-1)[element]
@@ -209,15 +209,25 @@ def _length(
                 others = compute(*moved)
             except Exception:  # noqa: BLE001, S112 - it may not be defined there
                 continue
-            touched.append(0)
+            count = 0
             for mine, theirs in zip(outputs, others, strict=True):
                 if is_wide(mine) and is_wide(theirs) and mine.shape == theirs.shape:
                     changed = ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
-                    touched[-1] += int(np.count_nonzero(changed))
+                    count += int(np.count_nonzero(changed))
                     if product:
                         scaled = mine[changed] * (flat[element] / before)
                         off = np.abs(theirs[changed] - scaled)
                         product = bool((off <= _SAME * np.abs(scaled)).all())
+            touched += [count] * bool(count)
+            if len(touched) == _ENOUGH:
+                break
         if touched:
             longest = max(longest, inputs[at].size * float(np.mean(touched)) / size)
     return longest, product
+
+
+def _some_places(size: int) -> list[int]:
+    """Return places that are generic along each axis, each second one opposite of the first."""
+    steps = (np.arange(1, 1 + _LOOKS // 2) * _GOLDEN) % 1.0
+    near = np.rint((size - 1) * np.stack([steps, 1 - steps], 1)).astype(int)
+    return list(dict.fromkeys(near.ravel().tolist()))
