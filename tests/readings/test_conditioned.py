@@ -315,6 +315,20 @@ def test_right_answers_pass_and_wrong_ones_beside_them_fail(name):
 
 # The same of several nodes.
 GRAPHS = {
+    # The exponential is off by nearly nothing here, and by an ulp elsewhere.
+    "a small exponential less one": (
+        [("Elu", ["x"], {}), ("Neg", ["t0"], {})],
+        {"x": f32(-(2**-15))},
+        [([2**-15 - 2**-24], True), ([2**-15 - 2**-19], False)],
+    ),
+    "the logarithm of a large share": (
+        [("Neg", ["x"], {}), ("LogSoftmax", ["t0"], {})],
+        {"x": f32(0, 11.7)},
+        [
+            ([-8.2938e-6 + 5e-8, -11.700008], True),
+            ([-8.2938e-6 + 4e-6, -11.700008], False),
+        ],
+    ),
     "the logarithm of what is subnormal": (
         [("Exp", ["x"], {}), ("Log", ["t0"], {})],
         {"x": f32(-100, -3)},

@@ -10,9 +10,14 @@ import onnx
 from onnx import helper
 
 from onnxopt_cli.core.values import Value
+from onnxopt_cli.formula.nodes import all_nodes
 
 #: The domain of the functions that stand for operators.
 BODY = "onnxopt.body"
+#: What published bodies call, and whose own bodies are looked into, too: they subtract.
+CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
+# The same of graphs, whose nodes may be computed as their bodies are. Mish's calls Softplus.
+_SUBTRACT = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
 
 def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto | None:
@@ -66,6 +71,21 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     body.functions.append(function)
     body.opset_import.append(helper.make_opsetid(BODY, 1))
     return body
+
+
+def subtracting(model: onnx.ModelProto) -> list[str]:
+    """Return the operators of a graph that subtract in their published bodies."""
+    versions = {it.domain: it.version for it in model.opset_import}
+    version = versions.get("", versions.get("ai.onnx", 0))
+    used = {node.op_type for node in all_nodes(model) if node.domain in {"", "ai.onnx"}}
+    schemas: dict[str, Any] = {
+        name: onnx.defs.get_schema(name, version, "")
+        for name in _SUBTRACT
+        if name in used and onnx.defs.has(name, version, "")
+    }
+    return [
+        name for name, it in schemas.items() if it.has_function or it.has_context_dependent_function
+    ]
 
 
 def _type(value: Value) -> onnx.TypeProto:

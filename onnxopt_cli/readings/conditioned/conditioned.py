@@ -18,7 +18,7 @@ import onnx
 from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
-from onnxopt_cli.readings.conditioned.body import published_body
+from onnxopt_cli.readings.conditioned.body import CALLED, published_body, subtracting
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
 from onnxopt_cli.readings.conditioned.evaluator import (
     Compute,
@@ -196,10 +196,12 @@ def _with_lowest(judgement: Judgement) -> Judgement:
 
 
 def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[_Form]:
-    """Run the function body that ONNX publishes for a model's only node; empty if there is none."""
+    """Run the function bodies that ONNX publishes for a model's nodes; empty if there are none."""
     try:
-        body = published_body(model, inputs)
-        return [] if body is None else _measure(body, inputs, math)
+        if body := published_body(model, inputs):
+            return _measure(body, inputs, math, CALLED)
+        looked_into = subtracting(model)
+        return _measure(model, inputs, math, looked_into) if looked_into else []
     except MemoryError:
         # Limits would be too narrow without it.
         raise
@@ -207,7 +209,9 @@ def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value], math: st
         return []
 
 
-def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[_Form]:
+def _measure(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, looked_into: Sequence[str] = ()
+) -> list[_Form]:
     kinds: list[tuple[str, float, bool]] = []
     beyond: set[str] = set()
 
@@ -226,8 +230,8 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
             raise CannotAskError(f"it runs more than {_MOST_VISITS} nodes")
         return outputs
 
-    own = Evaluated(model).run(inputs, note)
-    wide = Evaluated(model, _LANES)
+    own = Evaluated(model, 0, looked_into).run(inputs, note)
+    wide = Evaluated(model, _LANES, looked_into)
     asking = _Asking(kinds, math)
     values = wide.run(inputs, asking)
     forms = [
@@ -240,12 +244,12 @@ def _measure(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> 
             form.finer = it[1:] if isinstance(it, Lanes) else []
     if any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in asking.places):
         with sums_in_order():
-            summed = Evaluated(model).run(inputs)
+            summed = Evaluated(model, 0, looked_into).run(inputs)
         for form, it in zip(forms, summed, strict=True):
             form.in_order = it
     tried = [own] if _OVERFLOW in beyond else []
     if _SUBNORMAL in beyond:
-        tried.append(Evaluated(model).run(inputs, _flushing))
+        tried.append(Evaluated(model, 0, looked_into).run(inputs, _flushing))
     for at, form in enumerate(forms):
         form.alone = asking.alone
         # What has 16 bits is computed in float32: but for a few roundings it is exact.

@@ -14,7 +14,6 @@ import onnx
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.nodes import spell_out_defaults
-from onnxopt_cli.readings.conditioned.body import BODY
 from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates
 from onnxopt_cli.readings.conditioned.reference import functions, operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
@@ -27,8 +26,6 @@ _ADDED = (np.float32, np.float64)
 _MATRIX = 2
 # More are not added up one by one: that takes seconds.
 _MOST_PRODUCTS = 1 << 26
-# What published bodies call, and whose own bodies are looked into, too.
-_SUBTRACT = ("Elu", "HardSigmoid", "LogSoftmax")
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 
@@ -61,16 +58,20 @@ class Evaluated:
     Args:
         model: the model.
         lanes: 0 to compute in the model's own types; else in double, in as many lanes.
+        looked_into: operators whose function bodies are run in their place.
     """
 
-    def __init__(self, model: onnx.ModelProto, lanes: int = 0) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, lanes: int = 0, looked_into: Sequence[str] = ()
+    ) -> None:
         from onnx.reference import ReferenceEvaluator
         from onnx.reference.op_run import OpRunExpand
 
-        prepare, better = self._prepare, operators()
-        if any(it.domain == BODY for it in model.functions):
-            looked_into = (type(name, (OpRunExpand,), {"op_domain": ""}) for name in _SUBTRACT)
-            better = [*looked_into, *better]
+        prepare = self._prepare
+        better = [
+            *(type(it, (OpRunExpand,), {"op_domain": ""}) for it in looked_into),
+            *operators(),
+        ]
 
         class Visited(ReferenceEvaluator):
             """Subgraphs and functions are run by evaluators of the same class."""
