@@ -9,13 +9,13 @@ import pytest
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.ops import op_pool_common
+from onnx.reference.ops import op_negative_log_likelihood_loss, op_pool_common
 
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance
 from onnxopt_cli.readings.conditioned.conditioned import UNITS, CannotAskError, condition
 from onnxopt_cli.readings.conditioned.draws import drawn
-from onnxopt_cli.readings.conditioned.reference import functions
+from onnxopt_cli.readings.conditioned.reference import fast_loss, functions
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.windows import fast_pool
 
@@ -741,6 +741,27 @@ def test_dropout_of_what_is_not_finite_is_no_failure():
         for y in (x * kept * 2, np.where(kept, x * 2, 0), np.where(kept & (x > 1), x * 2, 0)):
             assert not laws["y0"].test(y.astype("f"))
             assert not laws["y1"].beside({"y0": y, "y1": kept})
+
+
+@hypothesis.given(
+    shape=st.sampled_from([(3, 4), (2, 5, 3), (2, 3, 2, 4)]),
+    dtype=st.sampled_from(["float16", "float32", "float64"]),
+    reduction=st.sampled_from(["none", "sum", "mean"]),
+    ignored=st.sampled_from([None, -1, 1]),
+    weighted=st.booleans(),
+)
+def test_fast_losses_are_the_references_to_the_bit(shape, dtype, reduction, ignored, weighted):
+    random = np.random.default_rng(1)
+    x = random.standard_normal(shape).astype(dtype)
+    target = random.integers(0, shape[1], (shape[0], *shape[2:]))
+    if ignored is not None:
+        target.flat[::2] = ignored
+    weight = random.uniform(0.5, 2, shape[1]).astype(dtype) if weighted else None
+    slow = op_negative_log_likelihood_loss._compute_negative_log_likelihood_loss
+    (mine,) = fast_loss(x, target, weight, reduction, ignored)
+    (theirs,) = slow(x, target, weight, reduction, ignored)
+    assert mine.dtype == theirs.dtype
+    assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
