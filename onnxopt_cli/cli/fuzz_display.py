@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -14,6 +15,8 @@ from onnxopt_cli.cli.console import Pace, stdout
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.isolation.response import Aside
+from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.report.diff_text import operator_options
 
 if TYPE_CHECKING:
     from onnxopt_cli.cluster.crew import Cluster
@@ -113,5 +116,6 @@ class FuzzDisplay:
                     Text(f"{printable(cause)}: {len(kept)} ({printable(', '.join(kept))})")
                 )
         if self._found:
-            again = f"onnxopt run {options['output']} -b {options['backend']}"
+            words = ["onnxopt", "run", str(options["output"]), "-b", options["backend"]]
+            again = shlex.join([*words, *operator_options(it.name for it in OPERATORS)])
             self._console.print_line(Text(f"run them again: {printable(again)}"))

@@ -126,7 +126,7 @@ class Attribute:
     Attributes:
         name: the specification's name.
         default: used where the node leaves it out, rounded to float32 as the node would hold it;
-            None if the attribute is required.
+            None if the attribute is required, as one of strings is.
         choices: the allowed strings; empty if the attribute is a number.
         limits: the least and the largest allowed number; None if every number is allowed.
         each: True for a list of numbers, one for all groups or one for each; the formula gets the
@@ -140,6 +140,8 @@ class Attribute:
     each: bool = False
 
     def __post_init__(self) -> None:
+        if self.default is not None and self.choices:
+            raise ValueError(f"attribute {self.name}: a word has no default; each node says it")
         if self.default is not None:
             object.__setattr__(self, "default", float(np.float32(self.default)))
 

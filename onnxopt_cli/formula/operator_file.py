@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from importlib.metadata import entry_points
+from itertools import permutations
 from pathlib import Path
 from types import ModuleType
 
@@ -134,6 +136,7 @@ def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
         formula_tree(operator.formula)
     except ValueError as error:
         yield str(error)
+    yield from _operands(operator)
     yield from _signature(operator)
     for what, given in (("deviation", operator.deviations), ("form", operator.forms)):
         yield from _replacements(operator, what, given)
@@ -178,6 +181,16 @@ def _signature(operator: Operator) -> Iterator[str]:
             yield f"the output {output} is like {like}, which is no scalar or tensor"
     if not operator.outputs:
         yield "it has no outputs"
+
+
+def _operands(operator: Operator) -> Iterator[str]:
+    for first, second in permutations(operator.tensors, 2):
+        if second.startswith(first) and second[len(first) :].isdecimal():
+            yield f"{second} is what {first} is called in a group of several: rename one"
+    for item in operator.attributes:
+        least, largest = item.limits or (-math.inf, math.inf)
+        if item.default is not None and not least <= item.default <= largest:
+            yield f"{item.name} is {item.default:g} by default, beyond its limits"
 
 
 def _replacements(operator: Operator, what: str, given: Sequence[object]) -> Iterator[str]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from shlex import quote
 
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.text import clipped, printable, some_of
-from onnxopt_cli.report.diff_text import headline, remark
+from onnxopt_cli.report.diff_text import headline, operator_options, remark
 
 # What differs between messages of one cause: addresses, numbers that are no part of a name, paths.
 _ACCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])[-+]?\d[\d.e+-]*(?!\w)|(?:/[\w.@-]+){2,}/?")
@@ -83,8 +83,9 @@ def mistake_command(explanation: Explanation, cause: Cause) -> str:
     """Return a command that shows what the deviations of a cause change; empty if it has none."""
     if not cause.deviations:
         return ""
-    names = " ".join(f"--mistake {quote(name)}" for name in cause.deviations)
-    return printable(f"onnxopt show {explanation.operator} {names}")
+    words = [word for name in cause.deviations for word in ("--mistake", name)]
+    words += operator_options([explanation.operator])
+    return printable(shlex.join(["onnxopt", "show", explanation.operator, *words]))
 
 
 def _looks(result: Result) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +182,15 @@ def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
             words += [option, _size(value) if name == "memory" else str(value).removesuffix(".0")]
     if options.get("signed_zeros"):
         words.append("--signed-zeros")
-    for operator in OPERATORS:
-        if operator.name in result.operators and operator.file in OPERATOR_FILES:
-            words += [
-                "--operators",
-                min(str(operator.file), os.path.relpath(operator.file), key=len),
-            ]
-    return shlex.join(words)
+    return shlex.join([*words, *operator_options(result.operators)])
+
+
+def operator_options(names: Iterable[str]) -> list[str]:
+    """Return the options that make operators known which are of files."""
+    known = {operator.name: operator.file for operator in OPERATORS}
+    files = dict.fromkeys(known[name] for name in names if known.get(name) in OPERATOR_FILES)
+    paths = (min(str(it), os.path.relpath(it), key=len) for it in files)
+    return [word for path in paths for word in ("--operators", path)]
 
 
 def _size(value: object) -> str:

@@ -104,6 +104,10 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ("LION = Operator", "LION = dict", r"lion.py defines no operator"),
         ('Scalar("R", FLOATS)', '"R"', r"lion.py:6: Lion: AttributeError"),
         ('Scalar("R", FLOATS)', 'Scalar("R", ("float9",))', r"float9 is not an element type"),
+        ('("X", "G", "M")', '("X", "X1", "M")', r"X1 is what X is called in a group of several"),
+        ('("beta1", 0.9)', '("beta1", 0.9, limits=(0, 0.5))', r"beta1 is 0.9 by default, beyond"),
+        ('("decay", 0.0)', '("decay", "a", choices=("a", "b"))', r"decay: a word has no default"),
+        ("np.sign(blend)", "(G if R > 0 else M)", r"lion.py:9: Lion: .*np\.where instead of if"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(place, old, new, says):
@@ -123,6 +127,51 @@ def test_what_is_not_finite_at_one_is_fuzzed_and_what_never_is_is_said(place, ad
     done = call(place, "fuzz -b numpy --operator Lion --examples 20 --operators lion.py")
     assert done.returncode == code, done.stderr
     assert code == 0 or "found no inputs of Lion with a finite result" in done.stderr
+
+
+def test_attributes_have_limits_and_may_decide_and_loops_may_run(place):
+    text = LION.replace('("decay", 0.0)', '("decay", 0.1, limits=(0.0, 1.0))')
+    text = text.replace("np.sign(blend)", "np.sign(blend) * min(decay, 0.3)")
+    loop = "    for _ in range(2):\n        M_new = M_new * 0.5 if beta2 > 0.5 else M_new\n"
+    (place / "lion.py").write_text(text.replace("    return X_new", f"{loop}    return X_new"))
+    for options in ("run company -q", "run company -q -b onnxruntime --lower always"):
+        done = call(place, f"{options} --operators lion.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = call(place, "audit company/lion --operators lion.py")
+    assert "internal error" not in done.stderr
+    assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
+
+
+CLIPPED = """\
+import numpy as np
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
+
+def clipped(S, X, G, *, most):
+    S_new = S + np.sum(G * G)
+    return S_new, X - G * np.minimum(1.0, most / (np.sqrt(S_new) + 1e-6))
+
+CLIPPED = Operator(
+    name="Clipped", domain="my.company", version=1, formula=clipped,
+    scalars=(Scalar("S", FLOATS),), tensors=("X", "G"), outputs={"S_new": "S", "X_new": "X"},
+    attributes=(Attribute("most", 1.0),), about="Clips.", source="https://example.org",
+)
+"""
+
+
+def test_an_output_may_be_carried_beside_tensors(place):
+    (place / "clipped.py").write_text(CLIPPED)
+    for command in ("generate company -o mine", "run mine -b numpy -b onnxruntime -q"):
+        done = call(place, f"{command} --operators clipped.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_commands_that_are_proposed_name_the_file_of_the_operator(place):
+    (place / "backend.py").write_text(WRONG)
+    options = "-b python:backend.py:Backend --operators lion.py"
+    done = call(place, f"fuzz --operator Lion --examples 60 {options} --no-explain")
+    assert "-b python:backend.py:Backend --operators lion.py" in done.stdout
+    done = call(place, f"run company {options}")
+    assert re.search(r"onnxopt show Lion --mistake .* --operators lion.py", done.stdout)
 
 
 def test_what_numpy_says_of_an_empty_mean_is_not_shown(place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import cycle, product
 from typing import Any
 
@@ -104,7 +105,7 @@ class Author:
         """Leave out the elements that some output could not be judged at."""
         rate = "float32" if types is None else WIDE
         question = self.ask("", "", tensors=tensors, types=types, rate=rate)
-        weak = np.any([judgement.branch.weak for judgement in judgements(question)], axis=0)
+        weak = reduce(np.logical_or, (it.branch.weak for it in judgements(question)))
         if weak.ndim == 0:
             # One result of all elements: without the largest ones it may be judged.
             size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)

@@ -45,6 +45,14 @@ from onnxopt_cli.readings.vocabulary import (
 class _Operand(NDArrayOperatorsMixin):
     """What joins in through NumPy's dispatch."""
 
+    def __bool__(self) -> bool:
+        """Tell what holds of attributes alone."""
+        if isinstance(self, Bounded) and self.precision.level is Level.NUMBER:
+            return bool(self.value)
+        raise TypeError(
+            "what holds may differ from element to element: write np.where instead of if"
+        )
+
     @staticmethod
     def joined(blocks: Sequence[Any]) -> Bounded:
         """Return one operand of flat blocks, or of one scalar that comes with each, to reduce."""

@@ -156,7 +156,7 @@ def _places(tree: ast.FunctionDef, choices: list[str]) -> Iterator[_Place]:
     }
     names = [argument.arg for argument in arguments if argument.arg not in texts]
     for statement in _statements(tree.body):
-        fields = ("test",) if isinstance(statement, ast.If) else ("value",)
+        fields = tuple(it for it in ("test", "value") if it in statement._fields)
         for node, put in _expressions(statement, fields):
             yield _Place(statement, node, put, tuple(names), choices)
         if isinstance(statement, ast.Assign):
@@ -167,9 +167,8 @@ def _places(tree: ast.FunctionDef, choices: list[str]) -> Iterator[_Place]:
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         yield statement
-        if isinstance(statement, ast.If):
-            yield from _statements(statement.body)
-            yield from _statements(statement.orelse)
+        for within in ("body", "orelse"):
+            yield from _statements(getattr(statement, within, []))
 
 
 def _expressions(

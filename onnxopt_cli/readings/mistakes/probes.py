@@ -22,6 +22,7 @@ _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
 #: Counts that float32 rounds, and that int32 takes for a negative and for a small one.
 _LARGE_COUNTS = (2**24 + 1, 2**31 + 5, 2**32 + 1)
+_ABOVE_ONE = 1.5
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 Shape = tuple[int, ...]
@@ -107,7 +108,8 @@ class _Draw:
         for count in (-1, 0, 1) if self._operator.counts else ():
             yield self._call(_PAIR, count=count)
         for count, name in product(_LARGE_COUNTS if self._operator.counts else (), self._numeric):
-            yield self._call(_PAIR, count=count, given=self._attributes() | {name: _BELOW_ONE})
+            if self._limits.get(name, (0.0, 1.0))[1] >= _BELOW_ONE:
+                yield self._call(_PAIR, count=count, given=self._attributes() | {name: _BELOW_ONE})
         for scale in (1e-25, 1e6, 1e18):
             yield self._call(_PAIR, types=("float32", "float32"), scale=scale)
         for dtype in types:
@@ -115,7 +117,8 @@ class _Draw:
 
     def limits(self) -> Iterator[Call[Array]]:
         for name in self._each:
-            apart = [*self._limits[name], sum(self._limits[name]) / 2]
+            limits = self._limits.get(name, (0.0, 1.0))
+            apart = [*limits, sum(limits) / 2]
             yield self._call(_LAYOUTS[0], given=self._attributes() | {name: tuple(apart)})
         for name, limits in self._limits.items():
             for value in (*limits, sum(limits) / 2):
@@ -180,11 +183,12 @@ class _Draw:
             drawn = self._attributes() | fixed
             yield {name: drawn[name] for name in drawn if name in required}
             for name in self._numeric:
-                yield self._attributes() | fixed | {name: 0.0}
-                for limit in self._limits.get(name, ()):
-                    yield self._attributes() | fixed | {name: limit}
-                if not undefined_at(self._operator, {name: 1.5}):
-                    yield self._attributes() | fixed | {name: 1.5}
+                limits = self._limits.get(name, ())
+                least, largest = limits or (-np.inf, np.inf)
+                for value in (0.0, *limits, _ABOVE_ONE):
+                    inside = least <= value <= largest
+                    if inside and not undefined_at(self._operator, {name: value}):
+                        yield self._attributes() | fixed | {name: value}
 
     def _attributes(self) -> Numbers:
         chosen: Numbers = {
