@@ -16,7 +16,7 @@ from onnxopt_cli.formula.nodes import all_nodes
 BODY = "onnxopt.body"
 #: What published bodies call, and whose own bodies are looked into, too: they subtract.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
-# The same of graphs, whose nodes may be computed as their bodies are. Mish's calls Softplus.
+# The same of graphs, whose nodes may be computed as their bodies are.
 _SUBTRACT = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
 
@@ -74,10 +74,19 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
 
 
 def subtracting(model: onnx.ModelProto) -> list[str]:
-    """Return the operators of a graph that subtract in their published bodies."""
+    """Return the operators of a graph that subtract in their published bodies.
+
+    ``Softplus`` below a ``Tanh`` is part of ``Mish``, which would lose all of a small result.
+    """
     versions = {it.domain: it.version for it in model.opset_import}
     version = versions.get("", versions.get("ai.onnx", 0))
-    used = {node.op_type for node in all_nodes(model) if node.domain in {"", "ai.onnx"}}
+    nodes = [node for node in all_nodes(model) if node.domain in {"", "ai.onnx"}]
+    below_tanh = {node.input[0] for node in nodes if node.op_type == "Tanh" and node.input}
+    used = {
+        node.op_type
+        for node in nodes
+        if node.op_type != "Softplus" or below_tanh.isdisjoint(node.output)
+    }
     schemas: dict[str, Any] = {
         name: onnx.defs.get_schema(name, version, "")
         for name in _SUBTRACT
