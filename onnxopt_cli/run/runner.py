@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, worse
+from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, with_shared, worse
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
@@ -224,7 +224,7 @@ def _told(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, 
     told = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)
-        own = replace(
+        own = with_shared(
             result,
             case=case.id,
             location=case.location,

@@ -54,6 +54,10 @@ class LiteralTensor:
     dtype = property(attrgetter("array.dtype"))
     shape = property(attrgetter("array.shape"))
 
+    def __reduce__(self) -> tuple[type[LiteralTensor], tuple[Array]]:
+        """Be sent in less time than dataclasses take, as there may be very many."""
+        return LiteralTensor, (self.array,)
+
     def make(self) -> Array:
         """Return a copy of it."""
         return self.array.copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from onnxopt_cli.cases.yaml.case_fields import (
     rejected_case,
 )
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, unexpected
-from onnxopt_cli.cases.yaml.value import always, element_array
+from onnxopt_cli.cases.yaml.value import element_array
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Attributes, attribute_value, bind
@@ -42,7 +42,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
             operator.version,
             fields,
             output_names,
-            lambda name: always(default_dtype(operator, name)),
+            partial(default_dtype, operator),
         )
     attributes = read_attributes(operator, fields)
     fields.check_names("inputs", names, names)
@@ -78,6 +78,7 @@ def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object])
     return 1 if first in names else max(1, len(numbered))
 
 
+@cache
 def default_dtype(operator: Operator, name: str) -> np.dtype[Any]:
     """Return the element type of an input whose case does not say it."""
     own = {scalar.name: scalar.dtypes for scalar in operator.scalars}
@@ -98,8 +99,11 @@ def read_tensors(
     values: dict[str, DeclaredTensor] = {}
     for name, dtype in dtypes.items():
         if name in given and id(given[name]) not in fields.broken:
-            with fields.collecting():
-                values[name] = fields.declare_tensor(given[name], always(dtype), f" for {name}")
+            # As fields.collecting() does, which takes longer than most tensors.
+            try:
+                values[name] = fields.declare_tensor(given[name], dtype, f" for {name}")
+            except FormatError as error:
+                fields.errors.append(error)
     return values
 
 
@@ -111,9 +115,11 @@ def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
     attributes: dict[str, AttributeValue] = {}
     for name, node in fields.mapping("attributes").items():
         if name in known and id(node) not in fields.broken:
-            with fields.collecting():
+            try:
                 # The name of ours, as many cases would keep as many copies of it.
                 attributes[known[name].name] = _attribute(operator, known[name], node)
+            except FormatError as error:
+                fields.errors.append(error)
     return attributes
 
 

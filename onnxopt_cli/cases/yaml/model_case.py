@@ -19,7 +19,7 @@ from onnxopt_cli.cases.yaml.case_fields import (
     case_of_one_step,
 )
 from onnxopt_cli.cases.yaml.syntax import abbreviated
-from onnxopt_cli.cases.yaml.value import ChooseDtype, always, natural_dtype
+from onnxopt_cli.cases.yaml.value import ChooseDtype, natural_dtype
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.formula.nodes import operator_names
@@ -92,6 +92,6 @@ def _chooser(declared: onnx.TypeProto) -> ChooseDtype:
     while declared.WhichOneof("value") in ("sequence_type", "optional_type"):
         declared = getattr(declared, str(declared.WhichOneof("value"))).elem_type
     try:
-        return always(DTYPES[type_name(declared.tensor_type.elem_type)])
+        return DTYPES[type_name(declared.tensor_type.elem_type)]
     except Malformed:
         return natural_dtype

@@ -9,6 +9,7 @@ is text, ``010`` is eight and ``no`` is false.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -350,13 +351,14 @@ class _Builder:
     def node(self, event: Any, node: Node, depth: int) -> Node:
         """Fill a node from an event and, for a collection, those that follow it."""
         self.count += 1
-        line = event.start_mark.line + 1
         if self.count > MAX_NODES:
+            line = event.start_mark.line + 1
             large = "expected large tensors as {random: ...} or {file: ...}"
             raise FormatError(Node(line), f"found over {MAX_NODES} values, {large}")
         kind = type(event)
         alias = kind is yaml.AliasEvent
         if event.anchor is not None or event.tag is not None:
+            line = event.start_mark.line + 1
             named = f"the anchor &{event.anchor}" if event.anchor else f"the tag {event.tag}"
             found = abbreviated(f"the alias *{event.anchor}" if alias else named)
             what = f"found {found}, expected plain values (anchors, aliases and tags "
@@ -371,7 +373,7 @@ class _Builder:
                     self.errors.append(FormatError(node, f"found {error}"))
         elif not alias and depth == MAX_DEPTH:
             what = f"found nesting deeper than {MAX_DEPTH}, expected less"
-            raise FormatError(Node(line), what)
+            raise FormatError(Node(event.start_mark.line + 1), what)
         elif kind is yaml.SequenceStartEvent:
             items = node.items = []
             while type(event := next(self.events)) is not yaml.SequenceEndEvent:
@@ -429,8 +431,8 @@ def plain_scalar(text: str) -> Scalar:
     try:
         value = float(text) if match.re is _DECIMAL else float.fromhex(text)
     except OverflowError:
-        value = float("inf")
-    if value in (float("inf"), float("-inf")):
+        value = math.inf
+    if math.isinf(value):
         raise ValueError(f"{text[:40]}, expected a number in the range of a double, or .inf")
     if value == 0 and match[1].strip("0."):
         raise ValueError(f"{text[:40]}, expected a number that a double can tell from zero")

@@ -31,7 +31,7 @@ from onnxopt_cli.cases.yaml.formula_case import (
     read_tensors,
 )
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected, unknown_name
-from onnxopt_cli.cases.yaml.value import always, element_array
+from onnxopt_cli.cases.yaml.value import element_array
 from onnxopt_cli.core.case import Content, Derived, Trajectory
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import Operator
@@ -237,7 +237,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
             return np.broadcast_to(low + (high - low) * share, count).astype(dtype)
 
         return PromisedTensor(dtype, (count,), line)
-    stacked = fields.declare_tensor(cycle or node, always(dtype))
+    stacked = fields.declare_tensor(cycle or node, dtype)
     found = stacked.shape[0] if stacked.shape else None
     values = "a single value" if found is None else f"{found} values"
     if cycle is None:
@@ -272,9 +272,7 @@ def _derived(
     ((name, given),) = (node.fields or {}).items()
     gradient = _GRADIENTS[name]
     nodes = given.fields or {}
-    parameters = {
-        key: fields.declare_tensor(value, always(base.dtype)) for key, value in nodes.items()
-    }
+    parameters = {key: fields.declare_tensor(value, base.dtype) for key, value in nodes.items()}
     for key, parameter in parameters.items():
         if parameter.dtype != base.dtype:
             found, expected = dtype_name(parameter.dtype), dtype_name(base.dtype)

@@ -39,9 +39,9 @@ from onnxopt_cli.cases.yaml.syntax import (
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name, dtype_named
 
-#: Chooses the element type of a value that does not say it, from the types that its bare values
-#: have by themselves (``int64``, ``float32``, ``bool``, ``string``); empty if there are none.
-ChooseDtype: TypeAlias = Callable[[frozenset[str]], np.dtype[Any]]
+#: The element type of a value that does not say it; or what chooses it, from the types that its
+#: bare values have by themselves (``int64``, ``float32``, ``bool``, ``string``) if there are any.
+ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
 #: The name of the element type that a bare value of a file has by itself, by its Python type.
 BARE_DTYPES: dict[type, str] = {
@@ -54,6 +54,11 @@ BARE_DTYPES: dict[type, str] = {
 
 # It has no type information.
 _finfo: Any = ml_dtypes.finfo
+# The smallest and the largest normal number.
+_NORMAL = {
+    np.dtype(it): (float(_finfo(it).smallest_normal), float(_finfo(it).max))
+    for it in (np.float32, np.float64)
+}
 
 _COMPLEX = re.compile(r"[-+0-9.eEjJinfaINFA]+")
 
@@ -63,9 +68,8 @@ def natural_dtype(kinds: frozenset[str]) -> np.dtype[Any]:
     return DTYPES["float32" if "float32" in kinds else max(kinds, default="float32")]
 
 
-def always(dtype: np.dtype[Any]) -> ChooseDtype:
-    """Return the choice that is made already."""
-    return lambda _kinds: dtype
+def _chosen(choose: ChooseDtype, node: Node) -> np.dtype[Any]:
+    return choose if isinstance(choose, np.dtype) else choose(untyped_kinds(node))
 
 
 def declare_value(
@@ -88,7 +92,7 @@ def declare_value(
     """
     fields = node.fields
     if fields is None:
-        return _literal(node, None, dtype or choose(untyped_kinds(node)))
+        return _literal(node, None, dtype or _chosen(choose, node))
     if "dtype" in fields:
         dtype = dtype_named(str(fields["dtype"].scalar))
         if dtype is None:
@@ -97,10 +101,10 @@ def declare_value(
             raise unexpected(fields["dtype"], expected)
     shape = fields.get("shape")
     if "random" in fields:
-        return _random(fields["random"], fields["shape"], dtype or choose(untyped_kinds(node)))
+        return _random(fields["random"], fields["shape"], dtype or _chosen(choose, node))
     if "data" in fields:
         data = fields["data"]
-        return _literal(data, shape, dtype or choose(untyped_kinds(data)))
+        return _literal(data, shape, dtype or _chosen(choose, data))
     if shape is not None:
         raise FormatError(shape, "found a shape, expected it only beside data or random")
     if "file" in fields:
@@ -109,7 +113,7 @@ def declare_value(
         return _sequence(fields["sequence"], folder, choose, dtype)
     inner = fields["optional"]
     if inner.fields is None and inner.items is None and inner.scalar is None:
-        return DeclaredGroup("optional", dtype or choose(frozenset()))
+        return DeclaredGroup("optional", dtype or _chosen(choose, inner))
     value = _of_dtype(inner, declare_value(inner, folder, choose, dtype), dtype)
     return DeclaredGroup("optional", value.dtype, (value,))
 
@@ -148,7 +152,7 @@ def _sequence(
     items = node.items or []
     typed = {id(it): declare_value(it, folder, choose) for it in items if has_dtype(it)}
     common = dtype or next((value.dtype for value in typed.values()), None)
-    common = common or choose(untyped_kinds(node))
+    common = common or _chosen(choose, node)
     values = [typed.get(id(it)) or declare_value(it, folder, choose, common) for it in items]
     checked = (_of_dtype(it, value, common) for it, value in zip(items, values, strict=True))
     return DeclaredGroup("seq", common, tuple(checked))
@@ -256,14 +260,14 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
     Raises:
         FormatError: at the first value that the element type cannot hold.
     """
-    name = dtype_name(dtype)
     values: list[Any] = [node.scalar for node in nodes]
-    if dtype.char in "fd" and values and set(map(type, values)) <= {int, float}:
+    if dtype in _NORMAL and values and set(map(type, values)) <= {int, float}:
         # What most cases hold: numbers in the range of normal ones, of which none can be lost.
         sizes = list(map(abs, values))
-        info = np.finfo(dtype)
-        if min(sizes) >= float(info.smallest_normal) and max(sizes) <= float(info.max):
+        least, largest = _NORMAL[dtype]
+        if min(sizes) >= least and max(sizes) <= largest:
             return np.array(values, np.float64).astype(dtype)
+    name = dtype_name(dtype)
     fits, expected = _rule(dtype)
     for node in nodes:
         if not fits(node.scalar):
