@@ -114,12 +114,16 @@ def many_cases(count: int) -> None:
         print(f"{count} cases, one process: {alone}")
         for workers in (1, 2):
             with started(workers) as (file, processes):
+                bare = measured(["run", str(cases), "-q", "--cluster", file])
+                print(f"{workers} workers, without log and report: client {bare}")
+                before = [spent(it) for it in processes]
                 there = Path(folder, f"there-{workers}.json")
                 found = measured(["run", str(cases), "-q", "--cluster", file,
                                   f"--report=json={there}",
                                   "--log", f"{folder}/{workers}.jsonl"])  # fmt: skip
-                scheduler, *others = map(spent, processes)
-                print(f"{workers} workers: client {found}")
+                used = [spent(it) - then for it, then in zip(processes, before, strict=True)]
+                scheduler, *others = used
+                print(f"{workers} workers, with log and report: client {found}")
                 print(f"  scheduler {scheduler:.1f} s, workers {sum(others):.1f} s of processor")
                 whole = found["processor"] + scheduler + sum(others)
                 print(f"  a case: client {1e3 * found['processor'] / count:.2f} ms, all over one")

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -21,7 +21,7 @@ _READER_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 
 
-def write_atomically(path: Path, data: bytes, *, new: bool = False) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = False) -> None:
     """Write a file whole or not at all, with the permissions of a new file.
 
     What is there already and is no regular file, such as a pipe or ``/dev/stderr``, is written to
@@ -29,21 +29,22 @@ def write_atomically(path: Path, data: bytes, *, new: bool = False) -> None:
 
     Args:
         path: of the file.
-        data: its content.
+        data: its content, whole or in pieces.
         new: whether what is there already is kept.
 
     Raises:
         FileExistsError: if it is to be new, and something is there already.
         UsageError: if it cannot be written; says why.
     """
+    pieces = [data] if isinstance(data, bytes) else data
     temporary = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     try:
         if not new and path.exists() and not path.is_file():
             with os.fdopen(_open_special(path), "wb") as file:
-                file.write(data)
+                file.writelines(pieces)
             return
         try:
-            _write(temporary, data)
+            _write(temporary, pieces)
             if new:
                 os.link(temporary, path)
             else:
@@ -146,7 +147,7 @@ def _open_special(path: Path) -> int:
             return descriptor
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a new file that has no name until it is whole, where the system has such files."""
     descriptors = Path("/proc/self/fd")
     try:
@@ -154,10 +155,10 @@ def _write(path: Path, data: bytes) -> None:
         descriptor = os.open(path.parent, nameless | os.O_WRONLY, 0o666)
     except (AttributeError, OSError):
         with path.open("xb") as file:
-            file.write(data)
+            file.writelines(pieces)
         return
     with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+        file.writelines(pieces)
         file.flush()
         # With a folder for relative paths, of which this is none, links are followed.
         os.link(descriptors / str(descriptor), path, src_dir_fd=descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -64,12 +64,12 @@ def write_reports(wanted: Sequence[tuple[str, Path]], record: RunRecord) -> None
             if name == SUMMARY:
                 _append_summary(path, record)
                 continue
-            data = render(name, record).encode()
+            pieces = map(str.encode, render(name, record))
             if str(path) != _STDOUT:
-                write_atomically(path, data)
+                write_atomically(path, pieces)
                 continue
             sys.stdout.flush()
-            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.writelines(pieces)
             sys.stdout.flush()
         except UsageError as error:
             problems.append(error.message)
@@ -77,11 +77,11 @@ def write_reports(wanted: Sequence[tuple[str, Path]], record: RunRecord) -> None
         raise UsageError("\n".join(problems))
 
 
-def render(form: str, record: RunRecord) -> str:
-    """Return a run in one of the formats."""
+def render(form: str, record: RunRecord) -> Iterable[str]:
+    """Return a run in one of the formats, in pieces."""
     module = import_module(f"onnxopt_cli.report.{_MODULES.get(form, form)}")
-    text: str = getattr(module, f"{form}_report")(record)
-    return text
+    text: str | Iterable[str] = getattr(module, f"{form}_report")(record)
+    return [text] if isinstance(text, str) else text
 
 
 def _append_summary(path: Path, record: RunRecord) -> None:
@@ -92,7 +92,7 @@ def _append_summary(path: Path, record: RunRecord) -> None:
     Raises:
         UsageError: if the file cannot be written.
     """
-    data = render("markdown", record).encode()
+    data = "".join(render("markdown", record)).encode()
     if path.is_fifo():
         # Opening it as a file would wait for a reader for ever.
         write_atomically(path, data)

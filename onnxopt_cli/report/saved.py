@@ -30,8 +30,11 @@ from onnxopt_cli.report.verdict import by_capability
 SCHEMA = "onnxopt.report/1"
 
 
-def json_report(record: RunRecord) -> str:
-    """Return a run as JSON text; numbers are as :mod:`onnxopt_cli.core.record_json` has them."""
+def json_report(record: RunRecord) -> Iterator[str]:
+    """Yield a run as pieces of JSON text: whole, that of very many cases takes more than they do.
+
+    Numbers are as :mod:`onnxopt_cli.core.record_json` has them.
+    """
     outcomes = Counter(result.outcome.value for result in record.results)
     document = {
         "schema": SCHEMA,
@@ -42,7 +45,7 @@ def json_report(record: RunRecord) -> str:
         "options": dict(record.options),
         "problems": list(map(asdict, record.problems)),
         "findings": list(map(asdict, record.findings)),
-        "results": [result_to_json(it) for it in record.results],
+        "results": map(result_to_json, record.results),
         "explanations": [explanation_to_json(it) for it in record.explanations],
         "capabilities": {
             name: {outcome.value: count for outcome, count in counts.items()}
@@ -51,19 +54,24 @@ def json_report(record: RunRecord) -> str:
         "summary": dict(sorted(outcomes.items())),
         "exit_code": record.exit_code,
     }
-    return _lines(document)
+    yield from _lines(document)
 
 
-def _lines(document: Mapping[str, object]) -> str:
-    """Return a document as JSON, each item of its lists on a line: indenting takes minutes."""
-    fields = []
+def _lines(document: Mapping[str, object]) -> Iterator[str]:
+    """Yield a document as JSON, each item of its lists on a line: indenting takes minutes."""
+    before = "{\n "
     for key, value in document.items():
-        if isinstance(value, list) and value:
-            text = "[\n  " + ",\n  ".join(map(_plain, value)) + "\n ]"
+        yield f"{before}{_plain(key)}: "
+        before = ",\n "
+        if isinstance(value, (list, map)):
+            mark = "[\n  "
+            for item in value:
+                yield mark + _plain(item)
+                mark = ",\n  "
+            yield "[]" if mark == "[\n  " else "\n ]"
         else:
-            text = _plain(value)
-        fields.append(f" {_plain(key)}: {text}")
-    return "{\n" + ",\n".join(fields) + "\n}\n"
+            yield _plain(value)
+    yield "\n}\n"
 
 
 _plain = partial(json.dumps, allow_nan=False)
