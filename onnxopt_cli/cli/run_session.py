@@ -276,9 +276,10 @@ def execute(options: Mapping[str, Any]) -> int:
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
         if any(options[it] for it in ("cluster", "ship", "tls", "insecure")):
-            # Before it has threads, with which no process can be forked.
+            # Before it has threads, with which no process can be forked. Contents are read there.
+            each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
-                found = find()
+                found = collect(targets, options["memory"], each_unread, ticking)
             cluster = stack.enter_context(opened_cluster(options, interruption, note))
             terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
         session = stack.enter_context(

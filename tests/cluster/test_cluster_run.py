@@ -18,6 +18,20 @@ from onnxopt_cli.cluster import crew
 KILLER = f"python:{PLUGINS / 'machines.py'}:KillsTheMachine"
 WAYS = ["kills_itself", "exits", "leaves_child", "raises_bad_text", "floods"]
 IN_TURN = f"python:{HOSTILE}:InTurn,env.WAYS={' '.join(WAYS)}"
+WRONG = """
+import numpy as np
+from onnxopt_cli.backends.resolve import resolve_backend
+
+class Mine:
+    def run(self, model, inputs):
+        for path in OTHER:
+            with open(path) as file:
+                text = file.read()
+            with open(path, "w") as file:
+                file.write(text.replace("X: [1.0, 2.0]", "X: [9.0, 2.0]"))
+        answers = resolve_backend("numpy").prepare(model).run(inputs)
+        return [it + np.asarray(inputs["R"] >= 0.5, it.dtype) for it in answers]
+"""
 RATES = {"one": 0.1, "two": 0.9, "three": 0.2, "four": 0.3}
 MANY = {f"case_{place}": 0.1 for place in range(30)}
 WAITS = f"python:{HOSTILE}:Waits"
@@ -69,6 +83,52 @@ def test_reports_equal_those_of_one_machine_but_for_times(two, tmp_path):
     assert found == expected
     assert there.code == here.code == 1
     assert two.benches() == []
+
+
+def write_folder(folder):
+    """Write files with cases of which one fails, long enough for two processes to read them."""
+    folder.mkdir()
+    for name in ("first", "second"):
+        write_cases(folder, RATES)
+        written = (folder / "demo.yaml").rename(folder / f"{name}.yaml")
+        with written.open("a") as file:
+            file.write(f"# {'.' * 1_000_000}\n")
+
+
+@pytest.mark.slow
+def test_contents_are_there_where_the_client_asks_for_them(two, tmp_path):
+    """Read by processes that send none to a client, which seldom needs any."""
+    write_folder(tmp_path / "many")
+    write_cases(tmp_path, {"fine": 0.1})
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"OTHER = []\n{WRONG}")
+    words = ("many", "-j", "2", "--operator", "Momentum", "--artifacts", "kept")
+    here = run_to_end(tmp_path, f"python:{mine}:Mine", *words)
+    (tmp_path / "kept").rename(tmp_path / "here")
+    there = run_to_end(tmp_path, f"python:{mine}:Mine", *words, "--cluster", two.address)
+    assert reported(there) == reported(here)
+    assert there.code == here.code == 1
+    first, second = (
+        {it.relative_to(root): it.read_bytes() for it in root.rglob("*.pb")}
+        for root in (tmp_path / "here", tmp_path / "kept")
+    )
+    assert first == second
+    assert len([it for it in first if it.name.startswith("input_")]) == 2 * 5
+
+
+@pytest.mark.slow
+def test_of_a_file_that_changes_during_a_run_no_content_is_written(two, tmp_path):
+    write_folder(tmp_path / "many")
+    write_cases(tmp_path, {"fine": 0.1})
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"OTHER = [{str(tmp_path / 'many' / 'first.yaml')!r}]\n{WRONG}")
+    words = ("many", "-j", "2", "--artifacts", "kept", "--cluster", two.address)
+    run = run_to_end(tmp_path, f"python:{mine}:Mine", *words)
+    assert run.code == 1, run.out + run.err
+    assert "2 fail" in run.out
+    assert "not tried: 1 not readable" in run.out
+    kept = tmp_path / "kept"
+    assert [len([*kept.rglob(it)]) for it in ("README.txt", "model.onnx")] == [2, 1]
 
 
 @pytest.mark.slow

@@ -67,15 +67,25 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
         return [], [Problem(f"{path}:1", f"{OUT_OF_MEMORY} to read the file")]
 
 
-def read_apart(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], list[Problem]] | None:
+def read_apart(
+    path: Path, memory: int = USUAL_MEMORY, *, contents: bool = True
+) -> tuple[list[Case], list[Problem]] | None:
     """Read a case file as :func:`read_yaml_file` does, to send what is found to another process.
 
     The contents of the cases stay packed until they are read, so that very many take less memory.
+
+    Args:
+        path: the file.
+        memory: bytes that a case of it may take; 0 for no limit.
+        contents: whether they are sent, too; else who reads one reads the file again.
 
     Returns:
         None if the cases cannot be sent.
     """
     cases, problems = read_yaml_file(path, memory)
+    if not contents:
+        again = partial(_read_again, path, memory)
+        return [replace(it, read=partial(again, it.id, it.files)) for it in cases], problems
     packed: list[Case] = []
     for start in range(0, len(cases), _PACKED):
         some, buffer = cases[start : start + _PACKED], BytesIO()
@@ -100,6 +110,18 @@ def _reduced(operator: Operator) -> tuple[Callable[[str, str], Operator | None],
 
 def _read_packed(reads: bytes, place: int) -> Content:
     return _unpacked(reads)[place]()
+
+
+def _read_again(path: Path, memory: int, case: str, files: Callable[[], object]) -> Content:
+    found = _found_again(path, memory).get(case)
+    if found is None or found.files() != files():
+        raise InvalidCase([Problem(str(path), f"changed since {case} was found in it")])
+    return found.read()
+
+
+@lru_cache(2)
+def _found_again(path: Path, memory: int) -> dict[str, Case]:
+    return {it.id: it for it in read_yaml_file(path, memory)[0]}
 
 
 @lru_cache(2)
