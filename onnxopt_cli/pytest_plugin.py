@@ -43,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         for name, about in CAPABILITIES.items():
             config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
+        if config.getoption("tx", None) and not hasattr(config, "workerinput"):
+            # A worker of xdist cannot say what is wrong, and the process above it collects nothing.
+            _asked(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +56,16 @@ def pytest_collection_modifyitems(
     targets = config.getoption("--onnxopt")
     if not targets:
         return
+    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, **_asked(config))
+    items += session.genitems(root)
+
+
+def _asked(config: pytest.Config) -> dict[str, Any]:
+    """Return what the options ask for: the cases, the backends, and what is not there.
+
+    Raises:
+        pytest.UsageError: if one is wrong.
+    """
     from onnxopt_cli import api
     from onnxopt_cli.backends.configuration import find_configuration
     from onnxopt_cli.expectations.expectations import Expectations
@@ -64,14 +77,12 @@ def pytest_collection_modifyitems(
             configuration = api.load_configuration(configured)
             api.add_operators(*configuration.operators)
             backends = [configuration.backend(it) for it in backends]
-        cases = api.load(*targets)
+        cases = api.load(*config.getoption("--onnxopt"))
         without = Expectations.read(tuple(map(Path, expect))).without
     except api.OnnxoptError as error:
         words = "; ".join(filter(None, (error.message, error.hint)))
         raise pytest.UsageError(f"--onnxopt: {words}") from None
-    about = {"cases": cases, "backends": backends, "without": without}
-    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, **about)
-    items += session.genitems(root)
+    return {"cases": cases, "backends": backends, "without": without}
 
 
 class _Cases(pytest.Collector):
@@ -131,6 +142,8 @@ class CaseItem(pytest.Item):
             self.parent.results.append(error.result)
             raise
         except api.OnnxoptError as error:
+            if hasattr(self.config, "workerinput"):
+                pytest.fail(f"{self._backend}: {error.message}", pytrace=False)
             pytest.exit(f"{self._backend}: {error.message}", returncode=error.exit_code)
         self.parent.results.append(result)
         if result.outcome is api.Outcome.SKIP:

@@ -112,7 +112,8 @@ def find_configuration() -> Path | None:
         return None
     for folder in (here, *here.parents):
         own, shared = folder / "onnxopt.toml", folder / "pyproject.toml"
-        if own.is_file():
+        # One that cannot be read is said to be so, not passed over.
+        if own.exists() or own.is_symlink():
             return own
         if shared.is_file() and b"tool.onnxopt" in shared.read_bytes():
             return shared

@@ -39,10 +39,11 @@ def render(saved: Path, reports: tuple[str, ...]) -> int:
     \b
     onnxopt report render run.jsonl --report json=run.json
     """  # noqa: D301 - likewise
-    from onnxopt_cli.report.files import parse_reports, write_reports
+    from onnxopt_cli.report.files import parse_reports, require_apart, write_reports
     from onnxopt_cli.report.saved import read_saved_run
 
     wanted = parse_reports(reports)
+    require_apart(wanted, [saved])
     write_reports(wanted, read_saved_run(saved))
     return 0
 

@@ -27,11 +27,11 @@ from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.isolation.processes import claimed
-from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
-from onnxopt_cli.report.files import SUMMARY, parse_reports, write_reports
+from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_reports
 from onnxopt_cli.report.verdict import scope
 
 if TYPE_CHECKING:
@@ -285,12 +285,28 @@ def execute(options: Mapping[str, Any]) -> int:
         session = stack.enter_context(
             api.open_session(terms, lambda: found or find(), interruption, note)
         )
+        if reports:
+            read = {case.location.path for case in session.plan.cases}
+            require_apart(reports, [*read, *_files_beside(options)])
         with Display(session, {**options, "targets": targets}) as display:
             for row in session.rows():
                 display.show(row)
             for result in session.rerun() if terms.reruns else ():
                 display.show_rerun(result)
         return _conclude(session, display, reports)
+
+
+def _files_beside(options: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files that options name, which a run reads or writes beside its reports."""
+    from onnxopt_cli.backends.configuration import find_configuration
+    from onnxopt_cli.backends.implementation import implementation_files
+
+    named = (options["log"], options["resume"], options["update_expect"], find_configuration())
+    for path in (*filter(None, named), *options["expect"], *options["targets"]):
+        yield Path(path)
+    yield from OPERATOR_FILES
+    for backend in options["backends"]:
+        yield from implementation_files(backend).values()
 
 
 def _terms(options: Mapping[str, Any]) -> api.Terms:

@@ -68,6 +68,8 @@ _WORKERS_SECONDS = 60.0
 # How long what is left may take to end.
 _ENDING_SECONDS = 10.0
 _TICK_SECONDS = 0.05
+# Bytes that a scheduler's file may have.
+_LARGEST_FILE = 1 << 20
 # Bytes of files that are sent at once.
 _SENT = 32 << 20
 
@@ -137,6 +139,9 @@ class Cluster:
         self._where = _scheduler(address) if match is None else "this machine"
         self._workers = int(match[1] or jobs) if match else 0
         self._tls = address.tls
+        for path in self._tls:
+            if not Path(path).is_file():
+                raise UsageError(f"--tls {printable(str(path))}: there is no such file")
         self._stack = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, daemon=True)
@@ -161,9 +166,9 @@ class Cluster:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         # Much of it has no types.
         module: Any = distributed
-        make = self._stack.enter_async_context
+        make, security = self._stack.enter_async_context, None
         try:
-            security = where = None
+            where = None
             if self._where.startswith("tls"):
                 names = ("tls_ca_file", "tls_client_cert", "tls_client_key")
                 given = dict(zip(names, self._tls, strict=False))
@@ -180,11 +185,15 @@ class Cluster:
                 where or self._where, asynchronous=True, security=security,
                 timeout=_SCHEDULER_SECONDS, set_as_default=False,
             ))  # fmt: skip
-        except (TimeoutError, OSError) as error:
-            said = printable(f"no scheduler answers at {self._where}: {error}")
-            raise BackendUnavailable(said) from None
+        except (OSError, MemoryError) as error:
+            # Who sends something else than a scheduler may seem to announce any number of bytes.
+            why = str(error) or "what is there sends something else"
+            raise BackendUnavailable(
+                printable(f"no scheduler answers at {self._where}: {why}")
+            ) from None
         except (ValueError, TypeError) as error:
-            raise UsageError(printable(f"--cluster {self._where}: {error}")) from None
+            hint = "" if self._tls or not security else "--tls CA CERT KEY names certificates"
+            raise UsageError(printable(f"--cluster {self._where}: {error}"), hint=hint) from None
 
     @property
     def size(self) -> int:
@@ -244,7 +253,10 @@ def _scheduler(address: Address) -> str:
     where = address.where
     try:
         if "://" not in where:
-            where = str(read_json(Path(where).read_bytes())["address"])
+            file = Path(where)
+            # No pipe, which would be waited for, and nothing that has no end.
+            whole = file.is_file() and file.stat().st_size <= _LARGEST_FILE
+            where = str(read_json(file.read_bytes() if whole else b"")["address"])
         parts = urlsplit(where)
         host, known = str(parts.hostname), parts.scheme in {"tcp", "tls"} and parts.port
     except (OSError, ValueError, KeyError, TypeError):

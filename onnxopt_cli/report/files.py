@@ -52,6 +52,29 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
     return wanted
 
 
+def require_apart(wanted: Sequence[tuple[str, Path]], others: Iterable[Path]) -> None:
+    """See that no report takes the place of a file that is read or written beside it.
+
+    Args:
+        wanted: the reports.
+        others: those files; some may not exist.
+
+    Raises:
+        UsageError: naming the first report that does.
+    """
+    taken = {path.resolve() for path in others}
+    for name, path in wanted:
+        # Devices and pipes take more than one.
+        if name == SUMMARY or str(path) == _STDOUT or (path.exists() and not path.is_file()):
+            continue
+        if path.resolve() in taken:
+            raise UsageError(
+                f"--report {name}={path} would replace a file that is read or written beside it",
+                hint="give the report another path",
+            )
+        taken.add(path.resolve())
+
+
 def write_reports(wanted: Sequence[tuple[str, Path]], record: RunRecord) -> None:
     """Write all reports, the rest of them too where one cannot be written.
 

@@ -123,3 +123,19 @@ def test_what_is_misspelt_ends_the_session(pytester, arguments, says):
     assert result.ret not in {0, 1}
     text = [*result.outlines, *result.errlines]
     assert fnmatch.filter(text, says), text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--onnxopt", "nowhere"], "*there is no path, suite or case*"),
+        (["--onnxopt", CASE, "--onnxopt-backend", "python:no.py:B"], "*no.py*"),
+    ],
+)
+def test_what_is_misspelt_is_said_by_a_process_of_xdist_too(pytester, arguments, says):
+    pytest.importorskip("xdist")
+    result = pytester.runpytest_subprocess(*arguments, "-n", "1")
+    assert result.ret in {1, 4}
+    text = [*result.outlines, *result.errlines]
+    assert fnmatch.filter(text, says), text
+    assert not fnmatch.filter(text, "*INTERNALERROR*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -209,3 +210,17 @@ def test_a_profile_that_is_not_there_is_named(place, onnxopt):
 def test_help_needs_no_right_file(workplace, onnxopt):
     (workplace / "onnxopt.toml").write_text("wrong")
     assert onnxopt("run", "--help").code == 0
+
+
+@pytest.mark.parametrize("make", ["folder", "pipe", "broken link"])
+def test_a_file_that_cannot_be_read_is_not_passed_over(workplace, onnxopt, make):
+    path = workplace / "onnxopt.toml"
+    if make == "folder":
+        path.mkdir()
+    elif make == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    answer = onnxopt("run", "spec", "-q")
+    assert answer.code == 2
+    assert "onnxopt.toml" in answer.err

@@ -1,11 +1,15 @@
 """Runs on a cluster come out as on one machine, whatever becomes of its parts."""
 
 import json
+import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 from dask_processes import DaskProcesses, until
@@ -314,6 +318,41 @@ def test_an_address_that_is_none_is_refused(onnxopt, where):
     answer = onnxopt("run", "spec", "--cluster", where)
     assert answer.code == 2
     assert "--cluster" in answer.err
+
+
+@pytest.mark.parametrize("make", ["pipe", "huge"])
+def test_a_file_of_a_scheduler_is_a_short_one(workplace, onnxopt, make):
+    path = workplace / "scheduler.json"
+    if make == "pipe":
+        os.mkfifo(path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(4 << 30)
+    answer = onnxopt("run", "spec", "--cluster", "scheduler.json")
+    assert answer.code == 2
+    assert "neither the address of a scheduler nor its file" in answer.err
+
+
+@pytest.mark.slow
+def test_who_is_no_scheduler_is_said_to_be_none(tmp_path):
+    pytest.importorskip("distributed")
+    write_cases(tmp_path, RATES)
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as peers:
+
+        def answer_as_the_web():
+            with suppress(OSError):
+                while True:
+                    peer = peers.enter_context(server.accept()[0])
+                    peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n" * 9)
+
+        web = threading.Thread(target=answer_as_the_web)
+        web.start()
+        port = server.getsockname()[1]
+        run = run_to_end(tmp_path, "spins", "--cluster", f"tcp://127.0.0.1:{port}")
+        server.shutdown(socket.SHUT_RDWR)
+        web.join()
+    assert run.code == 4
+    assert "no scheduler answers" in run.err
 
 
 def test_options_of_clusters_need_one(onnxopt):

@@ -39,6 +39,34 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
         assert (demo / f"out.{name}").read_text(encoding="utf-8").startswith(start)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--report", "json=./demo.yaml"],
+        ["--report", "json=vendor.py"],
+        ["--report", "json=run.jsonl", "--log", "run.jsonl"],
+        ["--report", "html=link", "--expect", "expected.yaml"],
+        ["--report", "json=out", "--report", "badge=out"],
+    ],
+)
+def test_a_report_takes_the_place_of_nothing_else(demo, onnxopt, options):
+    (demo / "expected.yaml").write_text("onnxopt-expect: 1\nexpect: []\n")
+    (demo / "link").symlink_to("expected.yaml")
+    before = {it.name: it.read_bytes() for it in demo.glob("*.*")}
+    answer = onnxopt("run", "demo.yaml", *OFF, *options)
+    assert answer.code == 2
+    assert "would replace a file" in answer.err
+    assert {name: (demo / name).read_bytes() for name in before} == before
+
+
+def test_a_report_of_a_saved_run_does_not_replace_it(demo, onnxopt):
+    assert onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl").code == 0
+    before = (demo / "run.jsonl").read_bytes()
+    answer = onnxopt("report", "render", "run.jsonl", "--report", "junit=./run.jsonl")
+    assert answer.code == 2
+    assert (demo / "run.jsonl").read_bytes() == before
+
+
 def test_a_report_to_a_dash_follows_what_the_run_prints(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-q", "--report", "badge=-")
     *before, last = answer.out.splitlines()

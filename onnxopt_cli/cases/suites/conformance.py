@@ -294,6 +294,13 @@ class _Questions(Author):
         for name in self.operator.tensors:
             about = f"{name} is zero, and nothing else: catches a step that is left out for it."
             yield self.ask(f"{name}_zero", about, tensors={name: zero}, setting=self.settings[0])
+        for name in self.nonnegative:
+            about = f"{name} is negative, what comes of it is not: catches one that is clipped."
+            ordinary = self.tensor(name, 0, (4,))
+            yield self.judgeable(
+                self.ask(f"{name}_negative", about, tensors={name: share * ordinary})
+                for share in (-0.1, -0.01, -0.001)
+            )
         if self.rate:
             about = f"{self.rate} = 0: what it multiplies vanishes, the rest must not."
             yield self.ask(f"zero_{self.rate}", about, rate_value=0.0)
