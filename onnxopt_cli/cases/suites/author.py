@@ -136,11 +136,12 @@ class Author:
         tensors: Mapping[Any, Given] | None = None,
         rate: str = "float32",
         rate_value: float = _RATE,
-        rank: int = 0,
+        rank: Sequence[int] = (0,),
     ) -> WrittenCase:
         """Write a question down; what is not said is ordinary.
 
-        Types and tensors are said for a tensor of all groups, or for one by its name and group.
+        Types and tensors are said for a tensor of all groups, or for one by its name and group;
+        ranks for the scalars in turn.
         """
         inputs: list[Given] = [*self.scalars(count, rate_value, rate, rank)]
         types, tensors, narrow = types or {}, tensors or {}, narrow or {}
@@ -155,11 +156,15 @@ class Author:
         chosen = self.ordinary if given is None else given
         return self.written(name, about, inputs, {**chosen, **(setting or next(self.turn))})
 
-    def scalars(self, count: int, rate: float, dtype: str, rank: int = 0) -> list[Array]:
+    def scalars(
+        self, count: int, rate: float, dtype: str, ranks: Sequence[int] = (0,)
+    ) -> list[Array]:
         """Return the operator's scalars: what is an integer counts, all else is a rate."""
         counts = ("int64" in scalar.dtypes for scalar in self.operator.scalars)
         kinds = ((count, "int64") if it else (rate, dtype) for it in counts)
-        return [np.full((1,) * rank, *kind) for kind in kinds]
+        return [
+            np.full((1,) * rank, *kind) for rank, kind in zip(cycle(ranks), kinds, strict=False)
+        ]
 
     def written(
         self, name: str, about: str, inputs: Sequence[Given], attributes: Attributes, *tags: str

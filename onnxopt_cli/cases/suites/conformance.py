@@ -37,8 +37,11 @@ _LENGTHS = (
 )
 _SIZES = (32, 64, 128, 256)
 _NUMBERS = (9, 16, 65)
-#: Of an operand that broadcasts to three rows and columns.
-_NARROW: Shapes = ((), (1,), (3,), (1, 3), (3, 1))
+#: Of an operand that broadcasts: to three rows and columns, and along the axes between others.
+_NARROW: Mapping[tuple[int, ...], Shapes] = {
+    (3, 3): ((), (1,), (3,), (1, 3), (3, 1)),
+    (2, 3, 2): ((2, 1, 2), (1, 3, 1), (1, 1, 2), (2, 1, 1)),
+}
 _FAR = 24.691358
 #: What float32 cannot hold, and whether something ordinary stands beside it.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
@@ -228,11 +231,22 @@ class _Questions(Author):
         if self.operator.scalars:
             names = " and ".join(scalar.name for scalar in self.operator.scalars)
             about = f"{names} of rank 1: catches outputs that gain or lose a dimension."
-            yield self.ask("scalars_of_rank_1", about, rank=1, shapes=[(2, 2), ()])
+            yield self.ask("scalars_of_rank_1", about, rank=(1,), shapes=[(2, 2), ()])
+        if len(self.operator.scalars) > 1:
+            first, second = (it.name for it in self.operator.scalars[:2])
+            for one, other, ranks_of_both in ((first, second, (1, 0)), (second, first, (0, 1))):
+                about = f"{one} of rank 1, {other} a scalar: catches one that is not read then."
+                setting = self.settings[0]
+                yield self.ask(f"{one}_of_rank_1", about, rank=ranks_of_both, setting=setting)
         if any(map(self.operator.carries, self.operator.outputs)):
             about = "One double result of rank 2 for two tensors: catches another type and shape."
             yield self.ask(
-                "carried_rank_2", about, rank=2, rate=WIDE, types=self.double, shapes=[(3,), (2,)]
+                "carried_rank_2",
+                about,
+                rank=(2,),
+                rate=WIDE,
+                types=self.double,
+                shapes=[(3,), (2,)],
             )
         if not self.stepped:
             return
@@ -477,12 +491,14 @@ class _Questions(Author):
             about = f"{number} tensors: catches those that come after some number, and the last."
             shapes: Shapes = [(2,), (3,), (2, 2)] * (number // 3) + [(3,)] * (number % 3)
             yield self.of_shapes(f"tensors_{number}", about, shapes)
-        for shape in _NARROW if self.stepped else ():
-            about = f"Operands of shape {list(shape)} beside [3, 3]: catches another direction."
+        narrow = [(whole, shape) for whole, shapes in _NARROW.items() for shape in shapes]
+        for whole, shape in narrow if self.stepped else ():
+            beside = f"{list(shape)} beside {list(whole)}"
+            about = f"Operands of shape {beside}: catches another direction."
             words = "_".join(map(str, shape)) or "scalar"
             yield self.ask(
                 f"broadcast_{words}", about,
-                shapes=[(3, 3)] * (len(self.stepped) + 1), narrow=self.narrowed(shape, shape),
+                shapes=[whole] * (len(self.stepped) + 1), narrow=self.narrowed(shape, shape),
             )  # fmt: skip
         for special in self.operator.tensors:
             about = f"Doubles far beyond float32 in {special}: catches one that comes through it."
@@ -565,7 +581,11 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
         cases.append((f"two_of_{name}", about, inputs, {name: (number, number)}))
     for name in author.choices:
         about = f"{name} has a value that is not allowed: it must not pass for another."
-        cases.append((f"unknown_{name}", about, inputs, {name: "bogus"}))
+        longer = f"{author.choices[name][0]}s"
+        cases += [
+            (f"{word}_{name}", about, inputs, {name: value})
+            for word, value in (("unknown", "bogus"), ("longer", longer))
+        ]
     for name, about, given, attributes in cases:
         yield replace(
             ordinary,

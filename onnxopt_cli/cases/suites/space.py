@@ -371,7 +371,7 @@ class _Design:
         inputs: list[Given] = []
         if operator.scalars:
             rate, dtype = chosen.get(author.rate, 0.0), chosen.get("type of scalars", WIDE)
-            inputs += author.scalars(chosen.get("T", 0), rate, dtype, chosen["rank of scalars"])
+            inputs += author.scalars(chosen.get("T", 0), rate, dtype, [chosen["rank of scalars"]])
         for name in operator.tensors:
             inputs += [
                 self._tensor_of(name, group, shape, infinite=infinite)
