@@ -95,7 +95,7 @@ def _summary(record: RunRecord) -> list[str]:
         [
             *(_code(tally.name), _code(tally.version)),
             *(str(tally.outcomes.get(outcome, "")) for outcome in used),
-            *(str(tally.lowered or ""), "does not conform" if tally.against else "conforms"),
+            *(str(tally.lowered or ""), tally.said),
         ]
         for tally in counts
     ]

@@ -18,7 +18,6 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import (
     HARMLESS,
-    NOT_ITS_FAULT,
     OUTSIDE_CASES,
     Outcome,
     Result,
@@ -28,7 +27,7 @@ from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.causes import Alike, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import by_capability, failures
+from onnxopt_cli.report.verdict import by_capability, conformity, failures
 
 #: How outcomes that do not count against the backend, or only in part, look.
 STYLES = {
@@ -345,14 +344,7 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         mine = [result for result in record.results if result.backend == backend]
         counts = Counter(result.outcome for result in mine)
         parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
-        against = {result.outcome for result in mine if not result.conforms}
-        said = "does not conform"
-        if set(counts) == {Outcome.SKIP}:
-            said = "was not tested"
-        elif not against:
-            said = "conforms"
-        elif against <= NOT_ITS_FAULT:
-            said = "was not judged in all cases"
+        said = conformity(mine)
         word = said, "bold green" if said == "conforms" else "bold red"
         line = Text.assemble(printable(backend), " ", word, f": {parts}")
         standings = Counter(it.standing for it in mine if it.standing and not _plain(it))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.record import SUITE, RunRecord
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 from onnxopt_cli.run.select import CAPABILITIES
@@ -39,6 +39,7 @@ class Tally:
         lowered: how many cases ran as primitive operators.
         against: how many results are not as expected.
         total: how many results there are.
+        said: what they come to, as :func:`conformity` says it.
     """
 
     name: str
@@ -47,6 +48,17 @@ class Tally:
     lowered: int
     against: int
     total: int
+    said: str
+
+
+def conformity(results: Sequence[Result]) -> str:
+    """Say in words what all results of a backend come to; ``conforms`` is the only good word."""
+    against = {result.outcome for result in results if not result.conforms}
+    if all(result.outcome is Outcome.SKIP for result in results):
+        return "was not tested"
+    if not against:
+        return "conforms"
+    return "was not judged in all cases" if against <= NOT_ITS_FAULT else "does not conform"
 
 
 def verdict(record: RunRecord) -> str:
@@ -110,6 +122,7 @@ def tallies(record: RunRecord) -> list[Tally]:
                 lowered=sum(result.lowered for result in mine),
                 against=sum(not result.conforms for result in mine),
                 total=len(mine),
+                said=conformity(mine),
             )
         )
     return rows

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -65,6 +66,19 @@ def test_a_report_of_a_saved_run_does_not_replace_it(demo, onnxopt):
     answer = onnxopt("report", "render", "run.jsonl", "--report", "junit=./run.jsonl")
     assert answer.code == 2
     assert (demo / "run.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["markdown", "html"])
+def test_a_backend_without_a_result_conforms_in_no_report(demo, onnxopt, name):
+    pytest.importorskip("jinja2")
+    onnxopt("run", "demo.yaml", *OFF, "--log", "run.jsonl")
+    log = demo / "run.jsonl"
+    log.write_text(log.read_text().partition("\n")[0] + "\n")
+    assert onnxopt("report", "render", "run.jsonl", f"--report={name}=out").code == 0
+    text = (demo / "out").read_text(encoding="utf-8")
+    assert "was not tested" in text
+    assert "did not finish" in text
+    assert not re.search("[> ]conforms", text)
 
 
 def test_a_report_to_a_dash_follows_what_the_run_prints(demo, onnxopt):
