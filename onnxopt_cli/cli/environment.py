@@ -180,5 +180,7 @@ def go_on_without_reader() -> _Stream | None:
 def lost_output() -> OSError | None:
     """Put out what is still held of standard output; return why not all of it was taken."""
     output = go_on_without_reader()
-    sys.stdout.flush()
+    # A user's operator file is code, and may have closed it.
+    if sys.stdout and not sys.stdout.closed:
+        sys.stdout.flush()
     return None if output is None else output.error

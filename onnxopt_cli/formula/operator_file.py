@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from importlib.metadata import entry_points
@@ -43,6 +44,8 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
             that contradicts itself or has the name of another.
     """
     module = _run(path)
+    if sys.stdout and sys.stdout.closed:
+        raise UsageError(f"{printable(shown_path(path))} closes the standard output")
     found = operators_in(module)
     if not found:
         raise UsageError(

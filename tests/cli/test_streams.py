@@ -171,3 +171,15 @@ def test_ctrl_c_while_failures_are_explained_loses_no_verdict(place):
     assert report["exit_code"] == 130
     assert [it["outcome"] for it in report["results"]] == ["fail"]
     assert read_log(place / "run.jsonl").footer["exit_code"] == 130
+
+
+def test_an_operator_file_that_closes_standard_output_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("import sys\nsys.stdout.close()\n")
+    command = [sys.executable, "-m", "onnxopt_cli", "list", "spec", "--operators", "mine.py"]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "mine.py closes the standard output" in done.stderr
+    assert "Traceback" not in done.stderr
