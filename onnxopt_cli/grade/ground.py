@@ -193,7 +193,7 @@ class _Ground:
         self._pool: list[Sample] = []
         self._known: list[Trait] = []
         self._pairs = np.empty((0, 2), int)
-        self._costs = np.empty(0)
+        self._costs = self._reach = np.empty(0)
 
     def sentence(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
         cost, stable = 0.0, False
@@ -215,7 +215,9 @@ class _Ground:
         # Of earlier inputs those are left that were not asked.
         if np.mean(said[0, -_MORE:]) > _ALWAYS or (ask and not (stable and passed >= _PASSED)):
             return self._often()
-        near = np.flatnonzero(self._costs <= self._costs[0] + _PLAINER).tolist()
+        # What holds in fewer of the failing inputs says nothing against the plainest sentence.
+        near = (self._costs <= self._costs[0] + _PLAINER) & (self._reach >= self._reach[0])
+        near = np.flatnonzero(near).tolist()
         other = next((at for at in near if np.mean(said[at] != said[0]) > _SAME), 0)
         if other and self._several:
             return self._often()
@@ -301,9 +303,13 @@ class _Ground:
         plainest = np.argsort(total, kind="stable")[:_SENTENCES]
         first, second, total = first[plainest], second[plainest], total[plainest]
         # A sentence that wrong elements speak against is less plain.
+        reach = np.zeros(total.shape, int)
         for part in parts:
-            total += (1 - np.mean(part[:, first] & part[:, second], axis=0)) / len(wrong)
+            both = part[:, first] & part[:, second]
+            reach += both.any(axis=0)
+            total += (1 - np.mean(both, axis=0)) / len(wrong)
         order = np.argsort(total, kind="stable")
+        self._reach = reach[order]
         self._pairs = np.stack([first, second], axis=1)[order]
         self._costs = total[order]
 
