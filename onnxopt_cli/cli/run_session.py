@@ -264,6 +264,8 @@ def execute(options: Mapping[str, Any]) -> int:
 
         check_folder(options["artifacts"])
     terms = _terms(options)
+    if reports:
+        require_apart(reports, _files_beside(options))
     if reports or terms.log or options["artifacts"] or terms.update_expect:
         go_on_without_reader()
     targets = options["targets"] or default_targets()
@@ -286,8 +288,7 @@ def execute(options: Mapping[str, Any]) -> int:
             api.open_session(terms, lambda: found or find(), interruption, note)
         )
         if reports:
-            read = {case.location.path for case in session.plan.cases}
-            require_apart(reports, [*read, *_files_beside(options)])
+            require_apart(reports, {case.location.path for case in session.plan.cases})
         with Display(session, {**options, "targets": targets}) as display:
             for row in session.rows():
                 display.show(row)

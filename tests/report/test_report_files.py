@@ -53,11 +53,18 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
 def test_a_report_takes_the_place_of_nothing_else(demo, onnxopt, options):
     (demo / "expected.yaml").write_text("onnxopt-expect: 1\nexpect: []\n")
     (demo / "link").symlink_to("expected.yaml")
+    (demo / "run.jsonl").write_text("of an earlier run")
     before = {it.name: it.read_bytes() for it in demo.glob("*.*")}
     answer = onnxopt("run", "demo.yaml", *OFF, *options)
     assert answer.code == 2
     assert "would replace a file" in answer.err
     assert {name: (demo / name).read_bytes() for name in before} == before
+
+
+def test_a_report_takes_the_place_of_no_case_file_of_a_folder(demo, onnxopt):
+    answer = onnxopt("run", ".", "-q", "--report", "json=demo.yaml")
+    assert answer.code == 2
+    assert (demo / "demo.yaml").read_text() == CASE
 
 
 def test_a_report_of_a_saved_run_does_not_replace_it(demo, onnxopt):
