@@ -82,7 +82,7 @@ def _asked(config: pytest.Config) -> dict[str, Any]:
     except api.OnnxoptError as error:
         words = "; ".join(filter(None, (error.message, error.hint)))
         raise pytest.UsageError(f"--onnxopt: {words}") from None
-    return {"cases": cases, "backends": backends, "without": without}
+    return {"cases": cases, "backends": [*dict.fromkeys(backends)], "without": without}
 
 
 class _Cases(pytest.Collector):

@@ -176,7 +176,7 @@ def _document(path: Path) -> tuple[str, dict[str, Any]]:
 
     name = printable(str(path))
     try:
-        text = read_regular_file(path, _LARGEST).decode()
+        text = read_regular_file(path, _LARGEST).decode("utf-8-sig")
         document = tomllib.loads(text)
     except Malformed as error:
         raise UsageError(f"{name} {error}") from None

@@ -20,7 +20,7 @@ from onnxopt_cli.cli.environment import (
     require_memory,
 )
 from onnxopt_cli.core.text import exception_text, nearest, printable
-from onnxopt_cli.errors import OnnxoptError
+from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
 
 # The summaries stand here so that --help need not import what the commands import.
@@ -77,6 +77,12 @@ class _Commands(click.Group):
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             hint = nearest(args[0], _COMMANDS).capitalize()
             raise click.UsageError(f"There is no command {args[0]!r}. {hint}".rstrip(), ctx)
+        for before, word in zip(["", *args], args, strict=False):
+            nothing = not word and before.startswith("-")
+            # With an empty pattern all cases are run, as pytest runs all tests.
+            if (nothing and before != "-k") or (word.startswith("--") and word.endswith("=")):
+                what = f"what follows {before if nothing else word} is empty"
+                raise UsageError(what, hint="is a variable not set?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -76,9 +76,10 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     from onnxopt_cli import api
     from onnxopt_cli.cli.console import tell_problems
     from onnxopt_cli.cli.environment import go_on_without_reader
-    from onnxopt_cli.core.files import write_atomically
+    from onnxopt_cli.core.files import require_place, write_atomically
 
     if options["json_path"] is not None:
+        require_place("--json", options["json_path"])
         go_on_without_reader()
     problems: list[Problem] = []
     chosen = api.load(*targets, operators=operators, invalid=problems.extend)

@@ -25,10 +25,13 @@ def command(context: click.Context, profile: str | None) -> int:
         configured_commands,
     )
     from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.cli.shared_options import no_profile
     from onnxopt_cli.core.text import printable
 
     found = configuration_here(context)
     if found is None:
+        if profile:
+            raise no_profile(profile)
         stdout().print("there is no configuration file: everything is as --help says")
         return 0
     for each in configured_commands(context):

@@ -94,7 +94,19 @@ def fault_of_environment(error: Exception) -> UsageError | None:
             return UsageError(f"the system says: {printable(text)}", hint=hint)
     if "can't start new thread" in text:
         return UsageError("the system starts no more threads", hint=_LACKS[errno.EAGAIN])
-    return None
+    return _unfit_package(error)
+
+
+def _unfit_package(error: Exception) -> UsageError | None:
+    """Return in words that a package is missing, or does not fit the others; None if it is ours."""
+    ours = isinstance(error, ImportError) and (error.name or "").startswith("onnxopt_cli")
+    # protobuf has a kind of error of its own for a runtime that is too old.
+    if ours or not (isinstance(error, ImportError) or type(error).__name__ == "VersionError"):
+        return None
+    return UsageError(
+        f"a package that onnxopt needs cannot be loaded: {printable(str(error))}",
+        hint="pip install --upgrade onnxopt, in an environment of its own",
+    )
 
 
 def _has_folder() -> bool:

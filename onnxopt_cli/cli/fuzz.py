@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from onnxopt_cli.cli.shared_options import (
     shard_option,
     worker_options,
 )
+from onnxopt_cli.errors import NothingSelected, UsageError
 
 #: Tried where neither a number nor a time is given.
 _EXAMPLES = 2000
@@ -103,6 +105,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.report.diff_text import headline
 
     chosen = chosen_operators(operators, excluded)
+    _require_folder(options["output"])
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
@@ -144,4 +147,15 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
         for aside in asides:
             display.outside(aside)
     display.finish(search.tried, options)
-    return interruption.exit_code or int(bool(search.findings.all or asides))
+    failed = interruption.exit_code or int(bool(search.findings.all or asides))
+    # A shard of few examples may have none, as one of few cases.
+    if not (failed or search.tried or task.shard):
+        raise NothingSelected("no example was tried", hint="--time is too short")
+    return failed
+
+
+def _require_folder(folder: Path) -> None:
+    """Refuse a folder in which no failure could be kept, before one is looked for."""
+    above = next(it for it in (folder.absolute(), *folder.absolute().parents) if it.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"-o {folder}: nothing can be written in {above}")

@@ -20,6 +20,7 @@ from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, ticking
 from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
+from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
@@ -324,8 +325,7 @@ def _terms(options: Mapping[str, Any]) -> api.Terms:
         raise UsageError("--resume goes on writing the log it reads; --log names another one")
     files = [Path(path) for path in options["expect"]]
     if update:
-        if not Path(update).absolute().parent.is_dir():
-            raise UsageError(f"--update-expect cannot write {update}: the folder must exist")
+        require_place("--update-expect", Path(update))
         files = [path for path in files if path.resolve() != Path(update).resolve()]
         files += [Path(update)] if Path(update).exists() else []
     return api.Terms(

@@ -347,10 +347,15 @@ def _apply(context: click.Context, _parameter: click.Parameter, profile: str | N
         found = context.meta[_CONFIGURATION] = read_for(context, path)
         context.meta[_PLACES] = apply_configuration(context, found, profile)
     elif profile and not context.resilient_parsing:
-        raise UsageError(
-            f"there is no profile {profile!r}: no configuration file is here",
-            hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
-        )
+        raise no_profile(profile)
+
+
+def no_profile(name: str) -> UsageError:
+    """Return what is wrong with asking for a profile where no configuration file is."""
+    return UsageError(
+        f"there is no profile {name!r}: no configuration file is here",
+        hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
+    )
 
 
 def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:

@@ -59,6 +59,18 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def require_place(option: str, path: Path) -> None:
+    """Refuse a path at which no file can be written, before there is something to write.
+
+    Raises:
+        UsageError: naming the option, if the path is a folder, or in one that does not exist.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} cannot write {path}: it is a folder")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} cannot write {path}: the folder must exist")
+
+
 @contextlib.contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     """Hold a lock on a folder, which ends with this process however it ends.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.files import require_place, write_atomically
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import UsageError
@@ -42,8 +42,7 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
                 f"--report takes FORMAT=PATH, not {request!r}", hint=nearest(name, FORMATS, known)
             )
         path = Path(target)
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise UsageError(f"--report cannot write {path}: the folder must exist")
+        require_place("--report", path)
         if name == "html":
             from onnxopt_cli.report.html import check_available
 

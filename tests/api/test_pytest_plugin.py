@@ -62,6 +62,8 @@ def test_several_backends_have_tests_of_their_own(pytester):
     backends = ("--onnxopt-backend", "numpy", "--onnxopt-backend", WRONG)
     result = pytester.runpytest(*ADAM, *backends)
     result.assert_outcomes(passed=1, failed=1, deselected=1)
+    # One that is named twice, as by addopts and by hand, is tested once.
+    pytester.runpytest(*ADAM, *backends[:2] * 2).assert_outcomes(passed=1, deselected=1)
 
 
 def test_a_backend_may_have_a_name_of_the_configuration_file(pytester):

@@ -207,6 +207,11 @@ def test_a_profile_that_is_not_there_is_named(place, onnxopt):
     assert "no configuration file is here" in onnxopt("run", "--profile", "ci").err
 
 
+def test_a_file_may_begin_with_the_mark_that_some_editors_write(workplace, onnxopt):
+    (workplace / "onnxopt.toml").write_text("timeout = 30\n", encoding="utf-8-sig")
+    assert "timeout" in onnxopt("config").out
+
+
 def test_help_needs_no_right_file(workplace, onnxopt):
     (workplace / "onnxopt.toml").write_text("wrong")
     assert onnxopt("run", "--help").code == 0

@@ -232,6 +232,11 @@ while True:
         ("ulimit -f 0; onnxopt run -k right demo.yaml -q --log x", 2, b"the log x is not complete"),
         ("ulimit -f 0; echo x | onnxopt explain -", 2, b"set TMPDIR"),
         ("mkfifo p; onnxopt run -k right demo.yaml -q --log p", 2, b"p is not a regular file"),
+        (
+            "mkdir d; echo 'from google import x' > d/onnx.py; PYTHONPATH=d onnxopt list spec",
+            2,
+            b"that onnxopt needs cannot be loaded: cannot import name 'x' from 'google'",
+        ),
         ("unset HOME; onnxopt run -k right demo.yaml -q", 0, b""),
         ("cd /; env -i onnxopt list $OLDPWD/demo.yaml", 0, b""),
         ("onnxopt list $(printf x%.0s {1..5000})", 2, b"File name too long"),

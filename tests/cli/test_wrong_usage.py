@@ -24,6 +24,12 @@ import pytest
         ("run spec -b python:nope", 2, "names no attribute", "write python:module:attribute"),
         ("run spec --report foo=bar", 2, "FORMAT=PATH, not 'foo=bar'", "--report json=run.json"),
         ("run spec --report json=no/such/x", 2, "cannot write no/such/x", "the folder must exist"),
+        ("run spec --update-expect empty", 2, "cannot write empty: it is a folder", ""),
+        ("run spec --log=", 2, "what follows --log= is empty", "is a variable not set?"),
+        ("audit spec --json no/such/x", 2, "cannot write no/such/x", "the folder must exist"),
+        ("fuzz -b numpy -o notes.txt/x", 2, "-o notes.txt/x: nothing can be written in", "notes"),
+        ("fuzz -b numpy --time 1e-9", 5, "no example was tried", "--time is too short"),
+        ("config --profile x", 2, "there is no profile 'x': no configuration", "onnxopt.toml"),
         ("run spec --expect missing.yaml", 2, "the file is missing", "onnxopt schema expect"),
         ("run spec --shard 3/2", 2, "--shard 3/2 is no part", "I goes from 1 to N"),
         ("run spec --timeout -1", 2, "'--timeout'", "is not in the range"),
@@ -47,6 +53,16 @@ def test_a_mistake_is_named_with_the_next_step(
     said = " ".join(answer.err.split())
     assert says in said
     assert next_step in said
+
+
+def test_an_option_whose_variable_is_not_set_is_not_left_out_in_silence(workplace, onnxopt):
+    for option in ("--log", "--cluster", "--report", "--profile", "-b"):
+        answer = onnxopt("run", "spec", option, "")
+        assert (answer.code, f"what follows {option} is empty" in answer.err) == (2, True)
+    assert onnxopt("generate", "spec", "-o", "").code == 2
+    assert not any(workplace.iterdir())
+    # As pytest has it.
+    assert onnxopt("run", "spec", "-k", "").code == 0
 
 
 def test_an_empty_target_is_not_the_current_folder(workplace, onnxopt):
