@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from textwrap import indent
 from typing import Any
 
 import click
@@ -179,5 +180,5 @@ def _refused(error: OnnxoptError) -> int:
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(printable(error.message, lines=True), err=True)
     if error.hint:
-        click.echo(f"  {printable(error.hint, lines=True)}", err=True)
+        click.echo(indent(printable(error.hint, lines=True), "  "), err=True)
     return error.exit_code

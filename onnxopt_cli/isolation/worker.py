@@ -220,6 +220,8 @@ class Worker:
             try:
                 self.version = read_ready(message)
             except (UsageError, BackendUnavailable) as refusal:
+                printed = self._process.printed_text()
+                refusal.hint = "\n".join(filter(None, (printed, refusal.hint)))
                 self.refusal = refusal
                 self.kill()
                 return

@@ -164,6 +164,18 @@ def test_a_command_that_does_not_start_ends_the_run_with_4(identity, onnxopt):
         assert "does not start" in answer.err
 
 
+def test_what_a_command_says_before_it_ends_is_shown(identity, onnxopt, workplace):
+    script = workplace / "adapter.sh"
+    script.write_text("#!/bin/sh\necho libmine.so: no such file >&2\nexit 127\n")
+    script.chmod(0o755)
+    answer = onnxopt("run", "demo.yaml", "-b", "exec:./adapter.sh")
+    assert answer.err.splitlines() == [
+        "error: backend exec:./adapter.sh does not start: the command ended with exit code 127",
+        "  libmine.so: no such file",
+        "  onnxopt backends protocol shows what it is asked",
+    ]
+
+
 def test_a_command_without_the_training_domain_gets_primitive_operators(workplace, onnxopt):
     (workplace / "demo.yaml").write_text(MOMENTUM)
     script = PLUGINS / "exec" / "reference.py"
