@@ -156,7 +156,7 @@ class Worker:
         now = monotonic()
         if self.state is State.BUSY and now > self._check_leak_at:
             self._check_leak_at = float("inf")
-            self._proceed(self._watch.after_wait())
+            self._proceed()
         elif self.state is State.BUSY and self._limits.memory and now > self._next_memory_check:
             self._next_memory_check = now + _MEMORY_CHECK_SECONDS
             held = sum(map(resident, descendants(self._process.popen.pid)))
@@ -252,16 +252,18 @@ class Worker:
         if first is not None and response.failure not in {None, first.failure}:
             self._reply(replace(response, message=f"{response.message}{_AGAIN}"))
             return
-        self._first_response = first or response
-        self._proceed(self._watch.after_answer())
+        if first is None:
+            self._first_response, self._looks = response, self._watch.look()
+        self._proceed()
 
-    def _proceed(self, step: Step) -> None:
-        if step is Step.WAIT:
+    def _proceed(self) -> None:
+        found = next(self._looks)
+        if found is Step.WAIT:
             self._check_leak_at = monotonic() + SETTLING_SECONDS
-        elif step is Step.AGAIN:
+        elif found is Step.AGAIN:
             self._send(replace(self._order, collect=True))
         elif self._first_response is not None:
-            self._reply(replace(self._first_response, leak=self._watch.leak))
+            self._reply(replace(self._first_response, leak=found))
 
     def _reply(self, response: Response) -> None:
         self.response = response
