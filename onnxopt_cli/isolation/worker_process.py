@@ -13,7 +13,7 @@ import warnings
 from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.core.text import printable
@@ -30,9 +30,9 @@ from onnxopt_cli.isolation.shared import memory_file
 
 # The worker imports what this process would, from the same places, whatever its folder.
 _START = (
-    "import sys; channel, given, returned, runner, memory, folder, *sys.path = sys.argv[1:]; "
+    "import sys; *numbers, folder = sys.argv[1:7]; sys.path = sys.argv[7:]; "
     "from onnxopt_cli.isolation.worker_main import main; "
-    "main(int(channel), int(runner), int(memory), folder, int(given), int(returned))"
+    "main(*map(int, numbers), folder)"
 )
 # How long a keeper may take to leave nothing behind.
 _PATIENCE_SECONDS = 1.0
@@ -112,15 +112,11 @@ class WorkerProcess:
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
-        os.close(self._writing)
-        for shared in (self.given, self.returned):
-            if shared is not None:
-                os.close(shared)
-        self._unregister(self.printed.descriptor)
-        os.close(self.printed.descriptor)
-        if self._ended is not None:
-            self._unregister(self._ended)
-            os.close(self._ended)
+        others = (self._writing, self.given, self.returned, self.printed.descriptor, self._ended)
+        for descriptor in others:
+            if descriptor is not None:
+                self._unregister(descriptor)
+                os.close(descriptor)
         return dead
 
     def _unregister(self, descriptor: int) -> None:
@@ -137,15 +133,14 @@ def _start(
     printed, write_end = os.pipe()
     _gets_orphans()
     numbers = [theirs.fileno(), *shared, os.getpid(), memory]
-    arguments = [*map(str, numbers), folder, *sys.path]
     # What is executed can be looked into while it starts; what is only forked is as closed as we.
-    instead = partial(_serve_instead, folder, *numbers) if closed and forks() else None
+    instead = partial(_serve_instead, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():
             # Newer Pythons warn of forks beside threads, such as those of BLAS.
             warnings.simplefilter("ignore", DeprecationWarning)
             popen = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-u", "-P", "-c", _START, *arguments],
+                [sys.executable, "-u", "-P", "-c", _START, *map(str, numbers), folder, *sys.path],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -171,9 +166,7 @@ def forks() -> bool:
     return sys.platform == "linux" and claimed()
 
 
-def _serve_instead(
-    folder: str, channel: int, given: int, returned: int, runner: int, memory: int
-) -> NoReturn:
+def _serve_instead(channel: int, given: int, returned: int, *others: Any) -> NoReturn:
     """Be a worker in a process that was just forked, in place of executing anything."""
     code = 1
     try:
@@ -186,7 +179,7 @@ def _serve_instead(
                 signal.signal(number, signal.SIG_DFL)
         from onnxopt_cli.isolation.worker_main import main
 
-        main(channel, runner, memory, folder, given, returned)
+        main(channel, given, returned, *others)
         code = 0
     finally:
         os._exit(code)
@@ -206,23 +199,19 @@ def _gets_orphans() -> bool:
 
 
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:
-    if sys.platform != "linux":
-        end_descendants(process.pid, _SWEEP_SECONDS)
-        # macOS lets no group be signalled in which one has ended and was not waited for.
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
-        return
-    process.terminate()
-    # The backend may have stopped it.
-    process.send_signal(signal.SIGCONT)
-    try:
-        process.wait(_PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        end_descendants(process.pid, _SWEEP_SECONDS)
-        process.kill()
-        process.wait()
+    if sys.platform == "linux":
+        process.terminate()
+        # The backend may have stopped it.
+        process.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_SECONDS)
+            return
+    end_descendants(process.pid, _SWEEP_SECONDS)
+    # macOS lets no group be signalled in which one has ended and was not waited for.
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
 
 
 def _is_orphan(child: int) -> bool:
