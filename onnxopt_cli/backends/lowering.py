@@ -33,11 +33,8 @@ class LoweringMode(StrEnum):
 _FIRST_WITH_IMPORTS = 3
 # The last opset of that IR version; runtimes hardly know the ones before it.
 _OLDEST = 8
-# By IR version the first opset that it brought.
-_FIRST_OPSETS = {
-    ir: min(row[2] for row in helper.VERSION_TABLE if row[1] == ir)
-    for ir in {row[1] for row in helper.VERSION_TABLE}
-}
+# By IR version the first opset that it brought; the table begins with the oldest.
+_FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 
 class ModelRunner:
