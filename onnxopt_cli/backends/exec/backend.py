@@ -66,13 +66,7 @@ class ExecBackend:
         options = specification.options
         specification.require_known((*OPTIONS, "python") if specification.source else OPTIONS)
         self.name = specification.text
-        command = specification.command or guest_command(
-            options["python"],
-            specification.text,
-            specification.source,
-            specification.attribute,
-            options.get("device", ""),
-        )
+        command = specification.command or guest_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
         # At the latest when the interpreter ends; nobody could then be told of an error.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
