@@ -141,7 +141,8 @@ class Worker:
                 self._handle(*answer)
             self._check()
         except ProtocolBreach as breach:
-            if self._may_be_of_an_earlier_case():
+            if self.state is State.BUSY and self.answered and self._conversation.asked:
+                # A case before this one may have left what it sent.
                 self.state = State.IDLE
             self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
         except MemoryError:
@@ -241,10 +242,6 @@ class Worker:
             self._accept(replace(response, seconds=seconds, printed=printed))
         else:
             self.give_up(*read_failure(message))
-
-    def _may_be_of_an_earlier_case(self) -> bool:
-        """Tell whether what broke the protocol may have been left by a case before this one."""
-        return self.state is State.BUSY and self.answered and self._conversation.asked
 
     def _accept(self, response: Response) -> None:
         """Accept an answer, unless the worker has grown and must show whether it does so again."""
