@@ -175,7 +175,7 @@ class Worker:
 
     def give_up(self, outcome: Outcome, message: str) -> None:
         """Kill the worker; whatever it was doing has this as its result."""
-        state, printed = self.state, self._process.printed_text()
+        state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()
         if state is State.BUSY:
@@ -238,7 +238,7 @@ class Worker:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()
             seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
-            printed = self._process.printed_text()
+            printed = self._process.printed.text()
             self._accept(replace(response, seconds=seconds, printed=printed))
         else:
             self.give_up(*read_failure(message))
@@ -280,7 +280,7 @@ class Worker:
             self.kill()
             return
         outcome, how = Outcome.CRASH, death.message
-        printed = self._process.printed_text()
+        printed = self._process.printed.text()
         if code == -signal.SIGKILL and out_of_memory_kills() > self._kills:
             outcome, how = Outcome.OOM, "was killed by the system, which had run out of memory"
         elif code in {-signal.SIGABRT, 1} and any(it in printed for it in _MEMORY_MESSAGES):

@@ -93,11 +93,6 @@ class WorkerProcess:
         if not self.printed.read():
             self._unregister(self.printed.descriptor)
 
-    def printed_text(self) -> str:
-        """Return the end of what it has printed, fit to be shown."""
-        self.read_printed()
-        return self.printed.text()
-
     def kill(self) -> bool:
         """Kill the worker and all that it started, if it still runs, and close everything.
 
@@ -263,7 +258,8 @@ class Printed:
         self._count = 0
 
     def text(self) -> str:
-        """Return the last lines, printable; the first line says so where some are missing."""
+        """Return the last lines so far, printable; the first says so where some are missing."""
+        self.read()
         whole = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
         lines = whole.split("\n")[-_SHOWN_LINES:]
         shown = "\n".join(lines)[-_SHOWN_CHARACTERS:]
