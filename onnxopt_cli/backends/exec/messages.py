@@ -74,7 +74,7 @@ def read_hello(answer: dict[str, Any]) -> Hello:
                 f'said "unsupported" is {_shown(pattern)}, which {error}'
             ) from None
     form = answer.get("form", "model")
-    _require(form in {"model", "node"}, '"form" is', form, '"model" or "node"')
+    _require(form in ("model", "node"), '"form" is', form, '"model" or "node"')
     dtypes = _names(answer.get("dtypes", [*DTYPES]), "dtypes")
     for name in dtypes:
         _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
