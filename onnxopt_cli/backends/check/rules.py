@@ -66,20 +66,20 @@ def _answers_alike(subject: CheckedBackend) -> str:
 
 
 def _survives_empty(subject: CheckedBackend) -> str:
-    """A tensor without elements is _answered in an orderly way."""
+    """A tensor without elements is answered in an orderly way."""
     runs = subject.likeliest
     return _survives(subject, np.zeros((*runs.shape[:-2], 0, 3), runs.dtype))
 
 
 def _survives_large(subject: CheckedBackend) -> str:
-    """A tensor of ten megabytes is _answered in an orderly way."""
+    """A tensor of ten megabytes is answered in an orderly way."""
     runs = subject.likeliest
     ones = (1,) * (len(runs.shape) - 1)
     return _survives(subject, np.ones((*ones, _TEN_MEGABYTES // runs.dtype.itemsize), runs.dtype))
 
 
 def _survives_names(subject: CheckedBackend) -> str:
-    """Names of inputs and outputs that are not ASCII are _answered in an orderly way."""
+    """Names of inputs and outputs that are not ASCII are answered in an orderly way."""
     return _survives(subject, subject.tensor(), _NOT_ASCII)
 
 
