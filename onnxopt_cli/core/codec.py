@@ -342,9 +342,7 @@ class ValueReader:
             if name == STRING:
                 if not isinstance(data, list) or not all(type(text) is str for text in data):
                     raise ProtocolBreach("described a tensor of strings without a list of them")
-                array = np.empty(len(data), object)
-                array[:] = data
-                return array.reshape(shape)
+                return np.array(data, object).reshape(shape)
             dtype = DTYPES.get(name) or np.dtype(name)
             if data is None:
                 taken: bytes | memoryview = self.take(elements * dtype.itemsize)

@@ -109,9 +109,7 @@ def as_strings(array: Array) -> Array:
         item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item)
         for item in array.ravel().tolist()
     ]
-    result = np.empty(len(decoded), dtype=object)
-    result[:] = decoded
-    return result.reshape(array.shape)
+    return np.array(decoded, object).reshape(array.shape)
 
 
 def describe(value: Value) -> str:
