@@ -18,15 +18,12 @@ from functools import partial
 
 import onnx
 
-from onnxopt_cli.backends.protocol import Backend, Closable, Prepared, reporting
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend, Closable, Prepared, reporting
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import (
-    BackendDied,
     BackendFailure,
-    BackendHangs,
     BackendUnavailable,
     OnnxoptError,
-    ProtocolBreach,
     Unsupported,
 )
 
@@ -34,16 +31,7 @@ Patterns = Sequence[re.Pattern[str]]
 
 # How C++ says what MemoryError says, in the words of an exception's text.
 _OUT_OF_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory")
-_NO_ANSWER = (
-    KeyboardInterrupt,
-    SystemExit,
-    MemoryError,
-    Unsupported,
-    BackendDied,
-    BackendHangs,
-    BackendUnavailable,
-    ProtocolBreach,
-)
+_NOT_SAID = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
 _LONGEST = 1000
 # Of a text so many characters are searched.
 _SEARCHED = 4000
@@ -140,7 +128,7 @@ def recognising(patterns: Patterns) -> AbstractContextManager[None]:
 
 
 def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
-    if isinstance(error, _NO_ANSWER) or out_of_memory(error):
+    if isinstance(error, (*BREAKDOWNS, *_NOT_SAID)) or out_of_memory(error):
         return None
     text = error_text(error)
     try:

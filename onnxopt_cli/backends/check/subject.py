@@ -21,22 +21,15 @@ from onnxopt_cli.backends.check.questions import (
 )
 from onnxopt_cli.backends.check.rule import Broken
 from onnxopt_cli.backends.exec.backend import CommandSession, require_stated, timeout_of
-from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.backends.unsupported import compile_pattern, error_text, recognising
 from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.errors import (
-    BackendDied,
     BackendFailure,
-    BackendHangs,
-    ProtocolBreach,
     Unsupported,
 )
-
-#: A backend that does one of these has not answered at all.
-BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
-
 
 # Element types, the likeliest first.
 _DTYPES = tuple(

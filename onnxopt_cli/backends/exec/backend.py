@@ -18,15 +18,13 @@ from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
 from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
 from onnxopt_cli.backends.exec.process import CommandProcess
-from onnxopt_cli.backends.protocol import Prepared
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Prepared
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.codec import PROTOCOL, ValueWriter, run_request
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
-    BackendDied,
     BackendFailure,
-    BackendHangs,
     BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
@@ -306,5 +304,5 @@ class CommandSession:
         """Say of whom a message of the conversation is."""
         try:
             yield
-        except (BackendDied, BackendHangs, ProtocolBreach) as error:
+        except BREAKDOWNS as error:
             raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None
