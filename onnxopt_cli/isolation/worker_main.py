@@ -69,12 +69,10 @@ def _serve(connection: socket.socket, given: int | None, returned: int | None) -
     try:
         host = Host(text, LoweringMode(request["lowering"]))
         ready = {"id": number, "ready": host.version}
-    except OnnxoptError as error:
-        send(pack({"id": number, **messages.refusal(error)}))
-        return
-    except KeyboardInterrupt:
-        refusal = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
-        send(pack({"id": number, **messages.refusal(refusal)}))
+    except (OnnxoptError, KeyboardInterrupt) as error:
+        said = f"backend {text} raises KeyboardInterrupt while it starts"
+        refused = error if isinstance(error, OnnxoptError) else BackendUnavailable(said)
+        send(pack({"id": number, **messages.refusal(refused)}))
         return
     send(pack(ready))
     while True:
