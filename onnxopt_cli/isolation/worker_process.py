@@ -144,8 +144,7 @@ def _start(
                 preexec_fn=instead,  # noqa: PLW1509 - it never returns
             )
     except BaseException:
-        ours.close()
-        for descriptor in (printed, *shared):
+        for descriptor in (ours.detach(), printed, *shared):
             if descriptor >= 0:
                 os.close(descriptor)
         raise
