@@ -77,11 +77,10 @@ class Specification:
         for name in self.options:
             keyed = any(name.startswith(prefix) and name != prefix for prefix in prefixes)
             if name not in known and not keyed:
+                listed = f"its options: {', '.join(known)}" if known else "it has no options"
                 raise UsageError(
                     f"backend {printable(self.text)} has no option {printable(name)}",
-                    hint=nearest(name, known, f"its options: {', '.join(known)}")
-                    if known
-                    else "it has no options",
+                    hint=nearest(name, known, listed),
                 )
 
 

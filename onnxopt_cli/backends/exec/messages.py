@@ -156,15 +156,14 @@ def _names(names: Any, field: str) -> list[str]:
 def _domains(domains: Any) -> dict[str, tuple[int, int]]:
     is_mapping = isinstance(domains, dict) and bool(domains)
     _require(is_mapping, '"domains" are', domains, "versions by domain")
+    found: dict[str, tuple[int, int]] = {}
     for domain, versions in domains.items():
         are_two = isinstance(versions, list) and list(map(type, versions)) == [int, int]
         is_range = bool(domain) and are_two and 1 <= versions[0] <= versions[1]
         place = f'"domains" give {_shown(domain)} the versions'
         _require(is_range, place, versions, "[lowest, highest]")
-    return {
-        "" if domain == _DOMAIN else domain: (lowest, highest)
-        for domain, (lowest, highest) in domains.items()
-    }
+        found["" if domain == _DOMAIN else domain] = versions[0], versions[1]
+    return found
 
 
 def _shown(value: object) -> str:
