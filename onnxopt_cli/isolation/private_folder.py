@@ -170,8 +170,7 @@ def _open(name: str, folder: int | None = None) -> int:
 
 def _unlink(name: str, folder: int | None = None) -> bool:
     """Remove what is no folder; return False if it is one, or cannot be removed."""
-    try:
+    with suppress(IsADirectoryError, PermissionError):
         os.unlink(name, dir_fd=folder)
-    except (IsADirectoryError, PermissionError):
-        return False
-    return True
+        return True
+    return False

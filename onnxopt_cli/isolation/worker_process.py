@@ -214,12 +214,9 @@ def _is_orphan(child: int) -> bool:
     Keepers begin sessions, which nothing behind them can leave for an older one; what this process
     starts otherwise stays in its own.
     """
-    if child in _keepers:
-        return False
-    try:
-        return os.getsid(child) != os.getsid(0)
-    except OSError:
-        return False
+    with suppress(OSError):
+        return child not in _keepers and os.getsid(child) != os.getsid(0)
+    return False
 
 
 class Printed:

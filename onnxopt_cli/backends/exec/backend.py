@@ -121,16 +121,12 @@ def timeout_of(specification: Specification) -> float:
         UsageError: if the option ``timeout`` is no positive number.
     """
     text = specification.options.get("timeout", str(_SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(
-            f"backend {printable(specification.text)}: timeout is {printable(text)!r}, "
-            "expected seconds"
-        )
-    return seconds
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise UsageError(
+        f"backend {printable(specification.text)}: timeout is {printable(text)!r}, expected seconds"
+    )
 
 
 def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
