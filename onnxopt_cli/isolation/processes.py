@@ -315,7 +315,6 @@ def allowed_memory(size: int) -> int:
         import resource
     except ImportError:
         return size
-    allowed = [
-        it for it in resource.getrlimit(resource.RLIMIT_DATA) if it != resource.RLIM_INFINITY
-    ]
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = [it for it in limits if it != resource.RLIM_INFINITY]
     return min([size, *allowed]) if size else size

@@ -227,13 +227,8 @@ class Worker:
             self._watch: Watch = Watch(self._process.popen.pid)
             self._begin(State.IDLE)
         elif self.state is State.BUSY:
-            response = read_answer(
-                message,
-                payload,
-                self._order.inputs,
-                self._process.returned,
-                most_bytes(self._order),
-            )
+            shared, most = self._process.returned, most_bytes(self._order)
+            response = read_answer(message, payload, self._order.inputs, shared, most)
             if response.lowered and self._lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()

@@ -72,14 +72,10 @@ class WorkerProcess:
         self.given, self.returned = memory_file(), memory_file()
         shared = [-1 if it is None else it for it in (self.given, self.returned)]
         self.popen, self._channel, printed = _start(memory, self._folder, shared, closed)
-        self._writing = os.dup(self._channel.fileno())
-        self.conversation = Conversation(
-            self.popen,
-            self._channel.fileno(),
-            self._writing,
-            partial(self._channel.shutdown, socket.SHUT_WR),
-            selector,
-        )
+        reading = self._channel.fileno()
+        self._writing = os.dup(reading)
+        finish = partial(self._channel.shutdown, socket.SHUT_WR)
+        self.conversation = Conversation(self.popen, reading, self._writing, finish, selector)
         self.printed = Printed(printed)
         # Readable when the process has ended; where the system has none, the clock has to do.
         self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else None
