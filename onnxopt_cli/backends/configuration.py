@@ -63,9 +63,8 @@ class Configuration:
             UsageError: if there is no such profile.
         """
         if profile and profile not in self.profiles:
-            hint = nearest(
-                profile, [*self.profiles], f"it has {', '.join(self.profiles) or 'none'}"
-            )
+            listed = f"it has {', '.join(self.profiles) or 'none'}"
+            hint = nearest(profile, self.profiles, listed)
             raise UsageError(f"{self.path} has no profile {profile!r}", hint=hint)
         found = {name: (value, self.place(name)) for name, value in self.options.items()}
         if profile:

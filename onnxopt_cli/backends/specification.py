@@ -99,12 +99,9 @@ def parse_specification(text: str) -> Specification:
                 hint="write python:module:attribute or python:path/to/file.py:attribute, "
                 "then options as ,name=value",
             )
-        return Specification(
-            text,
-            source=match["source"],
-            attribute=match["attribute"],
-            options=_options(text, match["options"]),
-        )
+        source, attribute, options = match.group("source", "attribute", "options")
+        found = _options(text, options)
+        return Specification(text, source=source, attribute=attribute, options=found)
     if text.startswith(_COMMAND):
         return _command(text)
     name, comma, options = text.partition(",")

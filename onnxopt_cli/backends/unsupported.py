@@ -30,7 +30,7 @@ from onnxopt_cli.errors import (
 Patterns = Sequence[re.Pattern[str]]
 
 # How C++ says what MemoryError says, in the words of an exception's text.
-_OUT_OF_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory")
+_OUT_OF_MEMORY = re.compile("std::bad_alloc|bad allocation|Failed to allocate memory")
 _NOT_SAID = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
 _LONGEST = 1000
 # Of a text so many characters are searched.
@@ -106,11 +106,7 @@ def out_of_memory(error: BaseException) -> bool:
     text = error_text(error)
     # A command in Python says it in its own words.
     said = isinstance(error, BackendFailure) and re.match(r"\w*MemoryError\b", text)
-    return (
-        isinstance(error, MemoryError)
-        or bool(said)
-        or any(words in text for words in _OUT_OF_MEMORY)
-    )
+    return isinstance(error, MemoryError) or bool(said or _OUT_OF_MEMORY.search(text))
 
 
 def error_text(error: BaseException) -> str:

@@ -146,13 +146,9 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
         version = imported.get(domain, 0)
         if not lowest <= version <= highest or not highest:
             stated = f"states the versions {lowest} to {highest}" if highest else "states none"
-            raise Unsupported(
-                printable(
-                    f"{node.op_type} is of {domain or 'ai.onnx'} version {version}; "
-                    f"the command {stated}"
-                ),
-                operator=f"{domain}:{node.op_type}",
-            )
+            found = f"{node.op_type} is of {domain or 'ai.onnx'} version {version}"
+            said = printable(f"{found}; the command {stated}")
+            raise Unsupported(said, operator=f"{domain}:{node.op_type}")
     for value in (*model.graph.input, *model.graph.output):
         for name in element_types(value.type) - hello.dtypes:
             raise Unsupported(

@@ -78,15 +78,10 @@ def read_hello(answer: dict[str, Any]) -> Hello:
     dtypes = _names(answer.get("dtypes", [*DTYPES]), "dtypes")
     for name in dtypes:
         _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
-    return Hello(
-        _name(answer, "name"),
-        _name(answer, "version"),
-        _domains(answer["domains"]) if "domains" in answer else None,
-        frozenset(dtypes),
-        tuple(_names(answer.get("devices", ["CPU"]), "devices")),
-        pattern,
-        form == "node",
-    )
+    name, version = _name(answer, "name"), _name(answer, "version")
+    domains = _domains(answer["domains"]) if "domains" in answer else None
+    devices = tuple(_names(answer.get("devices", ["CPU"]), "devices"))
+    return Hello(name, version, domains, frozenset(dtypes), devices, pattern, form == "node")
 
 
 def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
