@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -263,6 +264,11 @@ def quoted(data: bytes | bytearray | memoryview) -> str:
     """Return the beginning of what was sent, as text to be shown."""
     shown = printable(bytes(data[:_SHOWN]).decode("utf-8", "backslashreplace"))
     return f"{shown!r}{' ...' if len(data) > _SHOWN else ''}"
+
+
+def read_some(descriptor: int, room: memoryview) -> int:
+    """Fill a buffer with what is there to be read; return how far, 0 at the end."""
+    return os.readv(descriptor, [room])
 
 
 class ValueReader:

@@ -42,7 +42,7 @@ def main() -> None:
     try:
         import onnx  # noqa: F401 - is it there?
 
-        from onnxopt_cli.core.codec import MessageReader, ValueWriter, pack
+        from onnxopt_cli.core.codec import MessageReader, ValueWriter, pack, read_some
     except Exception as error:  # noqa: BLE001 - whatever is missing, or too old
         with os.fdopen(requests) as lines:
             said = {"id": json.loads(lines.readline())["id"], "error": str(error)}
@@ -53,7 +53,7 @@ def main() -> None:
     backend = None
     while True:
         try:
-            request, payload = reader.receive(partial(_read_into, requests))
+            request, payload = reader.receive(partial(read_some, requests))
         except EOFError:
             break
         if request["request"] == "shutdown":
@@ -127,10 +127,6 @@ def _refusal(error: BaseException) -> dict[str, Any]:
         operator = {"operator": error.operator} if error.operator else {}
         return {"unsupported": text, **operator}
     return {"error": text}
-
-
-def _read_into(descriptor: int, room: memoryview) -> int:
-    return os.readv(descriptor, [room])
 
 
 def _send(descriptor: int, message: Sequence[memoryview]) -> None:
