@@ -63,9 +63,8 @@ class Configuration:
             UsageError: if there is no such profile.
         """
         if profile and profile not in self.profiles:
-            hint = nearest(
-                profile, [*self.profiles], f"it has {', '.join(self.profiles) or 'none'}"
-            )
+            listed = f"it has {', '.join(self.profiles) or 'none'}"
+            hint = nearest(profile, self.profiles, listed)
             raise UsageError(f"{self.path} has no profile {profile!r}", hint=hint)
         found = {name: (value, self.place(name)) for name, value in self.options.items()}
         if profile:
@@ -135,16 +134,18 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
     text, document = _document(path)
     problems: list[str] = []
 
+    def report(problem: str, *keys: str) -> None:
+        problems.append(f"{_place(path, text, *keys)}: {problem}")
+
     def table(value: object, known: Collection[str], *keys: str) -> dict[str, Any]:
         """Return a table, without what nobody knows; all is known if nothing is."""
         if not isinstance(value, dict):
-            problems.append(f"{_place(path, text, *keys)}: {'.'.join(keys)} is no table")
+            report(f"{'.'.join(keys) or 'tool.onnxopt'} is no table", *keys)
             return {}
         for key in [key for key in value if known and key not in known]:
             hint = nearest(key, known)
             there_is_no = f"there is no {printable('.'.join((*keys, key)))}"
-            where = _place(path, text, *keys, key)
-            problems.append(f"{where}: {'; '.join(filter(None, (there_is_no, hint)))}")
+            report("; ".join(filter(None, (there_is_no, hint))), *keys, key)
         return value
 
     whole = table(document, {*known, *_PARTS} if known else ())
@@ -154,16 +155,14 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
             written = table(value, _FIELDS, "backends", name)
             backends[name] = _specification(name, written, path.parent)
         except ValueError as error:
-            where = _place(path, text, "backends", name)
-            problems.append(f"{where}: backends.{printable(name)} {error}")
+            report(f"backends.{printable(name)} {error}", "backends", name)
     profiles = {
         name: table(value, known, "profiles", name)
         for name, value in table(whole.get("profiles", {}), (), "profiles").items()
     }
     files = whole.get("operators", "")
     if not isinstance(files, (str, list)) or not all(isinstance(it, str) for it in files):
-        where = _place(path, text, "operators")
-        problems.append(f"{where}: operators is neither a path nor a list of paths")
+        report("operators is neither a path nor a list of paths", "operators")
     if problems:
         raise UsageError("\n".join(problems), hint="docs/configuration.md describes the file")
     options = {name: value for name, value in whole.items() if name not in _PARTS}
@@ -232,16 +231,15 @@ def _table(written: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _place(path: Path, text: str, *keys: str) -> str:
     """Return ``file:line`` of a key: of its own line, or of the header of its table."""
-    *above, key = keys
-    prefix = ["tool", "onnxopt"] if path.name == "pyproject.toml" else []
+    wanted = [*(("tool", "onnxopt") if path.name == "pyproject.toml" else ()), *keys]
     table: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?", line):
             table = [part.strip().strip("\"'") for part in header[1].split(".")]
-            if table == [*prefix, *keys]:
+            if table == wanted:
                 return f"{path}:{number}"
         written = re.match(r"\s*[\"']?([\w.-]+)[\"']?\s*=", line)
-        if written and [*table, *written[1].split(".")] == [*prefix, *above, key]:
+        if written and [*table, *written[1].split(".")] == wanted:
             return f"{path}:{number}"
     return str(path)
 

@@ -20,7 +20,7 @@ from itertools import count, islice
 from time import monotonic
 from typing import Any
 
-from onnxopt_cli.core.codec import MessageReader, ValueWriter
+from onnxopt_cli.core.codec import MessageReader, ValueWriter, read_some
 from onnxopt_cli.core.text import exit_text, printable
 from onnxopt_cli.errors import BackendDied, BackendHangs, ProtocolBreach
 
@@ -179,7 +179,7 @@ class Conversation:
 
     def _received(self) -> tuple[dict[str, Any], memoryview] | None:
         try:
-            return self._reader.receive(partial(_read_into, self._reading)) if self.open else None
+            return self._reader.receive(partial(read_some, self._reading)) if self.open else None
         except BlockingIOError:
             return None
         except ProtocolBreach:
@@ -232,7 +232,3 @@ class Conversation:
             if not self._ending:
                 self._deadline = min(self._deadline, monotonic() + _DYING_SECONDS)
             self._selector.unregister(self._reading)
-
-
-def _read_into(descriptor: int, room: memoryview) -> int:
-    return os.readv(descriptor, [room])

@@ -12,7 +12,7 @@ import ast
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,16 +52,12 @@ def implementation_files(text: str) -> dict[str, Path]:
     return dict(_module(entry_point.module)) if entry_point else {}
 
 
-def _module(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the package that a module belongs to, or those of a module of its own."""
-    top = name.partition(".")[0]
-    found = _find(top)
+def _module(name: str) -> Iterable[tuple[str, Path]]:
+    """Return the files of the package that a module belongs to, or those of a module of its own."""
+    found = _find(name.partition(".")[0])
     if found is None:
-        return
-    if found.is_dir():
-        yield from _package(found)
-    else:
-        yield from _with_neighbours(found)
+        return ()
+    return _package(found) if found.is_dir() else _with_neighbours(found)
 
 
 def _find(top: str) -> Path | None:
@@ -104,15 +100,14 @@ def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
         yield path.name, path
         for top in sorted(_imported(path)) if folder.name not in _INSTALLED else ():
             package = folder / top
-            neighbours = [folder / f"{top}{suffix}" for suffix in all_suffixes()]
             if top not in seen and package.is_dir() and package != folder:
                 seen.add(top)
                 yield from _package(package)
-            for neighbour in neighbours:
-                if neighbour.name not in seen and neighbour.is_file():
-                    seen.add(neighbour.name)
+            for module in (f"{top}{suffix}" for suffix in all_suffixes()):
+                if module not in seen and (folder / module).is_file():
+                    seen.add(module)
                     # As the user would name it.
-                    unread.append(file.parent / neighbour.name)
+                    unread.append(file.parent / module)
 
 
 def _imported(path: Path) -> set[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from enum import StrEnum
+from itertools import chain
 from typing import TypeAlias
 
 import onnx
@@ -33,11 +35,8 @@ class LoweringMode(StrEnum):
 _FIRST_WITH_IMPORTS = 3
 # The last opset of that IR version; runtimes hardly know the ones before it.
 _OLDEST = 8
-# By IR version the first opset that it brought.
-_FIRST_OPSETS = {
-    ir: min(row[2] for row in helper.VERSION_TABLE if row[1] == ir)
-    for ir in {row[1] for row in helper.VERSION_TABLE}
-}
+# By IR version the first opset that it brought; the table begins with the oldest.
+_FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 
 class ModelRunner:
@@ -127,21 +126,15 @@ def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
     whoever reads the one knows the other.
     """
     default = {"", "ai.onnx"}
-    if model.ir_version < _FIRST_WITH_IMPORTS or any(
-        opset.domain in default for opset in model.opset_import
-    ):
+    imported = {opset.domain for opset in model.opset_import}
+    if model.ir_version < _FIRST_WITH_IMPORTS or default & imported:
         return model
     if any(node.domain in default for node in nodes_within(model.graph.node)):
         # A model that uses what it does not import is wrong, and is to stay so.
         return model
-    versions = {
-        opset.version
-        for function in model.functions
-        for opset in function.opset_import
-        if opset.domain in default
-    }
-    completed = onnx.ModelProto()
-    completed.CopyFrom(model)
+    own = chain.from_iterable(function.opset_import for function in model.functions)
+    versions = [opset.version for opset in own if opset.domain in default]
+    completed = deepcopy(model)
     newest = max(it for it in _FIRST_OPSETS if it <= model.ir_version)
     version = max(versions, default=max(_OLDEST, _FIRST_OPSETS[newest]))
     completed.opset_import.append(helper.make_opsetid("", version))

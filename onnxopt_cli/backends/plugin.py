@@ -162,7 +162,12 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     found: object = module
     for part in specification.attribute.split("."):
         if not hasattr(found, part):
-            raise _no_attribute(backend, source, part, found)
+            public = [known for known in dir(found) if not known.startswith("_")]
+            listed = f"it has {some_of(public, 10)}" if public else "it has no attributes"
+            raise BackendUnavailable(
+                f"backend {printable(backend)}: {printable(source)} has no {printable(part)}",
+                hint=nearest(part, public, listed),
+            )
         found = getattr(found, part)
     version = getattr(package, "__version__", None)
     return found, printable(f"{name} {version}") if type(version) is str else ""
@@ -210,12 +215,3 @@ def _import_module(backend: str, name: str) -> ModuleType:
             f"backend {printable(backend)}: there is no module {printable(error.name)}",
             hint="is it installed here? a file is written python:path/to/file.py:attribute",
         ) from error
-
-
-def _no_attribute(backend: str, source: str, name: str, found: object) -> BackendUnavailable:
-    public = [known for known in dir(found) if not known.startswith("_")]
-    listed = f"it has {some_of(public, 10)}" if public else "it has no attributes"
-    return BackendUnavailable(
-        f"backend {printable(backend)}: {printable(source)} has no {printable(name)}",
-        hint=nearest(name, public, listed),
-    )

@@ -18,7 +18,15 @@ from onnx import TypeProto, ValueInfoProto, helper
 
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Array, NumberKind, Value, is_string, kind_of
-from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, Unsupported, UnusableOutput
+from onnxopt_cli.errors import (
+    BackendDied,
+    BackendHangs,
+    BackendUnavailable,
+    OnnxoptError,
+    ProtocolBreach,
+    Unsupported,
+    UnusableOutput,
+)
 
 
 @dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
@@ -91,6 +99,9 @@ def starting(backend: str) -> Iterator[None]:
             f"backend {printable(backend)} does not start: {exception_text(error)}"
         ) from error
 
+
+#: A backend that does one of these has not answered at all.
+BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
 
 _PYTHON = (bool, int, float, complex, str, bytes)
 _TEXT = (str, bytes, np.str_, np.bytes_)

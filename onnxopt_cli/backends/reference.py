@@ -213,11 +213,8 @@ def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto
     if not any(attribute.ref_attr_name for attribute in node.attribute):
         return node
     resolved = deepcopy(node)
-    del resolved.attribute[:]
-    resolved.attribute.extend(
-        helper.make_attribute(attribute.name, linked[attribute.ref_attr_name])
-        if attribute.ref_attr_name
-        else attribute
-        for attribute in node.attribute
-    )
+    for attribute in resolved.attribute:
+        if attribute.ref_attr_name:
+            value = linked[attribute.ref_attr_name]
+            attribute.CopyFrom(helper.make_attribute(attribute.name, value))
     return resolved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,15 +28,8 @@ ENTRY_POINTS = "onnxopt.backends"
 _VARIABLE = "env."
 #: Backends that are called by a name of ours.
 BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
-# ONNX Runtime's package has several builds, each under a name of its own.
-_ONNXRUNTIME_BUILDS = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-directml",
-    "onnxruntime-openvino",
-    "onnxruntime-qnn",
-    "onnxruntime-training",
-)
+# ONNX Runtime's package has several builds, each under a name that ends in its own way.
+_ONNXRUNTIME_BUILDS = ("", "-gpu", "-directml", "-openvino", "-qnn", "-training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +135,9 @@ def _known_onnxruntime() -> KnownBackend:
         problem = 'not installed: pip install "onnxopt[ort]"'
         return KnownBackend("onnxruntime", "built in", "", problem)
     for build in _ONNXRUNTIME_BUILDS:
-        try:
-            return KnownBackend("onnxruntime", "built in", f"{build} {version(build)}")
-        except PackageNotFoundError:
-            continue
+        package = f"onnxruntime{build}"
+        with suppress(PackageNotFoundError):
+            return KnownBackend("onnxruntime", "built in", f"{package} {version(package)}")
     return KnownBackend("onnxruntime", "built in", "onnxruntime")
 
 
@@ -153,9 +146,5 @@ def _known_plugin(entry_point: EntryPoint) -> KnownBackend:
     stated = f"{distribution.name} {distribution.version}" if distribution else ""
     module = entry_point.module.partition(".")[0]
     problem = "" if importlib.util.find_spec(module) else f"there is no module {module}"
-    return KnownBackend(
-        printable(entry_point.name),
-        printable(entry_point.value),
-        "" if problem else printable(stated),
-        printable(problem),
-    )
+    row = entry_point.name, entry_point.value, "" if problem else stated, problem
+    return KnownBackend(*map(printable, row))

@@ -77,11 +77,10 @@ class Specification:
         for name in self.options:
             keyed = any(name.startswith(prefix) and name != prefix for prefix in prefixes)
             if name not in known and not keyed:
+                listed = f"its options: {', '.join(known)}" if known else "it has no options"
                 raise UsageError(
                     f"backend {printable(self.text)} has no option {printable(name)}",
-                    hint=nearest(name, known, f"its options: {', '.join(known)}")
-                    if known
-                    else "it has no options",
+                    hint=nearest(name, known, listed),
                 )
 
 
@@ -100,12 +99,9 @@ def parse_specification(text: str) -> Specification:
                 hint="write python:module:attribute or python:path/to/file.py:attribute, "
                 "then options as ,name=value",
             )
-        return Specification(
-            text,
-            source=match["source"],
-            attribute=match["attribute"],
-            options=_options(text, match["options"]),
-        )
+        source, attribute, options = match.group("source", "attribute", "options")
+        found = _options(text, options)
+        return Specification(text, source=source, attribute=attribute, options=found)
     if text.startswith(_COMMAND):
         return _command(text)
     name, comma, options = text.partition(",")

@@ -18,32 +18,20 @@ from functools import partial
 
 import onnx
 
-from onnxopt_cli.backends.protocol import Backend, Closable, Prepared, reporting
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend, Closable, Prepared, reporting
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import (
-    BackendDied,
     BackendFailure,
-    BackendHangs,
     BackendUnavailable,
     OnnxoptError,
-    ProtocolBreach,
     Unsupported,
 )
 
 Patterns = Sequence[re.Pattern[str]]
 
 # How C++ says what MemoryError says, in the words of an exception's text.
-_OUT_OF_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory")
-_NO_ANSWER = (
-    KeyboardInterrupt,
-    SystemExit,
-    MemoryError,
-    Unsupported,
-    BackendDied,
-    BackendHangs,
-    BackendUnavailable,
-    ProtocolBreach,
-)
+_OUT_OF_MEMORY = re.compile("std::bad_alloc|bad allocation|Failed to allocate memory")
+_NOT_SAID = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
 _LONGEST = 1000
 # Of a text so many characters are searched.
 _SEARCHED = 4000
@@ -118,11 +106,7 @@ def out_of_memory(error: BaseException) -> bool:
     text = error_text(error)
     # A command in Python says it in its own words.
     said = isinstance(error, BackendFailure) and re.match(r"\w*MemoryError\b", text)
-    return (
-        isinstance(error, MemoryError)
-        or bool(said)
-        or any(words in text for words in _OUT_OF_MEMORY)
-    )
+    return isinstance(error, MemoryError) or bool(said or _OUT_OF_MEMORY.search(text))
 
 
 def error_text(error: BaseException) -> str:
@@ -140,7 +124,7 @@ def recognising(patterns: Patterns) -> AbstractContextManager[None]:
 
 
 def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
-    if isinstance(error, _NO_ANSWER) or out_of_memory(error):
+    if isinstance(error, (*BREAKDOWNS, *_NOT_SAID)) or out_of_memory(error):
         return None
     text = error_text(error)
     try:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -265,6 +266,11 @@ def quoted(data: bytes | bytearray | memoryview) -> str:
     return f"{shown!r}{' ...' if len(data) > _SHOWN else ''}"
 
 
+def read_some(descriptor: int, room: memoryview) -> int:
+    """Fill a buffer with what is there to be read; return how far, 0 at the end."""
+    return os.readv(descriptor, [room])
+
+
 class ValueReader:
     """Takes values out of JSON and raw bytes, trusting nothing that the JSON says of the bytes.
 
@@ -342,9 +348,7 @@ class ValueReader:
             if name == STRING:
                 if not isinstance(data, list) or not all(type(text) is str for text in data):
                     raise ProtocolBreach("described a tensor of strings without a list of them")
-                array = np.empty(len(data), object)
-                array[:] = data
-                return array.reshape(shape)
+                return np.array(data, object).reshape(shape)
             dtype = DTYPES.get(name) or np.dtype(name)
             if data is None:
                 taken: bytes | memoryview = self.take(elements * dtype.itemsize)

@@ -22,30 +22,8 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Value: TypeAlias = "Array | list[Value] | dict[Any, Value] | None"
 
-# ONNX's names of the element types, in the order of TensorProto.DataType, where NumPy's differ or
-# NumPy has none.
-_ML_DTYPES = (
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "float4_e2m1fn",
-    "float6_e2m3fn",
-    "float6_e3m2fn",
-    "uint4",
-    "int4",
-    "uint2",
-    "int2",
-)
-_NUMPY_DTYPES = (
-    *("bool", "float16", "float32", "float64", "complex64", "complex128"),
-    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
-)
-_ALIASES = {
-    "float": "float32",
-    "double": "float64",
+# The names by which ml_dtypes knows ONNX's short floats.
+_SHORT_FLOATS = {
     "float8e4m3fn": "float8_e4m3fn",
     "float8e4m3fnuz": "float8_e4m3fnuz",
     "float8e5m2": "float8_e5m2",
@@ -55,6 +33,13 @@ _ALIASES = {
     "float6e2m3": "float6_e2m3fn",
     "float6e3m2": "float6_e3m2fn",
 }
+_ML_DTYPES = ("bfloat16", *_SHORT_FLOATS.values(), "uint4", "int4", "uint2", "int2")
+_NUMPY_DTYPES = (
+    *("bool", "float16", "float32", "float64", "complex64", "complex128"),
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+)
+# ONNX's names of the element types where NumPy's differ.
+_ALIASES = {"float": "float32", "double": "float64", **_SHORT_FLOATS}
 
 STRING = "string"
 
@@ -124,9 +109,7 @@ def as_strings(array: Array) -> Array:
         item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item)
         for item in array.ravel().tolist()
     ]
-    result = np.empty(len(decoded), dtype=object)
-    result[:] = decoded
-    return result.reshape(array.shape)
+    return np.array(decoded, object).reshape(array.shape)
 
 
 def describe(value: Value) -> str:

@@ -144,15 +144,11 @@ def _end_unseen(worker: int) -> None:
 def _reap(worker: int) -> int | None:
     """Take note of all that has ended; return the worker's status if it is among them."""
     found = None
-    while True:
-        try:
-            process, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return found
-        if not process:
-            return found
-        if process == worker:
-            found = status
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == worker:
+                found = ended[1]
+    return found
 
 
 def _end_with_status(status: int) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from enum import Enum, auto
 
 from onnxopt_cli.core.text import printable
@@ -27,7 +28,6 @@ SETTLING_SECONDS = 0.5
 class Step(Enum):
     """What the worker must do before the watch can tell."""
 
-    DONE = auto()
     AGAIN = auto()
     WAIT = auto()
 
@@ -37,66 +37,49 @@ class Watch:
 
     Args:
         keeper: the process whose first child the worker is.
-
-    Attributes:
-        leak: what the last case left behind, in words; empty if nothing.
     """
 
     def __init__(self, keeper: int) -> None:
-        self.leak = ""
         self._keeper = keeper
         # Only Linux has keepers, whose first child is the worker; orphans become others.
         kept = children(keeper) if sys.platform == "linux" else []
         self._worker = kept[0] if kept else keeper
         self._known_orphans = set(kept[1:])
         self._most = self._amounts()
-        # What was held before the suspicious case, and what grew each time that it ran.
-        self._before: dict[str, int] = {}
-        self._suspects: dict[str, int] = {}
-        self._confirmations = 0
 
-    def after_answer(self) -> Step:
-        """Look at the worker when it has answered, for the first time or again."""
-        orphans = self._new_orphans()
-        if orphans:
-            self.leak = f"leaves processes behind: {', '.join(orphans)}"
-            return self._clear()
-        before, held = self._most, self._amounts()
-        grown = {
-            what: more
-            for what, amount in held.items()
-            if (more := amount - before.get(what, 0)) > _ALLOWED[what]
-        }
-        # Memory that grows slowly must not add up to a leak of the case that it happens to be at.
-        self._most = {what: max(n, before.get(what, 0)) for what, n in held.items()}
-        if not self._suspects:
-            self.leak = ""
-            self._before, self._suspects = before, grown
-        else:
-            self._suspects = {what: n for what, n in self._suspects.items() if what in grown}
-        if not self._suspects:
-            return self._clear()
-        if self._confirmations == _CONFIRMATIONS:
-            return Step.WAIT
-        self._confirmations += 1
-        return Step.AGAIN
+    def look(self) -> Iterator[Step | str]:
+        """Look at the worker when it has answered, and whenever it has done what was yielded.
 
-    def after_wait(self) -> Step:
-        """Look at the worker when what was about to end has ended."""
+        Yields:
+            What it must do; in the end what the case left behind, in words, empty if nothing.
+        """
+        before = self._most
+        suspects: dict[str, int] = {}
+        for step in (*[Step.AGAIN] * _CONFIRMATIONS, Step.WAIT):
+            if orphans := self._new_orphans():
+                yield f"leaves processes behind: {', '.join(orphans)}"
+                return
+            grown = self._growth()
+            suspects = {what: n for what, n in (suspects or grown).items() if what in grown}
+            if not suspects:
+                yield ""
+                return
+            yield step
         held = self._amounts()
         left = [
             f"{amount >> 20} MiB of memory" if what == "memory" else f"{amount} {what}"
-            for what, amount in self._suspects.items()
-            if held.get(what, 0) - self._before.get(what, 0)
-            > _CONFIRMATIONS * max(1, _ALLOWED[what])
+            for what, amount in suspects.items()
+            if held.get(what, 0) - before.get(what, 0) > _CONFIRMATIONS * max(1, _ALLOWED[what])
         ]
-        if left:
-            self.leak = f"leaves {' and '.join(left)} behind each time that it runs"
-        return self._clear()
+        yield f"leaves {' and '.join(left)} behind each time that it runs" if left else ""
 
-    def _clear(self) -> Step:
-        self._suspects, self._confirmations = {}, 0
-        return Step.DONE
+    def _growth(self) -> dict[str, int]:
+        """Return by how much the worker holds more than it ever did, where that is too much."""
+        most, held = self._most, self._amounts()
+        # Memory that grows slowly must not add up to a leak of the case that it happens to be at.
+        self._most = {what: max(n, most.get(what, 0)) for what, n in held.items()}
+        growth = {what: n - most.get(what, 0) for what, n in held.items()}
+        return {what: more for what, more in growth.items() if more > _ALLOWED[what]}
 
     def _amounts(self) -> dict[str, int]:
         held = usage(self._worker)

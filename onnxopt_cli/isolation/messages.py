@@ -16,7 +16,7 @@ What it cannot do is to pass with other outputs than the right ones, or in anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Any
 
 import onnx
@@ -44,10 +44,7 @@ from onnxopt_cli.isolation.shared import ALIGNMENT, fill, mapped, taken
 
 # Of what a backend says of its version, no more is shown.
 _LONGEST_VERSION = 400
-_START_ERRORS: Mapping[str, type[OnnxoptError]] = {
-    "usage": UsageError,
-    "unavailable": BackendUnavailable,
-}
+_START_ERRORS = {"usage": UsageError, "unavailable": BackendUnavailable}
 
 
 def hello(backend: str, lowering: LoweringMode) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from onnxopt_cli.isolation.interruption import held_signals, plain_signals
@@ -48,29 +47,26 @@ def parallel(
         chunk: number of items that a process takes at a time.
         stop: tells whether to stop early.
     """
-    count = -(-len(items) // chunk)
+    chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
     # macOS can fork, but its libraries may crash in a process that was forked.
-    if min(jobs, count) <= 1 or sys.platform in {"darwin", "win32"}:
+    if min(jobs, len(chunks)) <= 1 or sys.platform in {"darwin", "win32"}:
         yield from map(work, items)
         return
     from multiprocessing.connection import wait
 
-    unasked = deque(range(count))
+    unasked = deque(range(len(chunks)))
     done: dict[int, list[Done] | None] = {}
     with ExitStack() as stack:
         helpers: list[_Helper] = []
         with held_signals(), suppress(OSError):
-            while len(helpers) < min(jobs, count):
-                helpers.append(_Helper(partial(_some, work, items, chunk), helpers))
+            while len(helpers) < min(jobs, len(chunks)):
+                helpers.append(_Helper(lambda number: [*map(work, chunks[number])], helpers))
                 stack.callback(helpers[-1].end)
-        for number in range(count):
+        for number, here in enumerate(chunks):
+            ahead = number + _AHEAD * jobs
             while number not in done and not stop():
                 for helper in helpers:
-                    while (
-                        unasked
-                        and len(helper.asked) < _ASKED
-                        and (unasked[0] < number + _AHEAD * jobs)
-                    ):
+                    while unasked and unasked[0] < ahead and len(helper.asked) < _ASKED:
                         helper.ask(unasked.popleft())
                 ready = wait([it.connection for it in helpers if it.asked], _TICK_SECONDS)
                 for helper in [it for it in helpers if it.connection in ready]:
@@ -80,14 +76,7 @@ def parallel(
             if stop():
                 return
             found = done.pop(number)
-            here = map(work, items[number * chunk : (number + 1) * chunk])
-            yield from here if found is None else found
-
-
-def _some(
-    work: Callable[[Item], Done], items: Sequence[Item], chunk: int, number: int
-) -> list[Done]:
-    return [work(item) for item in items[number * chunk : (number + 1) * chunk]]
+            yield from map(work, here) if found is None else found
 
 
 class _Helper:

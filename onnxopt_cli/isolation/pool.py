@@ -101,11 +101,9 @@ class Pool:
         self.version = ""
         self.ahead = 2 * jobs
         self.loop = loop
-        self._lowering = lowering
-        self._limits = limits
+        self._worker = partial(Worker, backend, lowering, limits, loop.selector, closed=closed)
         self._jobs = jobs
         self._interruption = interruption
-        self._closed = closed
         self._queue: deque[Job] = deque()
         self._running: dict[Worker, Job] = {}
         self._workers: list[Worker] = []
@@ -235,10 +233,7 @@ class Pool:
                 self._jobs = len(at_work)
 
     def _start(self) -> None:
-        worker = Worker(
-            self.name, self._lowering, self._limits, self.loop.selector, closed=self._closed
-        )
-        self._workers.append(worker)
+        self._workers.append(self._worker())
 
     def _end_workers(self) -> None:
         self._queue.clear()

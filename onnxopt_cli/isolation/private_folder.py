@@ -69,16 +69,11 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
         return
     with suppress(OSError):
         os.rmdir(folder + _UNLOCKED)  # noqa: PTH106 - as above
-    try:
-        os.rmdir(folder)  # noqa: PTH106 - as above
-    except FileNotFoundError:
-        return
-    except OSError:
-        with suppress(OSError):
-            # The backend may have put a link or a file in its place.
-            if not _unlink(folder):
-                _empty(folder, deadline)
-                os.rmdir(folder)  # noqa: PTH106 - as above
+    with suppress(OSError):
+        # The backend may have put a link or a file in its place.
+        if not _unlink(folder):
+            _empty(folder, deadline)
+            os.rmdir(folder)  # noqa: PTH106 - as above
 
 
 def sweep_folders() -> None:
@@ -175,8 +170,7 @@ def _open(name: str, folder: int | None = None) -> int:
 
 def _unlink(name: str, folder: int | None = None) -> bool:
     """Remove what is no folder; return False if it is one, or cannot be removed."""
-    try:
+    with suppress(IsADirectoryError, PermissionError):
         os.unlink(name, dir_fd=folder)
-    except (IsADirectoryError, PermissionError):
-        return False
-    return True
+        return True
+    return False

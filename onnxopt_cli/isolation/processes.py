@@ -61,10 +61,9 @@ def visible() -> bool:
     """
     if sys.platform != "linux":
         return True
-    try:
+    with suppress(OSError):
         return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - a string will do
-    except OSError:
-        return False
+    return False
 
 
 def weakness() -> str:
@@ -224,10 +223,9 @@ def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
 
 def _group(process: int) -> int:
     """Return a process's group; our own, which nothing is sent to, if it has gone."""
-    try:
+    with suppress(OSError):
         return os.getpgid(process)
-    except OSError:
-        return os.getpgrp()
+    return os.getpgrp()
 
 
 def _lives(process: int) -> bool:
@@ -237,12 +235,11 @@ def _lives(process: int) -> bool:
         with suppress(psutil.Error):
             return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
         return False
-    try:
+    with suppress(OSError):
         fields = _stat(process)
-    except OSError:
-        return False
-    # A process whose first thread has ended looks dead, though others may run.
-    return fields[0] not in {b"Z", b"X"} or int(fields[17]) > 1
+        # A process whose first thread has ended looks dead, though others may run.
+        return fields[0] not in {b"Z", b"X"} or int(fields[17]) > 1
+    return False
 
 
 def _stat(process: int) -> list[bytes]:
@@ -262,11 +259,10 @@ def name_of(process: int) -> str:
 
 def out_of_memory_kills() -> int:
     """Return how many processes the kernel has killed for want of memory."""
-    try:
-        text = _read("/proc/vmstat")
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(b"oom_kill "))
+    with suppress(OSError):
+        lines = _read("/proc/vmstat").splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(b"oom_kill "))
+    return 0
 
 
 def _read(path: str) -> bytes:
@@ -319,7 +315,6 @@ def allowed_memory(size: int) -> int:
         import resource
     except ImportError:
         return size
-    allowed = [
-        it for it in resource.getrlimit(resource.RLIMIT_DATA) if it != resource.RLIM_INFINITY
-    ]
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = [it for it in limits if it != resource.RLIM_INFINITY]
     return min([size, *allowed]) if size else size

@@ -138,12 +138,9 @@ class Host:
             failure, seconds = _failure(error), perf_counter() - started
             return Response(failure=failure, message=error_text(error), seconds=seconds)
         seconds = perf_counter() - started
-        changed = [
-            name
-            for name, it in order.inputs.items()
-            if own is not order.inputs and not same_bits(it, own.get(name))
-        ]
-        return Response(outputs, lowered=lowered, changed=tuple(changed), seconds=seconds)
+        given = () if own is order.inputs else order.inputs.items()
+        changed = tuple(name for name, it in given if not same_bits(it, own.get(name)))
+        return Response(outputs, lowered=lowered, changed=changed, seconds=seconds)
 
     def close(self) -> tuple[Outcome, str] | None:
         """End what the backend has started; return what went wrong, and it in words, if it did."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -29,10 +30,9 @@ ALIGNMENT = 64
 
 def memory_file() -> int | None:
     """Return the descriptor of a new file in memory; None where there are none."""
-    try:
+    with suppress(AttributeError, OSError):
         return os.memfd_create("onnxopt")
-    except (AttributeError, OSError):
-        return None
+    return None
 
 
 def fill(

@@ -141,7 +141,8 @@ class Worker:
                 self._handle(*answer)
             self._check()
         except ProtocolBreach as breach:
-            if self._may_be_of_an_earlier_case():
+            if self.state is State.BUSY and self.answered and self._conversation.asked:
+                # A case before this one may have left what it sent.
                 self.state = State.IDLE
             self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
         except MemoryError:
@@ -156,7 +157,7 @@ class Worker:
         now = monotonic()
         if self.state is State.BUSY and now > self._check_leak_at:
             self._check_leak_at = float("inf")
-            self._proceed(self._watch.after_wait())
+            self._proceed()
         elif self.state is State.BUSY and self._limits.memory and now > self._next_memory_check:
             self._next_memory_check = now + _MEMORY_CHECK_SECONDS
             held = sum(map(resident, descendants(self._process.popen.pid)))
@@ -174,7 +175,7 @@ class Worker:
 
     def give_up(self, outcome: Outcome, message: str) -> None:
         """Kill the worker; whatever it was doing has this as its result."""
-        state, printed = self.state, self._process.printed_text()
+        state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()
         if state is State.BUSY:
@@ -220,7 +221,7 @@ class Worker:
             try:
                 self.version = read_ready(message)
             except (UsageError, BackendUnavailable) as refusal:
-                printed = self._process.printed_text()
+                printed = self._process.printed.text()
                 refusal.hint = "\n".join(filter(None, (printed, refusal.hint)))
                 self.refusal = refusal
                 self.kill()
@@ -228,25 +229,16 @@ class Worker:
             self._watch: Watch = Watch(self._process.popen.pid)
             self._begin(State.IDLE)
         elif self.state is State.BUSY:
-            response = read_answer(
-                message,
-                payload,
-                self._order.inputs,
-                self._process.returned,
-                most_bytes(self._order),
-            )
+            shared, most = self._process.returned, most_bytes(self._order)
+            response = read_answer(message, payload, self._order.inputs, shared, most)
             if response.lowered and self._lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()
             seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
-            printed = self._process.printed_text()
+            printed = self._process.printed.text()
             self._accept(replace(response, seconds=seconds, printed=printed))
         else:
             self.give_up(*read_failure(message))
-
-    def _may_be_of_an_earlier_case(self) -> bool:
-        """Tell whether what broke the protocol may have been left by a case before this one."""
-        return self.state is State.BUSY and self.answered and self._conversation.asked
 
     def _accept(self, response: Response) -> None:
         """Accept an answer, unless the worker has grown and must show whether it does so again."""
@@ -254,16 +246,18 @@ class Worker:
         if first is not None and response.failure not in {None, first.failure}:
             self._reply(replace(response, message=f"{response.message}{_AGAIN}"))
             return
-        self._first_response = first or response
-        self._proceed(self._watch.after_answer())
+        if first is None:
+            self._first_response, self._looks = response, self._watch.look()
+        self._proceed()
 
-    def _proceed(self, step: Step) -> None:
-        if step is Step.WAIT:
+    def _proceed(self) -> None:
+        found = next(self._looks)
+        if found is Step.WAIT:
             self._check_leak_at = monotonic() + SETTLING_SECONDS
-        elif step is Step.AGAIN:
+        elif found is Step.AGAIN:
             self._send(replace(self._order, collect=True))
         elif self._first_response is not None:
-            self._reply(replace(self._first_response, leak=self._watch.leak))
+            self._reply(replace(self._first_response, leak=found))
 
     def _reply(self, response: Response) -> None:
         self.response = response
@@ -283,7 +277,7 @@ class Worker:
             self.kill()
             return
         outcome, how = Outcome.CRASH, death.message
-        printed = self._process.printed_text()
+        printed = self._process.printed.text()
         if code == -signal.SIGKILL and out_of_memory_kills() > self._kills:
             outcome, how = Outcome.OOM, "was killed by the system, which had run out of memory"
         elif code in {-signal.SIGABRT, 1} and any(it in printed for it in _MEMORY_MESSAGES):

@@ -18,18 +18,16 @@ from onnxopt_cli.isolation.keeper import fork_keeper
 from onnxopt_cli.isolation.processes import limit_memory
 
 
-def main(
-    channel: int, runner: int, memory: int, folder: str, given: int = -1, returned: int = -1
-) -> None:
+def main(channel: int, given: int, returned: int, runner: int, memory: int, folder: str) -> None:
     """Serve until the channel closes.
 
     Args:
         channel: the descriptor of the worker's end of the socket.
+        given: the descriptor of the file in memory with large values that are given; -1 for none.
+        returned: likewise of the file for those that are returned.
         runner: the runner's process id.
         memory: bytes that this process may hold, or 0.
         folder: where temporary files go; made here.
-        given: the descriptor of the file in memory with large values that are given; -1 for none.
-        returned: likewise of the file for those that are returned.
     """
     fork_keeper(runner, channel, folder)
     limit_memory(memory)
@@ -71,12 +69,10 @@ def _serve(connection: socket.socket, given: int | None, returned: int | None) -
     try:
         host = Host(text, LoweringMode(request["lowering"]))
         ready = {"id": number, "ready": host.version}
-    except OnnxoptError as error:
-        send(pack({"id": number, **messages.refusal(error)}))
-        return
-    except KeyboardInterrupt:
-        refusal = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
-        send(pack({"id": number, **messages.refusal(refusal)}))
+    except (OnnxoptError, KeyboardInterrupt) as error:
+        said = f"backend {text} raises KeyboardInterrupt while it starts"
+        refused = error if isinstance(error, OnnxoptError) else BackendUnavailable(said)
+        send(pack({"id": number, **messages.refusal(refused)}))
         return
     send(pack(ready))
     while True:

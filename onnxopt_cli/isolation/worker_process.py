@@ -13,7 +13,7 @@ import warnings
 from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.core.text import printable
@@ -30,9 +30,9 @@ from onnxopt_cli.isolation.shared import memory_file
 
 # The worker imports what this process would, from the same places, whatever its folder.
 _START = (
-    "import sys; channel, given, returned, runner, memory, folder, *sys.path = sys.argv[1:]; "
+    "import sys; *numbers, folder = sys.argv[1:7]; sys.path = sys.argv[7:]; "
     "from onnxopt_cli.isolation.worker_main import main; "
-    "main(int(channel), int(runner), int(memory), folder, int(given), int(returned))"
+    "main(*map(int, numbers), folder)"
 )
 # How long a keeper may take to leave nothing behind.
 _PATIENCE_SECONDS = 1.0
@@ -72,14 +72,10 @@ class WorkerProcess:
         self.given, self.returned = memory_file(), memory_file()
         shared = [-1 if it is None else it for it in (self.given, self.returned)]
         self.popen, self._channel, printed = _start(memory, self._folder, shared, closed)
-        self._writing = os.dup(self._channel.fileno())
-        self.conversation = Conversation(
-            self.popen,
-            self._channel.fileno(),
-            self._writing,
-            partial(self._channel.shutdown, socket.SHUT_WR),
-            selector,
-        )
+        reading = self._channel.fileno()
+        self._writing = os.dup(reading)
+        finish = partial(self._channel.shutdown, socket.SHUT_WR)
+        self.conversation = Conversation(self.popen, reading, self._writing, finish, selector)
         self.printed = Printed(printed)
         # Readable when the process has ended; where the system has none, the clock has to do.
         self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else None
@@ -92,11 +88,6 @@ class WorkerProcess:
         """Take what it has printed."""
         if not self.printed.read():
             self._unregister(self.printed.descriptor)
-
-    def printed_text(self) -> str:
-        """Return the end of what it has printed, fit to be shown."""
-        self.read_printed()
-        return self.printed.text()
 
     def kill(self) -> bool:
         """Kill the worker and all that it started, if it still runs, and close everything.
@@ -112,15 +103,11 @@ class WorkerProcess:
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
-        os.close(self._writing)
-        for shared in (self.given, self.returned):
-            if shared is not None:
-                os.close(shared)
-        self._unregister(self.printed.descriptor)
-        os.close(self.printed.descriptor)
-        if self._ended is not None:
-            self._unregister(self._ended)
-            os.close(self._ended)
+        others = (self._writing, self.given, self.returned, self.printed.descriptor, self._ended)
+        for descriptor in others:
+            if descriptor is not None:
+                self._unregister(descriptor)
+                os.close(descriptor)
         return dead
 
     def _unregister(self, descriptor: int) -> None:
@@ -137,15 +124,14 @@ def _start(
     printed, write_end = os.pipe()
     _gets_orphans()
     numbers = [theirs.fileno(), *shared, os.getpid(), memory]
-    arguments = [*map(str, numbers), folder, *sys.path]
     # What is executed can be looked into while it starts; what is only forked is as closed as we.
-    instead = partial(_serve_instead, folder, *numbers) if closed and forks() else None
+    instead = partial(_serve_instead, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():
             # Newer Pythons warn of forks beside threads, such as those of BLAS.
             warnings.simplefilter("ignore", DeprecationWarning)
             popen = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-u", "-P", "-c", _START, *arguments],
+                [sys.executable, "-u", "-P", "-c", _START, *map(str, numbers), folder, *sys.path],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -154,8 +140,7 @@ def _start(
                 preexec_fn=instead,  # noqa: PLW1509 - it never returns
             )
     except BaseException:
-        ours.close()
-        for descriptor in (printed, *shared):
+        for descriptor in (ours.detach(), printed, *shared):
             if descriptor >= 0:
                 os.close(descriptor)
         raise
@@ -171,9 +156,7 @@ def forks() -> bool:
     return sys.platform == "linux" and claimed()
 
 
-def _serve_instead(
-    folder: str, channel: int, given: int, returned: int, runner: int, memory: int
-) -> NoReturn:
+def _serve_instead(channel: int, given: int, returned: int, *others: Any) -> NoReturn:
     """Be a worker in a process that was just forked, in place of executing anything."""
     code = 1
     try:
@@ -186,7 +169,7 @@ def _serve_instead(
                 signal.signal(number, signal.SIG_DFL)
         from onnxopt_cli.isolation.worker_main import main
 
-        main(channel, runner, memory, folder, given, returned)
+        main(channel, given, returned, *others)
         code = 0
     finally:
         os._exit(code)
@@ -206,23 +189,19 @@ def _gets_orphans() -> bool:
 
 
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:
-    if sys.platform != "linux":
-        end_descendants(process.pid, _SWEEP_SECONDS)
-        # macOS lets no group be signalled in which one has ended and was not waited for.
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
-        return
-    process.terminate()
-    # The backend may have stopped it.
-    process.send_signal(signal.SIGCONT)
-    try:
-        process.wait(_PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        end_descendants(process.pid, _SWEEP_SECONDS)
-        process.kill()
-        process.wait()
+    if sys.platform == "linux":
+        process.terminate()
+        # The backend may have stopped it.
+        process.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_SECONDS)
+            return
+    end_descendants(process.pid, _SWEEP_SECONDS)
+    # macOS lets no group be signalled in which one has ended and was not waited for.
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
 
 
 def _is_orphan(child: int) -> bool:
@@ -231,12 +210,9 @@ def _is_orphan(child: int) -> bool:
     Keepers begin sessions, which nothing behind them can leave for an older one; what this process
     starts otherwise stays in its own.
     """
-    if child in _keepers:
-        return False
-    try:
-        return os.getsid(child) != os.getsid(0)
-    except OSError:
-        return False
+    with suppress(OSError):
+        return child not in _keepers and os.getsid(child) != os.getsid(0)
+    return False
 
 
 class Printed:
@@ -274,7 +250,8 @@ class Printed:
         self._count = 0
 
     def text(self) -> str:
-        """Return the last lines, printable; the first line says so where some are missing."""
+        """Return the last lines so far, printable; the first says so where some are missing."""
+        self.read()
         whole = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
         lines = whole.split("\n")[-_SHOWN_LINES:]
         shown = "\n".join(lines)[-_SHOWN_CHARACTERS:]

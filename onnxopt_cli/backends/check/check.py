@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult, apply_rule, broken
 from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
-from onnxopt_cli.backends.check.subject import BREAKDOWNS, CommandSubject, PluginSubject
+from onnxopt_cli.backends.check.subject import CommandSubject, PluginSubject
 from onnxopt_cli.backends.exec.backend import OPTIONS, CommandSession
+from onnxopt_cli.backends.protocol import BREAKDOWNS
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.errors import BackendHangs, BackendUnavailable, OnnxoptError, UsageError
 

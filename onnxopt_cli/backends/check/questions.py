@@ -165,12 +165,9 @@ def _value(attribute: Attribute) -> AttributeValue:
 def _model(
     node: onnx.NodeProto, inputs: Mapping[str, Value], opset: int, outputs: list[str]
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [node],
-        "question",
-        [value_info(name, np.asarray(value)) for name, value in inputs.items()],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
-    )
+    given = [value_info(name, np.asarray(value)) for name, value in inputs.items()]
+    returned = [onnx.ValueInfoProto(name=name) for name in outputs]
+    graph = helper.make_graph([node], "question", given, returned)
     imports = [helper.make_opsetid("", opset)]
     if node.domain:
         imports.append(helper.make_opsetid(node.domain, 1))

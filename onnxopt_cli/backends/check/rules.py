@@ -43,7 +43,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
     shown = []
     for name in _ELEMENT_TYPES:
         array = np.array([[0, 1, 1], [1, 0, 1]]).astype(name)
-        own = subject.tensor().astype(name)
+        own = subject.likeliest.tensor.astype(name)
         asked = subject.ask_what_it_runs(array) or subject.ask_what_it_runs(own)
         if asked is None:
             continue
@@ -57,7 +57,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
 
 def _answers_alike(subject: CheckedBackend) -> str:
     """The same question has the same answer."""
-    asked = _what_it_runs(subject, subject.tensor())
+    asked = _what_it_runs(subject, subject.likeliest.tensor)
     first, second = (_answered(subject, asked) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if isinstance(one, np.ndarray) and one.tobytes() != np.asarray(other).tobytes():
@@ -66,21 +66,21 @@ def _answers_alike(subject: CheckedBackend) -> str:
 
 
 def _survives_empty(subject: CheckedBackend) -> str:
-    """A tensor without elements is _answered in an orderly way."""
+    """A tensor without elements is answered in an orderly way."""
     runs = subject.likeliest
     return _survives(subject, np.zeros((*runs.shape[:-2], 0, 3), runs.dtype))
 
 
 def _survives_large(subject: CheckedBackend) -> str:
-    """A tensor of ten megabytes is _answered in an orderly way."""
+    """A tensor of ten megabytes is answered in an orderly way."""
     runs = subject.likeliest
     ones = (1,) * (len(runs.shape) - 1)
     return _survives(subject, np.ones((*ones, _TEN_MEGABYTES // runs.dtype.itemsize), runs.dtype))
 
 
 def _survives_names(subject: CheckedBackend) -> str:
-    """Names of inputs and outputs that are not ASCII are _answered in an orderly way."""
-    return _survives(subject, subject.tensor(), _NOT_ASCII)
+    """Names of inputs and outputs that are not ASCII are answered in an orderly way."""
+    return _survives(subject, subject.likeliest.tensor, _NOT_ASCII)
 
 
 def _what_it_runs(subject: CheckedBackend, array: Array) -> CheckModel:
@@ -161,7 +161,7 @@ def _greets(command: CommandSubject) -> str:
 
 
 def _answers(command: CommandSubject, extra: str | None = None) -> str:
-    asked = command.simple_question()
+    asked = command.likeliest.question()
     try:
         require_stated(asked.model, command.session.hello)
     except Unsupported as error:
@@ -183,7 +183,7 @@ def _stays(command: CommandSubject) -> str:
 
 
 def _refuses_damaged(command: CommandSubject) -> str:
-    damaged = command.simple_question()
+    damaged = command.likeliest.question()
     # All that a command sees of it that takes nodes; any other gets bytes that are not a model.
     damaged.model.graph.node[0].input[0] = "nowhere"
     refused = refusal(partial(command.run, content=b"\xff" * 64), damaged)
@@ -245,12 +245,12 @@ def _starts(subject: PluginSubject) -> str:
 
 
 def _returns_outputs(subject: PluginSubject) -> str:
-    outputs = _answered(subject, _what_it_runs(subject, subject.tensor()))
+    outputs = _answered(subject, _what_it_runs(subject, subject.likeliest.tensor))
     return f"{len(outputs)} outputs"
 
 
 def _leaves_inputs(subject: PluginSubject) -> str:
-    asked = _what_it_runs(subject, subject.tensor())
+    asked = _what_it_runs(subject, subject.likeliest.tensor)
     before = {name: np.array(value) for name, value in asked.inputs.items()}
     subject.returned(asked)
     for name, value in before.items():
@@ -260,7 +260,7 @@ def _leaves_inputs(subject: PluginSubject) -> str:
 
 
 def _refuses_dangling(subject: PluginSubject) -> str:
-    asked = subject.simple_question()
+    asked = subject.likeliest.question()
     asked.model.graph.node[0].input[0] = "nowhere"
     refused = refusal(subject.returned, asked)
     if refused is None:
@@ -270,7 +270,7 @@ def _refuses_dangling(subject: PluginSubject) -> str:
 
 def _prints_nothing(subject: PluginSubject) -> str:
     before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
-    subject.returned(_what_it_runs(subject, subject.tensor()))
+    subject.returned(_what_it_runs(subject, subject.likeliest.tensor))
     written = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END) - before
     if written:
         raise Broken(f"{written} bytes on standard output for one case")

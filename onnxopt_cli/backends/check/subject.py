@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from time import monotonic
 from typing import Any
 
@@ -21,22 +23,15 @@ from onnxopt_cli.backends.check.questions import (
 )
 from onnxopt_cli.backends.check.rule import Broken
 from onnxopt_cli.backends.exec.backend import CommandSession, require_stated, timeout_of
-from onnxopt_cli.backends.protocol import Backend
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.backends.unsupported import compile_pattern, error_text, recognising
 from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.errors import (
-    BackendDied,
     BackendFailure,
-    BackendHangs,
-    ProtocolBreach,
     Unsupported,
 )
-
-#: A backend that does one of these has not answered at all.
-BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
-
 
 # Element types, the likeliest first.
 _DTYPES = tuple(
@@ -61,6 +56,18 @@ class Runs:
     opset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+    @property
+    def tensor(self) -> Array:
+        """A small tensor of the kind, the same each time."""
+        return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
+
+    def question(
+        self, array: Array | None = None, names: tuple[str, str] = ("x", "y")
+    ) -> CheckModel:
+        """Return a question about the small tensor or another, as :func:`question` does."""
+        asked = self.tensor if array is None else array
+        return question(self.operator, asked, self.opset, names=names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ class CheckedBackend:
             if monotonic() > end:
                 break
             try:
-                asked = question(runs.operator, _tensor(runs.dtype, runs.shape), runs.opset)
+                asked = runs.question()
             except ValueError:
                 continue
             if refusal(self.returned, asked) is None:
@@ -136,26 +143,15 @@ class CheckedBackend:
 
         None if there is none, or the operator takes no such tensor.
         """
-        if self.runs is None:
-            return None
-        try:
-            return question(self.runs.operator, array, self.runs.opset, names=names)
-        except ValueError:
-            return None
-
-    def simple_question(self) -> CheckModel:
-        """Return a question that the backend can answer, or the likeliest one."""
-        runs = self.likeliest
-        return question(runs.operator, _tensor(runs.dtype, runs.shape), runs.opset)
+        runs = self.runs
+        with suppress(ValueError):
+            return runs.question(array, names) if runs else None
+        return None
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """Element types that the backend may know, the likeliest first."""
         return _DTYPES
-
-    def tensor(self) -> Array:
-        """Return a small tensor, the same at every call."""
-        return _tensor(self.likeliest.dtype, self.likeliest.shape)
 
     @property
     def opsets(self) -> tuple[int, ...]:
@@ -164,25 +160,17 @@ class CheckedBackend:
 
     def _candidates(self) -> Iterator[Runs]:
         """Yield what most backends run, then operators with a formula, then all that there is."""
-        dtypes, opsets = self.dtypes, self.opsets
-        vector = SHAPES[0]
-        for name in LIKELY:
-            yield from (Runs(name, opset, dtypes[0], vector) for opset in opsets)
-        for dtype in dtypes:
-            yield from (Runs(name, opsets[0], dtype, vector) for name in formulas())
-        for dtype in dtypes[1:]:
-            for name in LIKELY:
-                yield from (Runs(name, opset, dtype, vector) for opset in opsets)
-        for dtype in dtypes:
-            for shape in SHAPES:
-                yield from (Runs(name, opsets[0], dtype, shape) for name in all_operators())
-        for opset in opsets[1:]:
-            for shape in SHAPES:
-                yield from (Runs(name, opset, dtypes[0], shape) for name in all_operators())
-
-
-def _tensor(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    return np.arange(1, 1 + np.prod(shape)).reshape(shape).astype(dtype)
+        dtypes, opsets, vector = self.dtypes, self.opsets, SHAPES[:1]
+        searches = [
+            (dtypes[:1], vector, LIKELY, opsets),
+            (dtypes, vector, formulas(), opsets[:1]),
+            (dtypes[1:], vector, LIKELY, opsets),
+            (dtypes, SHAPES, all_operators(), opsets[:1]),
+            *((dtypes[:1], SHAPES, all_operators(), (opset,)) for opset in opsets[1:]),
+        ]
+        for search in searches:
+            for dtype, shape, name, opset in product(*search):
+                yield Runs(name, opset, dtype, shape)
 
 
 class PluginSubject(CheckedBackend):

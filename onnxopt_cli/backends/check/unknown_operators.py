@@ -77,10 +77,10 @@ def says_unsupported(subject: CheckedBackend) -> str:
 def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, Refusal]:
     """Return what a backend says of operators that nobody knows, by their names."""
     said: dict[str, Refusal] = {}
+    likeliest = subject.likeliest
     for name in _NAMES:
-        answer = refusal(
-            subject.returned, unknown(name, domain, subject.tensor(), subject.likeliest.opset)
-        )
+        asked = unknown(name, domain, likeliest.tensor, likeliest.opset)
+        answer = refusal(subject.returned, asked)
         if answer is None:
             of = f" of {domain}" if domain else ""
             raise Broken(f"it returned outputs for the operator {name}{of}")
@@ -92,7 +92,7 @@ def _about_training(subject: CheckedBackend) -> dict[str, Refusal]:
     """Return what a backend says of training operators that it does not run."""
     likeliest = subject.likeliest
     dtype = likeliest.dtype if likeliest.dtype.name in {"float32", "float64"} else np.float32
-    array = subject.tensor().astype(dtype)
+    array = likeliest.tensor.astype(dtype)
     asked = {
         name: refusal(subject.returned, question(name, array, likeliest.opset))
         for name in formulas(TRAINING)
@@ -126,19 +126,19 @@ def _about_wrong_models(subject: CheckedBackend) -> Iterator[Refusal]:
 
 
 def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, CheckModel]]:
-    asked = subject.simple_question()
+    asked = subject.likeliest.question()
     asked.model.graph.node[0].input[0] = "nowhere"
     yield "an input that nothing yields", asked
-    asked = subject.simple_question()
+    asked = subject.likeliest.question()
     asked.model.graph.node[0].input.extend([asked.model.graph.input[-1].name] * 7)
     yield "too many inputs", asked
-    asked = subject.simple_question()
+    asked = subject.likeliest.question()
     del asked.model.graph.node[0].input[:]
     yield "no inputs", asked
-    asked = subject.simple_question()
+    asked = subject.likeliest.question()
     asked.model.graph.node[0].attribute.append(helper.make_attribute("onnxopt_asks", 1))
     yield "an attribute that the operator has not", asked
-    asked = subject.simple_question()
+    asked = subject.likeliest.question()
     declared = asked.model.graph.output[0].type.tensor_type
     text = declared.elem_type == TensorProto.STRING
     declared.elem_type = TensorProto.FLOAT if text else TensorProto.STRING

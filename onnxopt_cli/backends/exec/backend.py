@@ -18,15 +18,13 @@ from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
 from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
 from onnxopt_cli.backends.exec.process import CommandProcess
-from onnxopt_cli.backends.protocol import Prepared
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Prepared
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.codec import PROTOCOL, ValueWriter, run_request
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
-    BackendDied,
     BackendFailure,
-    BackendHangs,
     BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
@@ -66,13 +64,7 @@ class ExecBackend:
         options = specification.options
         specification.require_known((*OPTIONS, "python") if specification.source else OPTIONS)
         self.name = specification.text
-        command = specification.command or guest_command(
-            options["python"],
-            specification.text,
-            specification.source,
-            specification.attribute,
-            options.get("device", ""),
-        )
+        command = specification.command or guest_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
         # At the latest when the interpreter ends; nobody could then be told of an error.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
@@ -129,16 +121,12 @@ def timeout_of(specification: Specification) -> float:
         UsageError: if the option ``timeout`` is no positive number.
     """
     text = specification.options.get("timeout", str(_SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(
-            f"backend {printable(specification.text)}: timeout is {printable(text)!r}, "
-            "expected seconds"
-        )
-    return seconds
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise UsageError(
+        f"backend {printable(specification.text)}: timeout is {printable(text)!r}, expected seconds"
+    )
 
 
 def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
@@ -158,13 +146,9 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
         version = imported.get(domain, 0)
         if not lowest <= version <= highest or not highest:
             stated = f"states the versions {lowest} to {highest}" if highest else "states none"
-            raise Unsupported(
-                printable(
-                    f"{node.op_type} is of {domain or 'ai.onnx'} version {version}; "
-                    f"the command {stated}"
-                ),
-                operator=f"{domain}:{node.op_type}",
-            )
+            found = f"{node.op_type} is of {domain or 'ai.onnx'} version {version}"
+            said = printable(f"{found}; the command {stated}")
+            raise Unsupported(said, operator=f"{domain}:{node.op_type}")
     for value in (*model.graph.input, *model.graph.output):
         for name in element_types(value.type) - hello.dtypes:
             raise Unsupported(
@@ -312,5 +296,5 @@ class CommandSession:
         """Say of whom a message of the conversation is."""
         try:
             yield
-        except (BackendDied, BackendHangs, ProtocolBreach) as error:
+        except BREAKDOWNS as error:
             raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None

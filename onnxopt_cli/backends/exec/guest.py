@@ -15,20 +15,17 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnxopt_cli.backends.specification import Specification
 
 
-def guest_command(python: str, text: str, source: str, attribute: str, device: str) -> list[str]:
-    """Return the command that loads a plugin with another interpreter.
-
-    Args:
-        python: the interpreter.
-        text: the backend as the user asked for it.
-        source: the plugin's module or file.
-        attribute: its attribute in there.
-        device: where it is to run; empty for where it does.
-    """
-    return [python, str(Path(__file__)), json.dumps([text, source, attribute, device])]
+def guest_command(asked: Specification) -> list[str]:
+    """Return the command that loads a plugin with another interpreter, its option ``python``."""
+    options = {name: it for name, it in asked.options.items() if name == "device" and it}
+    terms = {**vars(asked), "options": options}
+    return [asked.options["python"], str(Path(__file__)), json.dumps(terms)]
 
 
 def main() -> None:
@@ -45,7 +42,7 @@ def main() -> None:
     try:
         import onnx  # noqa: F401 - is it there?
 
-        from onnxopt_cli.core.codec import MessageReader, ValueWriter, pack
+        from onnxopt_cli.core.codec import MessageReader, ValueWriter, pack, read_some
     except Exception as error:  # noqa: BLE001 - whatever is missing, or too old
         with os.fdopen(requests) as lines:
             said = {"id": json.loads(lines.readline())["id"], "error": str(error)}
@@ -56,7 +53,7 @@ def main() -> None:
     backend = None
     while True:
         try:
-            request, payload = reader.receive(partial(_read_into, requests))
+            request, payload = reader.receive(partial(read_some, requests))
         except EOFError:
             break
         if request["request"] == "shutdown":
@@ -79,15 +76,14 @@ def _start() -> tuple[Any, dict[str, Any]]:
     from onnxopt_cli.core.codec import PROTOCOL
     from onnxopt_cli.core.values import DTYPES
 
-    text, source, attribute, device = json.loads(sys.argv[1])
-    options = {"device": device} if device else {}
-    backend = load_plugin(Specification(text, source=source, attribute=attribute, options=options))
+    asked = Specification(**json.loads(sys.argv[1]))
+    backend = load_plugin(asked)
     hello = {
         "protocol": PROTOCOL,
-        "name": (backend.version or Path(source).stem)[:100],
+        "name": (backend.version or Path(asked.source).stem)[:100],
         "version": f"on Python {platform.python_version()}",
         "dtypes": list(DTYPES),
-        "devices": [device or "CPU"],
+        "devices": [asked.options.get("device", "CPU")],
     }
     stated = getattr(backend, "unsupported", None)
     if stated is not None:
@@ -131,10 +127,6 @@ def _refusal(error: BaseException) -> dict[str, Any]:
         operator = {"operator": error.operator} if error.operator else {}
         return {"unsupported": text, **operator}
     return {"error": text}
-
-
-def _read_into(descriptor: int, room: memoryview) -> int:
-    return os.readv(descriptor, [room])
 
 
 def _send(descriptor: int, message: Sequence[memoryview]) -> None:

@@ -74,19 +74,14 @@ def read_hello(answer: dict[str, Any]) -> Hello:
                 f'said "unsupported" is {_shown(pattern)}, which {error}'
             ) from None
     form = answer.get("form", "model")
-    _require(form in {"model", "node"}, '"form" is', form, '"model" or "node"')
+    _require(form in ("model", "node"), '"form" is', form, '"model" or "node"')
     dtypes = _names(answer.get("dtypes", [*DTYPES]), "dtypes")
     for name in dtypes:
         _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
-    return Hello(
-        _name(answer, "name"),
-        _name(answer, "version"),
-        _domains(answer["domains"]) if "domains" in answer else None,
-        frozenset(dtypes),
-        tuple(_names(answer.get("devices", ["CPU"]), "devices")),
-        pattern,
-        form == "node",
-    )
+    name, version = _name(answer, "name"), _name(answer, "version")
+    domains = _domains(answer["domains"]) if "domains" in answer else None
+    devices = tuple(_names(answer.get("devices", ["CPU"]), "devices"))
+    return Hello(name, version, domains, frozenset(dtypes), devices, pattern, form == "node")
 
 
 def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
@@ -156,15 +151,14 @@ def _names(names: Any, field: str) -> list[str]:
 def _domains(domains: Any) -> dict[str, tuple[int, int]]:
     is_mapping = isinstance(domains, dict) and bool(domains)
     _require(is_mapping, '"domains" are', domains, "versions by domain")
+    found: dict[str, tuple[int, int]] = {}
     for domain, versions in domains.items():
         are_two = isinstance(versions, list) and list(map(type, versions)) == [int, int]
         is_range = bool(domain) and are_two and 1 <= versions[0] <= versions[1]
         place = f'"domains" give {_shown(domain)} the versions'
         _require(is_range, place, versions, "[lowest, highest]")
-    return {
-        "" if domain == _DOMAIN else domain: (lowest, highest)
-        for domain, (lowest, highest) in domains.items()
-    }
+        found["" if domain == _DOMAIN else domain] = versions[0], versions[1]
+    return found
 
 
 def _shown(value: object) -> str:

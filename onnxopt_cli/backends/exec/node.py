@@ -11,14 +11,9 @@ from onnxopt_cli.core.codec import ValueWriter
 from onnxopt_cli.core.values import dtype_name, dtype_named
 
 _PLAIN = {
-    AttributeProto.FLOAT,
-    AttributeProto.FLOATS,
-    AttributeProto.INT,
-    AttributeProto.INTS,
-    AttributeProto.STRING,
-    AttributeProto.STRINGS,
-    AttributeProto.TENSOR,
-    AttributeProto.TENSORS,
+    AttributeProto.AttributeType.Value(f"{kind}{plural}")
+    for kind in ("FLOAT", "INT", "STRING", "TENSOR")
+    for plural in ("", "S")
 }
 
 

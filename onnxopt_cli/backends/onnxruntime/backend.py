@@ -150,9 +150,8 @@ def _providers(runtime: Any, written: str) -> list[str]:
 def _session_options(runtime: Any, written: Mapping[str, str]) -> Any:
     options = runtime.SessionOptions()
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = _optimization_level(
-        runtime, written.get("graph_optimization_level", "enable_all")
-    )
+    level = written.get("graph_optimization_level", "enable_all")
+    options.graph_optimization_level = _optimization_level(runtime, level)
     for name in ("intra_op_num_threads", "inter_op_num_threads"):
         setattr(options, name, _thread_count(name, written.get(name, "1")))
     for name, value in written.items():

@@ -58,13 +58,9 @@ def array_of(value: Any) -> Array:
     element_type = value.element_type()
     if not _is_foreign(helper.tensor_dtype_to_np_dtype(element_type)):
         return np.asarray(value.numpy())
-    return numpy_helper.to_array(
-        onnx.TensorProto(
-            data_type=element_type,
-            dims=value.shape(),
-            raw_data=ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()),
-        )
-    )
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    tensor = onnx.TensorProto(data_type=element_type, dims=value.shape(), raw_data=data)
+    return numpy_helper.to_array(tensor)
 
 
 def _argument(value: Value) -> object:
