@@ -5,6 +5,7 @@ A file holds one such message and no tag that says which; the graph's declared t
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,9 +14,8 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
-from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto
+from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto, helper
 
 from onnxopt_cli.cases.values.regular_file import (
     PROTOBUF_LIMIT,
@@ -36,6 +36,9 @@ Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
 # Of files that are larger, the raw data are read apart if they begin within the head.
 _LARGE, _HEAD = 1 << 20, 1 << 16
+
+# A number in base 128, the lowest digit first, of which all but the last have the high bit set.
+_VARINT = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")
 
 # In the order of the numbers that SequenceProto and OptionalProto have for what they hold, from 1
 # on; the fields are called tensor_type, tensor_value and tensor_values.
@@ -124,13 +127,10 @@ def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
     """
 
     def varint(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while at < len(head) and shift <= 63:  # noqa: PLR2004 - bits of the longest
-            value |= (head[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if head[at - 1] < 0x80:  # noqa: PLR2004 - more of it follows else
-                return value, at
-        return 0, len(head)
+        digits = _VARINT.match(head, at)
+        if digits is None:
+            return 0, len(head)
+        return sum((it & 0x7F) << 7 * place for place, it in enumerate(digits[0])), digits.end()
 
     at = length = 0
     while at < len(head):
@@ -229,11 +229,8 @@ def _map(message: MapProto) -> dict[Any, Value]:
     else:
         # The field is int64: the upper half of uint64 stands there as negative numbers.
         unsigned = key_type == "uint64"
-        keys, others = (
-            [key % 2**64 if unsigned else key for key in message.keys],
-            len(message.string_keys),
-        )
-        allowed = _keys_of(key_type)
+        keys = [key % 2**64 if unsigned else key for key in message.keys]
+        allowed, others = _keys_of(key_type), len(message.string_keys)
         if not allowed:
             raise Malformed(f"has {key_type} keys; integers or strings were expected")
         for key in keys:
@@ -265,31 +262,26 @@ def _message(name: str, value: Value, declared: TypeProto) -> Message:
         return _sequence_message(name, value, declared.sequence_type.elem_type)
     if isinstance(value, dict) and declared.HasField("map_type"):
         kind = declared.map_type
-        mapping = MapProto(name=name, key_type=kind.key_type)
-        if type_name(kind.key_type) == STRING:
-            mapping.string_keys.extend(key.encode() for key in value)
-        else:
-            mapping.keys.extend(key if key < 2**63 else key - 2**64 for key in value)
-        values: list[Value] = list(value.values())
-        mapping.values.CopyFrom(_sequence_message("", values, kind.value_type))
-        return mapping
+        keys = [
+            key.encode() if isinstance(key, str) else key if key < 2**63 else key - 2**64
+            for key in value
+        ]
+        values = _sequence_message("", list(value.values()), kind.value_type)
+        return helper.make_map(name, kind.key_type, keys, values)
     if value is None:
         # onnx's own reader finds a value missing where the type of an empty optional is told.
-        return OptionalProto(name=name, elem_type=OptionalProto.UNDEFINED)
+        return helper.make_optional(name, OptionalProto.UNDEFINED, None)
     element = declared.optional_type.elem_type
-    optional = OptionalProto(name=name, elem_type=_number(element))
-    getattr(optional, f"{_kind(element)}_value").CopyFrom(_message("", value, element))
-    return optional
+    return helper.make_optional(name, _number(element), _message("", value, element))
 
 
 def _sequence_message(name: str, values: list[Value], element: TypeProto) -> SequenceProto:
-    message = SequenceProto(name=name, elem_type=_number(element))
-    held = getattr(message, f"{_kind(element)}_values")
-    held.extend(_message("", value, element) for value in values)
-    return message
+    held = [_message("", value, element) for value in values]
+    return helper.make_sequence(name, _number(element), held)
 
 
-def _number(element: TypeProto) -> int:
+def _number(element: TypeProto) -> Any:
+    """Return the number that SequenceProto and OptionalProto, each by itself, have for a type."""
     message_class(element)
     return list(_KINDS).index(_kind(element)) + 1
 
@@ -405,7 +397,6 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
 
 def _fault(data: bytes, descriptor: Descriptor) -> str | None:
     """Say what keeps data, which protobuf has parsed, from being exactly this message."""
-    blank = GetMessageClass(descriptor)()
     seen = set()
     # To a message without fields all of them are unknown ones.
     for found in UnknownFieldSet(Empty.FromString(data)):
@@ -413,11 +404,10 @@ def _fault(data: bytes, descriptor: Descriptor) -> str | None:
         field = descriptor.fields_by_number.get(number)
         if field is None:
             return f"it has a field {number}, which {descriptor.name} lacks"
-        repeated = hasattr(getattr(blank, field.name), "extend")
-        packed = repeated and wire_type == _LENGTH
+        packed = field.is_repeated and wire_type == _LENGTH
         if wire_type != _WIRE_TYPES.get(field.cpp_type, 0) and not packed:
             return f"its field {number} is no {descriptor.name}.{field.name}"
-        if not repeated and number in seen:
+        if not field.is_repeated and number in seen:
             return f"it has the field {field.name} more than once"
         seen.add(number)
         if field.enum_type is not None and found.data not in field.enum_type.values_by_number:
