@@ -388,10 +388,8 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
     message.DiscardUnknownFields()
     # Equal sizes prove that nothing was dropped or merged. Unequal ones prove nothing: packed and
     # unpacked numbers, for one, are the same message.
-    if message.ByteSize() != len(data):
-        fault = _fault(data, message_class.DESCRIPTOR)
-        if fault:
-            raise Malformed(f"is not a {kind}: {fault}")
+    if message.ByteSize() != len(data) and (fault := _fault(data, message_class.DESCRIPTOR)):
+        raise Malformed(f"is not a {kind}: {fault}")
     return message
 
 
@@ -412,8 +410,6 @@ def _fault(data: bytes, descriptor: Descriptor) -> str | None:
         seen.add(number)
         if field.enum_type is not None and found.data not in field.enum_type.values_by_number:
             return f"its {field.name} has the unknown value {found.data}"
-        if field.message_type is not None:
-            fault = _fault(found.data, field.message_type)
-            if fault:
-                return f"in {field.name}, {fault}"
+        if field.message_type and (fault := _fault(found.data, field.message_type)):
+            return f"in {field.name}, {fault}"
     return None

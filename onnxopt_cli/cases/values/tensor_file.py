@@ -141,8 +141,7 @@ def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...
         raise Malformed("is no .npy data of version 1 or 2") from None
     if any(dimension < 0 for dimension in shape):
         raise Malformed(f"has a negative dimension: {list(shape)}")
-    oversize = too_large(shape)
-    if oversize:
+    if oversize := too_large(shape):
         raise Malformed(f"has {oversize}")
     if dtype.hasobject:
         raise Malformed("holds Python objects, which are not read; store numbers")
