@@ -92,8 +92,7 @@ class Expectations:
                     continue
                 seen.add((layer.path, entry.backend))
                 for backend in backends:
-                    pattern = _like(entry.backend, backend.name)
-                    if pattern:
+                    if pattern := _like(entry.backend, backend.name):
                         what = f"{entry.backend} is not {backend.name}; write {pattern}"
                         yield Problem(entry.where, printable(what))
 
