@@ -319,10 +319,8 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
         syntax errors, anchors, aliases, tags, repeated keys, numbers out of range, too much depth.
     """
     errors: list[FormatError] = []
-    loader = None
     try:
-        loader = _Loader(text)
-        builder = _Builder(iter(loader.get_event, None), errors)
+        builder = _Builder(iter(_Loader(text).get_event, None), errors)
         root = None
         for event in builder.events:
             here = Node(event.start_mark.line + 1)
@@ -335,9 +333,6 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
         return None, [*errors, error]
     except yaml.YAMLError as error:
         return None, [*errors, _syntax_error(error, text)]
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 @dataclass
@@ -446,11 +441,8 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
         words = " ".join(part for part in (error.problem, error.context) if part)
     elif isinstance(error, yaml.reader.ReaderError):
         # libyaml gives the position in bytes of UTF-8, PyYAML in characters.
-        in_characters = error.encoding == "unicode"
-        before = (
-            text[: error.position] if in_characters else text.encode()[: error.position].decode()
-        )
-        line = before.count("\n") + 1
+        units = text if error.encoding == "unicode" else text.encode().decode("latin-1")
+        line = units.count("\n", 0, error.position) + 1
         words = error.reason
     else:
         line, words = 1, str(error)
