@@ -300,8 +300,6 @@ def write_node_corpus(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str
     return digests, operators
 
 
-
-
 def _by_name(declared: Any, values: Any) -> dict[str, Value]:
     pairs = zip(declared, values, strict=True)
     return {info.name: _normal(value) for info, value in pairs}

@@ -98,10 +98,8 @@ def read_message(
     Raises:
         Malformed: as :func:`~onnxopt_cli.cases.values.regular_file.read_regular_file` does.
     """
-    with open_regular_file(path, links=links) as (descriptor, status):
+    with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         size = status.st_size
-        if size > limit:
-            raise Malformed(f"has {size} bytes, more than the {limit} that are read")
         if size < _LARGE:
             return read_exactly(descriptor, size), None
         head = read_exactly(descriptor, _HEAD)

@@ -33,13 +33,13 @@ MAX_BYTES = 2**30 + 2**16
 
 _LONGEST_HEADER = 10_000
 _SUFFIXES = (".npy", ".npz", ".pb")
-# What zipfile raises on damaged, encrypted and exotic archives, beside OSError.
+# What zipfile raises on damaged, encrypted and exotic (NotImplementedError is a RuntimeError)
+# archives, beside OSError.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    NotImplementedError,
     RuntimeError,
     ValueError,
 )
@@ -99,20 +99,20 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
 @contextmanager
 def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]]:
     """Open an ``.npy`` file, or the member of an ``.npz`` file, with the size that it claims."""
-    with open_regular_file(path, links=False) as (descriptor, status):
-        if status.st_size > MAX_BYTES:
-            raise Malformed(f"has {status.st_size} bytes; at most {MAX_BYTES} are read")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            if path.suffix == ".npy":
-                yield file, status.st_size
-                return
-            try:
-                with zipfile.ZipFile(file) as archive:
-                    member = _member(archive, key)
-                    with archive.open(member) as stream:
-                        yield stream, member.file_size
-            except _ZIP_ERRORS as error:
-                raise Malformed(f"is no readable .npz file: {printable(str(error))}") from None
+    with (
+        open_regular_file(path, limit=MAX_BYTES, links=False) as (descriptor, status),
+        os.fdopen(descriptor, "rb", closefd=False) as file,
+    ):
+        if path.suffix == ".npy":
+            yield file, status.st_size
+            return
+        try:
+            with zipfile.ZipFile(file) as archive:
+                member = _member(archive, key)
+                with archive.open(member) as stream:
+                    yield stream, member.file_size
+        except _ZIP_ERRORS as error:
+            raise Malformed(f"is no readable .npz file: {printable(str(error))}") from None
 
 
 def _member(archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:
