@@ -160,10 +160,9 @@ def _take_in(tensor: TensorProto, folder: Path, allowance: int) -> None:
     if allowance < 0:
         raise Malformed(f"brings the external data to more than {PROTOBUF_LIMIT} bytes")
     try:
-        data = _external_data(folder, location, offset, needed)
+        tensor.raw_data = _external_data(folder, location, offset, needed)
     except Malformed as error:
         raise Malformed(f"has external data in {location!r}, which {error}") from None
-    tensor.raw_data = data
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from pathlib import Path
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -27,9 +28,6 @@ from onnxopt_cli.cases.values.regular_file import (
 from onnxopt_cli.cases.values.tensor_data import array_of, tensor_of, type_name
 from onnxopt_cli.core.blocks import room
 from onnxopt_cli.core.values import STRING, Array, Value, describe, dtype_name, dtype_named
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto

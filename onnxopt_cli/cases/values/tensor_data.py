@@ -13,14 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxopt_cli.cases.values.regular_file import Malformed
 from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name, dtype_named
 
-_TYPED_FIELDS = (
-    "float_data",
-    "int32_data",
-    "string_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-)
+_TYPED_FIELDS = [f"{it}_data" for it in ("float", "int32", "string", "int64", "double", "uint64")]
 _BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4": 4, "float6": 6}
 _BYTE = 8
 _MAXIMUM_RANK = 64

@@ -9,8 +9,10 @@ import tokenize
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from onnx import TensorProto
@@ -20,13 +22,7 @@ from onnxopt_cli.cases.values.proto_values import parse_message, read_message
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import DTYPES, STRING, dtype_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name
 
 #: Larger files are refused: the largest tensor has 2^26 elements of at most 16 bytes.
 MAX_BYTES = 2**30 + 2**16

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import defs
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.values.declared import Declared, DeclaredTensor
+from onnxopt_cli.cases.values.declared import DeclaredTensor
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
@@ -48,7 +48,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     fields.check_names("inputs", names, names)
     found = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})
     inputs = list(found.values())
-    outputs: dict[str, Declared] | None = None
+    outputs: Mapping[str, DeclaredTensor] | None = None
     if len(inputs) == len(names):
         # A wrong attribute has been noticed already, and has no part in the check of the inputs.
         check_signature(operator, fields, inputs, attributes)
@@ -56,9 +56,8 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
             fields.check_names("outputs", output_names, output_names)
             places = dict(zip(output_names, operator.places(groups), strict=True))
             dtypes = {name: inputs[like].dtype for name, (like, _) in places.items()}
-            returned = read_tensors(fields, "outputs", dtypes)
-            outputs = {**returned}
-            for name, value in returned.items():
+            outputs = read_tensors(fields, "outputs", dtypes)
+            for name, value in outputs.items():
                 dtype, shape = dtypes[name], inputs[places[name][1]].shape
                 if (value.dtype, value.shape) != (dtype, shape):
                     fields.complain(

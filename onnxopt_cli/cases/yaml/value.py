@@ -152,8 +152,7 @@ def _sequence(
 ) -> DeclaredGroup:
     items = node.items or []
     typed = {id(it): declare_value(it, folder, choose) for it in items if has_dtype(it)}
-    common = dtype or next((value.dtype for value in typed.values()), None)
-    common = common or _chosen(choose, node)
+    common = dtype or next((it.dtype for it in typed.values()), None) or _chosen(choose, node)
     values = [typed.get(id(it)) or declare_value(it, folder, choose, common) for it in items]
     checked = (_of_dtype(it, value, common) for it, value in zip(items, values, strict=True))
     return DeclaredGroup("seq", common, tuple(checked))
