@@ -279,9 +279,8 @@ def rejected_case(
 
     def model() -> onnx.ModelProto:
         return node_model(
-            schema.name,
-            domain=schema.domain,
-            version=version,
+            schema,
+            version,
             inputs=[value_info(name, value) for name, value in inputs.items()],
             outputs=[tensor_info(name, dtype, None) for name in output_names],
             attributes=[make() for make in attributes],

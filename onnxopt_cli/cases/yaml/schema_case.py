@@ -74,9 +74,8 @@ def schema_case(
 
     def model() -> onnx.ModelProto:
         return node_model(
-            schema.name,
-            domain=schema.domain,
-            version=version,
+            schema,
+            version,
             inputs=[value_info(name, inputs[name]) if name else None for _, name in given],
             outputs=[value_info(name, outputs[name]) if name else None for _, name in returned],
             attributes=[make() for make in attributes],
