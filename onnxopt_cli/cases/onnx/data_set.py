@@ -275,15 +275,14 @@ def read_directory_data(path: Path) -> tuple[Relative | None, str]:
         raise Malformed("is not a JSON object")
     tolerance = None
     if "rtol" in content or "atol" in content:
-        rtol = _limit(content, "rtol", ONNX_DEFAULT.rtol)
-        atol = _limit(content, "atol", ONNX_DEFAULT.atol)
+        rtol, atol = (_limit(content, key) for key in ("rtol", "atol"))
         tolerance = Relative(rtol, atol, Provenance.DIRECTORY)
     url = content.get("url", "")
     return tolerance, url if isinstance(url, str) else ""
 
 
-def _limit(content: dict[str, Any], key: str, default: float) -> float:
-    value = content.get(key, default)
+def _limit(content: dict[str, Any], key: str) -> float:
+    value = content.get(key, getattr(ONNX_DEFAULT, key))
     if not isinstance(value, float):
         raise Malformed(f"has the {key} {value!r:.40}; a number was expected")
     if not 0 <= value < math.inf:

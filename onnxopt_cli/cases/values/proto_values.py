@@ -229,9 +229,8 @@ def _map(message: MapProto) -> dict[Any, Value]:
         allowed, others = _keys_of(key_type), len(message.string_keys)
         if not allowed:
             raise Malformed(f"has {key_type} keys; integers or strings were expected")
-        for key in keys:
-            if key not in allowed:
-                raise Malformed(f"has the key {key}, which {key_type} cannot hold")
+        if wrong := [key for key in keys if key not in allowed]:
+            raise Malformed(f"has the key {wrong[0]}, which {key_type} cannot hold")
     if others:
         raise Malformed(f"has keys that are not of its key type {key_type}")
     values = _value(message.values) if message.HasField("values") else []
