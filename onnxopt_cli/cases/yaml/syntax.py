@@ -69,8 +69,8 @@ _WORDS: dict[str, Scalar] = {
     **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
 }
-_INTEGER = re.compile(r"[-+]?[0-9]+")
-_BASED_INTEGER = re.compile(r"[-+]?0(?:x[0-9a-fA-F]+|o[0-7]+)")
+# Its group is there if the integer says its base.
+_INTEGER = re.compile(r"[-+]?(?:[0-9]+|(0x[0-9a-fA-F]+|0o[0-7]+))")
 _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _HEXADECIMAL = re.compile(
     r"[-+]?0[xX](\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
@@ -414,12 +414,11 @@ def plain_scalar(text: str) -> Scalar:
         return text
     match = _DECIMAL.fullmatch(text) if "." in text else None
     if match is None:
-        based = _BASED_INTEGER.fullmatch(text)
-        if based or _INTEGER.fullmatch(text):
+        if integer := _INTEGER.fullmatch(text):
             if len(text) > _MOST_DIGITS:
                 digits = f"an integer of {len(text)} digits"
                 raise ValueError(f"{digits}, expected at most {_MOST_DIGITS}")
-            return int(text, 0 if based else 10)
+            return int(text, 0 if integer[1] else 10)
         match = _DECIMAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text)
         if match is None:
             return text
