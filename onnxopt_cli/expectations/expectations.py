@@ -59,10 +59,9 @@ class Expectations:
             return ""
         from hashlib import blake2b
 
-        digest = blake2b(digest_size=16)
-        for layer in self.layers:
-            digest.update(blake2b(layer.text.encode("utf-8", "surrogatepass")).digest())
-        return digest.hexdigest()
+        texts = (layer.text.encode("utf-8", "surrogatepass") for layer in self.layers)
+        digests = b"".join(blake2b(text).digest() for text in texts)
+        return blake2b(digests, digest_size=16).hexdigest()
 
     def require_suites(self, suites: Mapping[str, str], beside: Path | None = None) -> None:
         """See that the files were written for these versions of suites.

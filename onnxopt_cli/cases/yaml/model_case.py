@@ -38,18 +38,14 @@ def model_case(fields: CaseFields) -> DeclaredCase:
         raise Incomplete
     beside = ["operator", "domain", "version", "opset", "attributes"]
     fields.refuse(beside, " beside model, expected only one")
-    reasons: list[str] = []
     try:
         path = contained_path(fields.folder, str(file.scalar))
         model = read_model(path, links=False)
-    except Malformed as error:
-        reasons = [str(error)]
-    except InvalidCase as error:
-        reasons = [problem.what for problem in error.problems]
-    if reasons:
-        for reason in reasons:
+    except (Malformed, InvalidCase) as error:
+        found = [it.what for it in error.problems] if isinstance(error, InvalidCase) else [error]
+        for reason in found:
             fields.complain(file, f"the file {abbreviated(str(file.scalar))} {reason}")
-        raise Incomplete
+        raise Incomplete from None
     inputs, outputs = _values("inputs", fed_inputs(model.graph), fields), None
     if fields.rejects:
         fields.refuse(["outputs"], ", expected none beside rejects: true")

@@ -62,8 +62,7 @@ def schema_case(
     kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
     required = [name for name, attribute in schema.attributes.items() if attribute.required]
     fields.check_names("attributes", sorted(kinds), required)
-    given_attributes = fields.mapping("attributes").items()
-    known = {name: node for name, node in given_attributes if name in kinds}
+    known = {name: node for name, node in fields.mapping("attributes").items() if name in kinds}
     attributes = declare_attributes(fields, known, lambda name, _: kinds[name])
     given = _arranged("inputs", schema.inputs, fields)
     returned = _arranged("outputs", schema.outputs, fields)
