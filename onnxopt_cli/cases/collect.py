@@ -136,7 +136,7 @@ def collect(
                     hint="it stands for what backends do outside of cases; rename the suite",
                 )
             other = cases.setdefault(case.id, case)
-            if other is not case and not _same_place(other, case):
+            if other is not case and not _same_place(other.location, case.location):
                 raise UsageError(
                     f"two cases have the id {printable(case.id)}: "
                     f"{other.location} and {case.location}",
@@ -284,7 +284,5 @@ def _may_hold_cases(path: Path) -> bool:
         return False
 
 
-def _same_place(one: Case, other: Case) -> bool:
-    if one.location.line != other.location.line:
-        return False
-    return one.location.path.resolve() == other.location.path.resolve()
+def _same_place(one: Location, other: Location) -> bool:
+    return one.line == other.line and one.path.resolve() == other.path.resolve()

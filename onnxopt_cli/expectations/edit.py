@@ -10,10 +10,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from onnxopt_cli.cases.yaml.syntax import Node, plain_scalar
+from onnxopt_cli.cases.yaml.writer import text_token
 from onnxopt_cli.expectations.file import Layer
 
-_PLAIN = re.compile(r"[A-Za-z_][\w./+-]*", re.ASCII)
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
 # A field of the file itself.
@@ -62,7 +61,8 @@ class Edit:
         head = re.match(rf"\s*(- +)?{name}\s*:", self._lines[start])
         if head is None:
             raise FlowStyle
-        value = _yaml(words[0]) if len(words) == 1 else f"[{', '.join(map(_yaml, words))}]"
+        tokens = list(map(text_token, words))
+        value = tokens[0] if len(tokens) == 1 else f"[{', '.join(tokens)}]"
         comment = _COMMENT.search(self._lines[start][head.end() :])
         tail = comment.group() if comment else ""
         self._changes.append((start, end, [f"{head.group()} {value}{tail}"]))
@@ -85,14 +85,14 @@ class Edit:
             FlowStyle: if the list of entries does not stand on lines of its own.
         """
         indent = "  "
+        head: list[str] = []
         if self._layer.entries:
             start, place = self._span(len(self._layer.entries) - 1)
             indent = _indent(self._lines[start])
-            head: list[str] = []
         else:
             place, head = self._empty_list()
         block = [
-            f"{indent}{'- ' if number == 0 else '  '}{name}: {_yaml(value)}"
+            f"{indent}{'- ' if number == 0 else '  '}{name}: {text_token(value)}"
             for entry in entries
             for number, (name, value) in enumerate(entry.items())
         ]
@@ -120,19 +120,17 @@ class Edit:
     def _empty_list(self) -> tuple[int, list[str]]:
         """Return where entries can begin in a file that has none, and the line before them."""
         for number, line in enumerate(self._lines):
-            head = re.match(rf"{_LIST}\s*:", line)
-            if head is None:
-                continue
-            if line[head.end() :].strip().startswith("["):
-                self._lines[number] = head.group()
-            return number + 1, []
+            if head := re.match(rf"{_LIST}\s*:", line):
+                if line[head.end() :].strip().startswith("["):
+                    self._lines[number] = head.group()
+                return number + 1, []
         return len(self._lines), [f"{_LIST}:"]
 
     def _span(self, index: int) -> tuple[int, int]:
         """Return the first line of an entry, counted from 0, and the one after its last."""
-        node = self._layer.entries[index].node
-        start = node.line - 1
-        if not self._lines[start].lstrip().startswith("- ") or _line_of_other(node, start):
+        starts = [entry.node.line - 1 for entry in self._layer.entries]
+        start = starts[index]
+        if not self._lines[start].lstrip().startswith("- ") or starts.count(start) > 1:
             raise FlowStyle
         indent = len(_indent(self._lines[start]))
         end = start + 1
@@ -166,17 +164,5 @@ class Edit:
         return self._lines[line].lstrip().startswith("#")
 
 
-def _line_of_other(node: Node, line: int) -> bool:
-    """Tell whether another entry begins on the same line."""
-    siblings = (node.parent.items if node.parent else None) or []
-    return sum(sibling.line - 1 == line for sibling in siblings) > 1
-
-
 def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" "))]
-
-
-def _yaml(text: str) -> str:
-    """Return a text as YAML has it: plain where that says the same, else as JSON."""
-    plain = _PLAIN.fullmatch(text) and plain_scalar(text) == text
-    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())

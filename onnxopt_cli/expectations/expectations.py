@@ -59,10 +59,9 @@ class Expectations:
             return ""
         from hashlib import blake2b
 
-        digest = blake2b(digest_size=16)
-        for layer in self.layers:
-            digest.update(blake2b(layer.text.encode("utf-8", "surrogatepass")).digest())
-        return digest.hexdigest()
+        texts = (layer.text.encode("utf-8", "surrogatepass") for layer in self.layers)
+        digests = b"".join(blake2b(text).digest() for text in texts)
+        return blake2b(digests, digest_size=16).hexdigest()
 
     def require_suites(self, suites: Mapping[str, str], beside: Path | None = None) -> None:
         """See that the files were written for these versions of suites.
@@ -92,8 +91,7 @@ class Expectations:
                     continue
                 seen.add((layer.path, entry.backend))
                 for backend in backends:
-                    pattern = _like(entry.backend, backend.name)
-                    if pattern:
+                    if pattern := _like(entry.backend, backend.name):
                         what = f"{entry.backend} is not {backend.name}; write {pattern}"
                         yield Problem(entry.where, printable(what))
 

@@ -148,25 +148,25 @@ class Layer:
 def parse_layer(text: str, path: Path) -> Layer:
     """Read the text of an expectation file that stands, or would stand, at a path."""
     root, errors = read_document(text, "onnxopt_cli.expectations", "onnxopt-expect")
+    # Nothing is taken from a file with something wrong.
+    sound = root if root and not errors else Node(1)
     entries: list[Entry] = []
-    must_pass: tuple[Pattern, ...] = ()
-    suites: tuple[Pattern, ...] = ()
-    without: dict[str, str] = {}
-    if root and not errors:
-        nodes = root.field("expect")
-        for node in (nodes.items if nodes else None) or ():
-            try:
-                entries.append(_entry(node, path))
-            except FormatError as error:
-                errors.append(error)
-        must_pass = _patterns(root.field("must-pass"))
-        suites = _patterns(root.field("suites"))
-        left_out = root.field("without")
-        for name in (left_out.fields if left_out else None) or ():
-            without[name] = _text(left_out, name) if left_out else ""
+    for node in _items(sound.field("expect")):
+        try:
+            entries.append(_entry(node, path))
+        except FormatError as error:
+            errors.append(error)
+    left_out = sound.field("without") or Node(1)
     problems = [problem_of(path, error) for error in sorted(errors, key=lambda error: error.line)]
-    wrong = tuple(dict.fromkeys(problems))
-    return Layer(path, text, tuple(entries), must_pass, wrong, suites, without)
+    return Layer(
+        path,
+        text,
+        tuple(entries),
+        must_pass=_patterns(sound.field("must-pass")),
+        errors=tuple(dict.fromkeys(problems)),
+        suites=_patterns(sound.field("suites")),
+        without={name: _text(left_out, name) for name in left_out.fields or ()},
+    )
 
 
 def _entry(node: Node, path: Path) -> Entry:
@@ -175,14 +175,13 @@ def _entry(node: Node, path: Path) -> Entry:
     Raises:
         FormatError: if its versions or its date mean nothing.
     """
-    words = _items(node.field("outcome"))
     return Entry(
         where=f"{path}:{node.line}",
         node=node,
         patterns=_patterns(node.field("case")),
         backend=_text(node, "backend") or "*",
         version=_version(node.field("version")),
-        outcomes=frozenset(str(word.scalar) for word in words),
+        outcomes=frozenset(str(word.scalar) for word in _items(node.field("outcome"))),
         reason=_text(node, "reason"),
         issue=_text(node, "issue"),
         expires=_date(node.field("expires")),

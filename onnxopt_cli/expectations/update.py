@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from onnxopt_cli.cases.yaml.syntax import yaml_text
@@ -40,10 +41,8 @@ def update_expectations(
             own.
     """
     name = printable(str(path))
-    unread = any(
-        result.outcome is Outcome.INVALID and not result.conforms for result in record.results
-    )
-    if record.problems or unread or any(it.outcome is Outcome.NOT_RUN for it in record.results):
+    wrong = {result.outcome for result in record.results if not result.conforms}
+    if record.problems or wrong & {Outcome.INVALID, Outcome.NOT_RUN}:
         return f"{name} is not written: not every case could be run"
     *others, own = expectations.layers or (parse_layer(_EMPTY, path),)
     if own.path != path:
@@ -70,8 +69,7 @@ def update_expectations(
                 hint="run it again; it then starts from what the file says now",
             )
         write_atomically(path, update.own.text.encode())
-    counts = (update.added, "added"), (update.changed, "changed"), (update.removed, "removed")
-    done = ", ".join(f"{count} {what}" for count, what in counts if count)
+    done = ", ".join(f"{count} {what}" for what, count in update.done.items() if count)
     return f"{name} written: {done or 'the versions of the suites'}"
 
 
@@ -84,16 +82,14 @@ class _Update:
     expectations: Expectations
     record: RunRecord
     ids: Sequence[str]
-    added: int = 0
-    changed: int = 0
-    removed: int = 0
+    done: Counter[str] = field(default_factory=lambda: Counter(added=0, changed=0, removed=0))
 
     def tidy(self) -> None:
         """Remove what is stale, repeated, or expired and not needed."""
         edit = Edit(self.own)
         seen: set[tuple[str, str, str]] = set()
         for index, entry in enumerate(self.own.entries):
-            meant = [it for it in self.record.backends if entry.applies_to(it)]
+            meant = any(map(entry.applies_to, self.record.backends))
             kept = []
             for pattern in entry.patterns:
                 key = pattern.text, entry.backend, entry.version
@@ -101,16 +97,16 @@ class _Update:
                 if key not in seen and not stale:
                     kept.append(pattern.text)
                 seen.add(key)
-            expired = bool(meant) and entry.expired(self.expectations.today)
+            expired = meant and entry.expired(self.expectations.today)
             if not kept or (expired and not self._needed(entry)):
                 edit.remove(index)
-                self.removed += 1
+                self.done["removed"] += 1
                 continue
             if len(kept) < len(entry.patterns):
                 edit.set_field(index, "case", kept)
             if expired:
                 edit.remove_field(index, "expires")
-            self.changed += expired or len(kept) < len(entry.patterns)
+            self.done["changed"] += expired or len(kept) < len(entry.patterns)
         self._apply(edit)
 
     def adjust(self) -> None:
@@ -133,15 +129,15 @@ class _Update:
                 missing += wrong
             elif all(self._conforms_without(place, result) for result in results):
                 edit.remove(place)
-                self.removed += 1
+                self.done["removed"] += 1
             else:
                 edit.set_field(place, "outcome", sorted(words))
-                self.changed += 1
+                self.done["changed"] += 1
         if missing:
             edit.append(
                 [{"case": it.case, "backend": it.backend, "outcome": _word(it)} for it in missing]
             )
-            self.added += len(missing)
+            self.done["added"] += len(missing)
         self._apply(edit)
 
     def pin(self) -> None:
@@ -155,7 +151,7 @@ class _Update:
         if now != pins:
             edit = Edit(self.own)
             edit.pin([f"{suite}@{version}" for suite, version in sorted(now.items())])
-            self.changed += bool(pins)
+            self.done["changed"] += bool(pins)
             self._apply(edit)
 
     def _apply(self, edit: Edit) -> None:

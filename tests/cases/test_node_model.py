@@ -106,9 +106,8 @@ def test_each_output_has_the_element_type_of_its_own_input():
 
 def test_an_input_left_out_keeps_the_place_of_those_after_it():
     model = node_model(
-        "Clip",
-        domain="",
-        version=13,
+        onnx.defs.get_schema("Clip"),
+        13,
         inputs=[tensor_info("input", F32, (2,)), None, tensor_info("max", F32, ())],
         outputs=[tensor_info("output", F32, (2,))],
         graph_name="g",

@@ -79,9 +79,9 @@ def corpus(name: str) -> tuple[list[Case], list[Problem]]:
     else:
         data = Path(onnx.__file__).parent / "backend" / "test" / "data"
         cases, problems = find_directories(data / name.removeprefix(_PREFIX))
-    source = f"onnx {onnx.__version__}"
     version = onnx.__version__
-    return [replace(case, source=source, suite_version=version) for case in cases], problems
+    found = [replace(case, source=f"onnx {version}", suite_version=version) for case in cases]
+    return found, problems
 
 
 #: Overrides the folder of the cache.
@@ -163,8 +163,7 @@ def _cached(folder: Path) -> list[Case] | None:
 
 def _write(folder: Path) -> None:
     # With what is missing above it, for this user alone.
-    parents = [it for it in folder.parents if not it.exists()]
-    for missing in reversed(parents):
+    for missing in reversed([it for it in folder.parents if not it.exists()]):
         missing.mkdir(0o700, exist_ok=True)
     with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
         new = temporary / "new"
@@ -175,10 +174,9 @@ def _write(folder: Path) -> None:
             path: [*_signature((new / path).lstat()), digest]
             for path, digest in {**paths, **digests}.items()
         }
-        count = sum(path.endswith("/model.onnx") for path in digests)
         manifest = {
             "origin": _origin()[0],
-            "count": count,
+            "count": len(operators),
             "operators": operators,
             "entries": entries,
         }
@@ -263,7 +261,17 @@ def node_contents() -> Iterator[tuple[str, Content]]:
     Yields:
         The name of a test (``test_abs``) and its content.
     """
-    for case in _collected():
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        # Importing these modules is what makes the cases.
+        from onnx.backend.test.case.node import collect_testcases
+
+        cases: list[Any] = collect_testcases()
+    for case in cases:
         graph = case.model.graph
         tolerance = None
         if (case.rtol, case.atol) != (ONNX_DEFAULT.rtol, ONNX_DEFAULT.atol):
@@ -290,20 +298,6 @@ def write_node_corpus(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str
         for path, data in write_directory(folder / "node" / name, content).items():
             digests[f"node/{name}/{path}"] = sha256(data).hexdigest()
     return digests, operators
-
-
-def _collected() -> list[Any]:
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        # Importing these modules is what makes the cases.
-        from onnx.backend.test.case.node import collect_testcases
-
-        cases: list[Any] = collect_testcases()
-        return cases
 
 
 def _by_name(declared: Any, values: Any) -> dict[str, Value]:

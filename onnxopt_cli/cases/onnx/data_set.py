@@ -179,7 +179,7 @@ def _read_values(
     """
     types = {value.name: value.type for value in declared}
     try:
-        classes = {name: message_class(declared_type) for name, declared_type in types.items()}
+        classes = {name: message_class(it) for name, it in types.items()}
     except Malformed as error:
         problems.append(Problem(str(folder), f"one of the graph's {kind}s {error}"))
         return {}
@@ -268,31 +268,26 @@ def read_directory_data(path: Path) -> tuple[Relative | None, str]:
     """
     data = read_regular_file(path, _LIMIT)
     try:
-        content = json.loads(data)
+        content = json.loads(data, parse_int=float)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise Malformed("is not a JSON object")
     tolerance = None
     if "rtol" in content or "atol" in content:
-        rtol = _limit(content, "rtol", ONNX_DEFAULT.rtol)
-        atol = _limit(content, "atol", ONNX_DEFAULT.atol)
+        rtol, atol = (_limit(content, key) for key in ("rtol", "atol"))
         tolerance = Relative(rtol, atol, Provenance.DIRECTORY)
     url = content.get("url", "")
     return tolerance, url if isinstance(url, str) else ""
 
 
-def _limit(content: dict[str, Any], key: str, default: float) -> float:
-    value = content.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _limit(content: dict[str, Any], key: str) -> float:
+    value = content.get(key, getattr(ONNX_DEFAULT, key))
+    if not isinstance(value, float):
         raise Malformed(f"has the {key} {value!r:.40}; a number was expected")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not 0 <= number < math.inf:
-        raise Malformed(f"has the {key} {number}; a finite number of at least 0 was expected")
-    return number
+    if not 0 <= value < math.inf:
+        raise Malformed(f"has the {key} {value}; a finite number of at least 0 was expected")
+    return value
 
 
 def write_directory(folder: Path, content: Content) -> dict[str, bytes]:

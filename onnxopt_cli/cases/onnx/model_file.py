@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 
 from onnxopt_cli.cases.values.regular_file import (
@@ -102,8 +101,9 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
         return
-    for name, repeated in _holding_tensors(message.DESCRIPTOR):
-        if not repeated and not message.HasField(name):
+    for field in _holding_tensors(message.DESCRIPTOR):
+        name = field.name
+        if not field.is_repeated and not message.HasField(name):
             continue
         found = getattr(message, name)
         if isinstance(message, AttributeProto):
@@ -111,7 +111,7 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
             owner = f"attribute {message.name!r},"
         elif isinstance(message, GraphProto):
             owner = name.replace("_", " ")
-        for item in found if repeated else [found]:
+        for item in found if field.is_repeated else [found]:
             if isinstance(item, TensorProto):
                 yield f"{_PLACES.get(name, 'the')} {owner}", item
             else:
@@ -119,15 +119,10 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
 
 
 @cache
-def _holding_tensors(kind: Descriptor) -> list[tuple[str, bool]]:
-    """Return the fields of a message that may hold tensors, and which of them are repeated.
-
-    A graph's initializers come first.
-    """
-    empty = GetMessageClass(kind)()
-    names = [field.name for field in kind.fields if _may_hold_tensors(field.message_type)]
-    names.sort(key=lambda name: "initializer" not in name)
-    return [(name, hasattr(getattr(empty, name), "extend")) for name in names]
+def _holding_tensors(kind: Descriptor) -> list[FieldDescriptor]:
+    """Return the fields of a message that may hold tensors, a graph's initializers first."""
+    fields = [field for field in kind.fields if _may_hold_tensors(field.message_type)]
+    return sorted(fields, key=lambda field: "initializer" not in field.name)
 
 
 def _may_hold_tensors(kind: Descriptor | None) -> bool:
@@ -165,10 +160,9 @@ def _take_in(tensor: TensorProto, folder: Path, allowance: int) -> None:
     if allowance < 0:
         raise Malformed(f"brings the external data to more than {PROTOBUF_LIMIT} bytes")
     try:
-        data = _external_data(folder, location, offset, needed)
+        tensor.raw_data = _external_data(folder, location, offset, needed)
     except Malformed as error:
         raise Malformed(f"has external data in {location!r}, which {error}") from None
-    tensor.raw_data = data
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
 

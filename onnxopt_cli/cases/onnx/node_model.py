@@ -28,10 +28,9 @@ Shape = tuple[int | None, ...]
 
 
 def node_model(
-    op_type: str,
-    *,
-    domain: str,
+    operator: Operator | onnx.defs.OpSchema,
     version: int,
+    *,
     inputs: Sequence[onnx.ValueInfoProto | None],
     outputs: Sequence[onnx.ValueInfoProto | None],
     attributes: Iterable[onnx.AttributeProto] = (),
@@ -41,9 +40,8 @@ def node_model(
     """Build a model whose graph is one node.
 
     Args:
-        op_type: the node's operator.
-        domain: its domain.
-        version: the domain's version that the model imports.
+        operator: the node's, ours or onnx's.
+        version: the version of its domain that the model imports.
         inputs: the node's and so the graph's inputs in order, None for one that is left out.
         outputs: likewise.
         attributes: exactly those that the node has.
@@ -54,10 +52,10 @@ def node_model(
         ValueError: if the installed onnx does not know the version.
     """
     node = helper.make_node(
-        op_type,
+        operator.name,
         [value.name if value else "" for value in inputs],
         [value.name if value else "" for value in outputs],
-        domain=domain,
+        domain=operator.domain,
     )
     node.attribute.extend(sorted(attributes, key=lambda attribute: attribute.name))
     graph = helper.make_graph(
@@ -66,7 +64,7 @@ def node_model(
         [value for value in inputs if value],
         [value for value in outputs if value],
     )
-    imports = [helper.make_operatorsetid(domain, version)]
+    imports = [helper.make_operatorsetid(operator.domain, version)]
     return helper.make_model(
         graph,
         ir_version=ir_version(imports),
@@ -116,9 +114,8 @@ def formula_model(
         known = (size if size == other else None for size, other in zip(shape, own, strict=False))
         outputs.append((inputs[like], tuple(known) if len(own) == len(shape) else shape))
     return node_model(
-        operator.name,
-        domain=operator.domain,
-        version=operator.version,
+        operator,
+        operator.version,
         inputs=[
             tensor_info(name, tensor.dtype, tensor.shape)
             for name, tensor in zip(input_names or operator.input_names(size), inputs, strict=True)

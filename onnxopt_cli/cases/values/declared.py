@@ -152,8 +152,7 @@ class RandomTensor:
         Raises:
             ValueError: says what was found and expected.
         """
-        oversize = too_large(self.shape)
-        if oversize:
+        if oversize := too_large(self.shape):
             raise ValueError(oversize)
         name, given = dtype_name(self.dtype), dict(self.parameters)
         if self.distribution == "integers":

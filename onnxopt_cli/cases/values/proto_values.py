@@ -5,17 +5,18 @@ A file holds one such message and no tag that says which; the graph's declared t
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from pathlib import Path
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
-from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto
+from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto, helper
 
 from onnxopt_cli.cases.values.regular_file import (
     PROTOBUF_LIMIT,
@@ -28,14 +29,14 @@ from onnxopt_cli.cases.values.tensor_data import array_of, tensor_of, type_name
 from onnxopt_cli.core.blocks import room
 from onnxopt_cli.core.values import STRING, Array, Value, describe, dtype_name, dtype_named
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
 # Of files that are larger, the raw data are read apart if they begin within the head.
 _LARGE, _HEAD = 1 << 20, 1 << 16
+
+# A number in base 128, the lowest digit first, of which all but the last have the high bit set.
+_VARINT = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")
 
 # In the order of the numbers that SequenceProto and OptionalProto have for what they hold, from 1
 # on; the fields are called tensor_type, tensor_value and tensor_values.
@@ -95,10 +96,8 @@ def read_message(
     Raises:
         Malformed: as :func:`~onnxopt_cli.cases.values.regular_file.read_regular_file` does.
     """
-    with open_regular_file(path, links=links) as (descriptor, status):
+    with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         size = status.st_size
-        if size > limit:
-            raise Malformed(f"has {size} bytes, more than the {limit} that are read")
         if size < _LARGE:
             return read_exactly(descriptor, size), None
         head = read_exactly(descriptor, _HEAD)
@@ -124,13 +123,10 @@ def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
     """
 
     def varint(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while at < len(head) and shift <= 63:  # noqa: PLR2004 - bits of the longest
-            value |= (head[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if head[at - 1] < 0x80:  # noqa: PLR2004 - more of it follows else
-                return value, at
-        return 0, len(head)
+        digits = _VARINT.match(head, at)
+        if digits is None:
+            return 0, len(head)
+        return sum((it & 0x7F) << 7 * place for place, it in enumerate(digits[0])), digits.end()
 
     at = length = 0
     while at < len(head):
@@ -229,16 +225,12 @@ def _map(message: MapProto) -> dict[Any, Value]:
     else:
         # The field is int64: the upper half of uint64 stands there as negative numbers.
         unsigned = key_type == "uint64"
-        keys, others = (
-            [key % 2**64 if unsigned else key for key in message.keys],
-            len(message.string_keys),
-        )
-        allowed = _keys_of(key_type)
+        keys = [key % 2**64 if unsigned else key for key in message.keys]
+        allowed, others = _keys_of(key_type), len(message.string_keys)
         if not allowed:
             raise Malformed(f"has {key_type} keys; integers or strings were expected")
-        for key in keys:
-            if key not in allowed:
-                raise Malformed(f"has the key {key}, which {key_type} cannot hold")
+        if wrong := [key for key in keys if key not in allowed]:
+            raise Malformed(f"has the key {wrong[0]}, which {key_type} cannot hold")
     if others:
         raise Malformed(f"has keys that are not of its key type {key_type}")
     values = _value(message.values) if message.HasField("values") else []
@@ -265,31 +257,26 @@ def _message(name: str, value: Value, declared: TypeProto) -> Message:
         return _sequence_message(name, value, declared.sequence_type.elem_type)
     if isinstance(value, dict) and declared.HasField("map_type"):
         kind = declared.map_type
-        mapping = MapProto(name=name, key_type=kind.key_type)
-        if type_name(kind.key_type) == STRING:
-            mapping.string_keys.extend(key.encode() for key in value)
-        else:
-            mapping.keys.extend(key if key < 2**63 else key - 2**64 for key in value)
-        values: list[Value] = list(value.values())
-        mapping.values.CopyFrom(_sequence_message("", values, kind.value_type))
-        return mapping
+        keys = [
+            key.encode() if isinstance(key, str) else key if key < 2**63 else key - 2**64
+            for key in value
+        ]
+        values = _sequence_message("", list(value.values()), kind.value_type)
+        return helper.make_map(name, kind.key_type, keys, values)
     if value is None:
         # onnx's own reader finds a value missing where the type of an empty optional is told.
-        return OptionalProto(name=name, elem_type=OptionalProto.UNDEFINED)
+        return helper.make_optional(name, OptionalProto.UNDEFINED, None)
     element = declared.optional_type.elem_type
-    optional = OptionalProto(name=name, elem_type=_number(element))
-    getattr(optional, f"{_kind(element)}_value").CopyFrom(_message("", value, element))
-    return optional
+    return helper.make_optional(name, _number(element), _message("", value, element))
 
 
 def _sequence_message(name: str, values: list[Value], element: TypeProto) -> SequenceProto:
-    message = SequenceProto(name=name, elem_type=_number(element))
-    held = getattr(message, f"{_kind(element)}_values")
-    held.extend(_message("", value, element) for value in values)
-    return message
+    held = [_message("", value, element) for value in values]
+    return helper.make_sequence(name, _number(element), held)
 
 
-def _number(element: TypeProto) -> int:
+def _number(element: TypeProto) -> Any:
+    """Return the number that SequenceProto and OptionalProto, each by itself, have for a type."""
     message_class(element)
     return list(_KINDS).index(_kind(element)) + 1
 
@@ -396,16 +383,13 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
     message.DiscardUnknownFields()
     # Equal sizes prove that nothing was dropped or merged. Unequal ones prove nothing: packed and
     # unpacked numbers, for one, are the same message.
-    if message.ByteSize() != len(data):
-        fault = _fault(data, message_class.DESCRIPTOR)
-        if fault:
-            raise Malformed(f"is not a {kind}: {fault}")
+    if message.ByteSize() != len(data) and (fault := _fault(data, message_class.DESCRIPTOR)):
+        raise Malformed(f"is not a {kind}: {fault}")
     return message
 
 
 def _fault(data: bytes, descriptor: Descriptor) -> str | None:
     """Say what keeps data, which protobuf has parsed, from being exactly this message."""
-    blank = GetMessageClass(descriptor)()
     seen = set()
     # To a message without fields all of them are unknown ones.
     for found in UnknownFieldSet(Empty.FromString(data)):
@@ -413,17 +397,14 @@ def _fault(data: bytes, descriptor: Descriptor) -> str | None:
         field = descriptor.fields_by_number.get(number)
         if field is None:
             return f"it has a field {number}, which {descriptor.name} lacks"
-        repeated = hasattr(getattr(blank, field.name), "extend")
-        packed = repeated and wire_type == _LENGTH
+        packed = field.is_repeated and wire_type == _LENGTH
         if wire_type != _WIRE_TYPES.get(field.cpp_type, 0) and not packed:
             return f"its field {number} is no {descriptor.name}.{field.name}"
-        if not repeated and number in seen:
+        if not field.is_repeated and number in seen:
             return f"it has the field {field.name} more than once"
         seen.add(number)
         if field.enum_type is not None and found.data not in field.enum_type.values_by_number:
             return f"its {field.name} has the unknown value {found.data}"
-        if field.message_type is not None:
-            fault = _fault(found.data, field.message_type)
-            if fault:
-                return f"in {field.name}, {fault}"
+        if field.message_type and (fault := _fault(found.data, field.message_type)):
+            return f"in {field.name}, {fault}"
     return None

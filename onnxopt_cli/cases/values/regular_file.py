@@ -55,26 +55,25 @@ def read_regular_file(
     Raises:
         Malformed: if it is missing, unreadable, no regular file, or larger than ``limit`` bytes.
     """
-    with open_regular_file(path, links=links) as (descriptor, status):
-        if status.st_size > limit:
-            raise Malformed(f"has {status.st_size} bytes, more than the {limit} that are read")
+    with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         return read_exactly(descriptor, status.st_size)
 
 
 @contextmanager
 def open_regular_file(
-    path: Path | str, flags: int = 0, *, links: bool = True
+    path: Path | str, flags: int = 0, *, limit: int | None = None, links: bool = True
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Open a file for reading and yield its descriptor and status.
 
     Args:
         path: the file.
         flags: of ``os.open``, beside those for reading.
+        limit: bytes that it may have; None for any number.
         links: whether symbolic links are followed. A path that was found to lead nowhere else is
             opened without, as a link may have taken the place of a part of it since.
 
     Raises:
-        Malformed: if it is missing, unreadable or no regular file.
+        Malformed: if it is missing, unreadable, no regular file or larger than the limit.
     """
     try:
         descriptor = os.open(path, _FLAGS | flags) if links else _open_without_links(Path(path))
@@ -86,6 +85,8 @@ def open_regular_file(
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise Malformed("is not a regular file")
+        if limit is not None and status.st_size > limit:
+            raise Malformed(f"has {status.st_size} bytes, more than the {limit} that are read")
         yield descriptor, status
         for record in _records:
             before, after = signature(status), signature(os.fstat(descriptor))

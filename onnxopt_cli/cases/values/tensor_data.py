@@ -13,14 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxopt_cli.cases.values.regular_file import Malformed
 from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name, dtype_named
 
-_TYPED_FIELDS = (
-    "float_data",
-    "int32_data",
-    "string_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-)
+_TYPED_FIELDS = [f"{it}_data" for it in ("float", "int32", "string", "int64", "double", "uint64")]
 _BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4": 4, "float6": 6}
 _BYTE = 8
 _MAXIMUM_RANK = 64
@@ -81,11 +74,10 @@ def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
     if storage.name == STRING:
         # NumPy's own string types, which onnx makes, drop trailing null characters.
         array = np.empty(len(tensor.string_data), object)
-        for index, text in enumerate(tensor.string_data):
-            try:
-                array[index] = text.decode()
-            except UnicodeDecodeError:
-                raise Malformed(f"has a string that is not UTF-8: {text[:40]!r}") from None
+        try:
+            array[:] = [text.decode() for text in tensor.string_data]
+        except UnicodeDecodeError as error:
+            raise Malformed(f"has a string that is not UTF-8: {error.object[:40]!r}") from None
         return array.reshape(shape)
     if field == "raw_data":
         if storage.name == "bool" and (largest := np.frombuffer(raw, np.uint8).max(initial=0)) > 1:
@@ -209,9 +201,8 @@ def _check_entries(tensor: onnx.TensorProto, storage: _Storage) -> None:
     unsigned = storage.field == "uint64_data"
     numbers = np.array(getattr(tensor, storage.field), np.uint64 if unsigned else np.int64)
     bits = 1 if storage.name == "bool" else storage.bits * storage.entries
-    lowest, highest = 0, 2**bits - 1
-    if storage.dtype.kind == "i":
-        lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    lowest = -(2 ** (bits - 1)) if storage.dtype.kind == "i" else 0
+    highest = lowest + 2**bits - 1
     wrong = numbers[(numbers < lowest) | (numbers > highest)]
     if wrong.size:
         raise Malformed(

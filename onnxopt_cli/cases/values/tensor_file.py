@@ -9,8 +9,10 @@ import tokenize
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from onnx import TensorProto
@@ -20,26 +22,20 @@ from onnxopt_cli.cases.values.proto_values import parse_message, read_message
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import DTYPES, STRING, dtype_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name
 
 #: Larger files are refused: the largest tensor has 2^26 elements of at most 16 bytes.
 MAX_BYTES = 2**30 + 2**16
 
 _LONGEST_HEADER = 10_000
 _SUFFIXES = (".npy", ".npz", ".pb")
-# What zipfile raises on damaged, encrypted and exotic archives, beside OSError.
+# What zipfile raises on damaged, encrypted and exotic (NotImplementedError is a RuntimeError)
+# archives, beside OSError.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    NotImplementedError,
     RuntimeError,
     ValueError,
 )
@@ -99,20 +95,20 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> De
 @contextmanager
 def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]]:
     """Open an ``.npy`` file, or the member of an ``.npz`` file, with the size that it claims."""
-    with open_regular_file(path, links=False) as (descriptor, status):
-        if status.st_size > MAX_BYTES:
-            raise Malformed(f"has {status.st_size} bytes; at most {MAX_BYTES} are read")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            if path.suffix == ".npy":
-                yield file, status.st_size
-                return
-            try:
-                with zipfile.ZipFile(file) as archive:
-                    member = _member(archive, key)
-                    with archive.open(member) as stream:
-                        yield stream, member.file_size
-            except _ZIP_ERRORS as error:
-                raise Malformed(f"is no readable .npz file: {printable(str(error))}") from None
+    with (
+        open_regular_file(path, limit=MAX_BYTES, links=False) as (descriptor, status),
+        os.fdopen(descriptor, "rb", closefd=False) as file,
+    ):
+        if path.suffix == ".npy":
+            yield file, status.st_size
+            return
+        try:
+            with zipfile.ZipFile(file) as archive:
+                member = _member(archive, key)
+                with archive.open(member) as stream:
+                    yield stream, member.file_size
+        except _ZIP_ERRORS as error:
+            raise Malformed(f"is no readable .npz file: {printable(str(error))}") from None
 
 
 def _member(archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:
@@ -141,8 +137,7 @@ def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...
         raise Malformed("is no .npy data of version 1 or 2") from None
     if any(dimension < 0 for dimension in shape):
         raise Malformed(f"has a negative dimension: {list(shape)}")
-    oversize = too_large(shape)
-    if oversize:
+    if oversize := too_large(shape):
         raise Malformed(f"has {oversize}")
     if dtype.hasobject:
         raise Malformed("holds Python objects, which are not read; store numbers")

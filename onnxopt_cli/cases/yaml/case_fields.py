@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import onnx
 from onnx import AttributeProto, helper
@@ -33,6 +33,7 @@ from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES
 
 MakeAttribute: TypeAlias = Callable[[], AttributeProto]
+T = TypeVar("T")
 
 _TYPES: dict[str, tuple[int, int]] = {
     "float32": (AttributeProto.FLOAT, AttributeProto.FLOATS),
@@ -57,27 +58,14 @@ class DeclaredCase(NamedTuple):
     contents: Mapping[str, Callable[[], Content]]
 
 
-def case_of_one_step(
-    operators: tuple[str, ...],
-    output_names: Sequence[str],
+def content_of_one_step(
     model: Callable[[], onnx.ModelProto],
     inputs: Mapping[str, Declared],
     outputs: Mapping[str, Declared] | None,
     *,
     rejects: bool = False,
-) -> DeclaredCase:
-    """Return a case whose inputs and outputs are in the graph's order; see Content and above."""
-    make = partial(_content, model, inputs, outputs, rejects=rejects)
-    return DeclaredCase(operators, tuple(output_names), {"": make})
-
-
-def _content(
-    model: Callable[[], onnx.ModelProto],
-    inputs: Mapping[str, Declared],
-    outputs: Mapping[str, Declared] | None,
-    *,
-    rejects: bool,
 ) -> Content:
+    """Make the content of a case whose inputs and outputs are in the graph's order."""
     fed = {name: value.make() for name, value in inputs.items()}
     made = None if outputs is None else {name: it.make() for name, it in outputs.items()}
     return Content(model(), fed, made, rejects=rejects)
@@ -153,14 +141,19 @@ class CaseFields:
             other = "opset" if node.key == "version" else "version"
             raise FormatError(node, f"found {node.key}, expected {other}: {reason}")
 
-    def declare(self, node: Node, choose: ChooseDtype = natural_dtype) -> Declared | None:
-        """Read a value; collects what is wrong with it and returns None then."""
-        if id(node) not in self.broken:
-            with self.collecting():
-                return self.declare_value(node, choose)
-        return None
+    def read(self, nodes: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
+        """Read nodes by name; collects what is wrong with them, and leaves out those."""
+        values: dict[str, T] = {}
+        for name, node in nodes.items():
+            if id(node) not in self.broken:
+                # As collecting() does, which takes longer than most tensors.
+                try:
+                    values[name] = reader(name, node)
+                except FormatError as error:
+                    self.errors.append(error)
+        return values
 
-    def declare_value(self, node: Node, choose: ChooseDtype = natural_dtype) -> Declared:
+    def declare_value(self, node: Node, choose: ChooseDtype) -> Declared:
         """Read a value.
 
         Raises:
@@ -211,21 +204,19 @@ class CaseFields:
 
 
 def declare_attributes(
-    fields: CaseFields, kind_of: Callable[[str, Node], int | None]
+    fields: CaseFields, given: Mapping[str, Node], kind_of: Callable[[str, Node], int]
 ) -> list[MakeAttribute]:
     """Check the attributes of a case and promise them; collects what is wrong with them.
 
     Args:
         fields: the case.
-        kind_of: says the ``AttributeProto.AttributeType`` of each, None if it is unknown.
+        given: those of its attributes that the operator has.
+        kind_of: says the ``AttributeProto.AttributeType`` of each.
     """
-    attributes: list[MakeAttribute] = []
-    for name, node in fields.mapping("attributes").items():
-        kind = None if id(node) in fields.broken else kind_of(name, node)
-        if kind is not None:
-            with fields.collecting():
-                attributes.append(_attribute(name, node, kind, fields))
-    return attributes
+    found = fields.read(
+        given, lambda name, node: _attribute(name, node, kind_of(name, node), fields)
+    )
+    return list(found.values())
 
 
 def _attribute(name: str, node: Node, kind: int, fields: CaseFields) -> MakeAttribute:
@@ -238,11 +229,9 @@ def _attribute(name: str, node: Node, kind: int, fields: CaseFields) -> MakeAttr
             node, f"found an attribute of type {words}, expected the case to use model: instead"
         )
     is_list = kind == _TYPES[_DTYPES[kind]][1]
-    if is_list and node.items is None:
-        raise unexpected(node, "a list")
-    if not is_list and (node.items is not None or node.fields is not None):
-        raise unexpected(node, "a single value")
-    items = node.items if is_list and node.items is not None else [node]
+    if is_list != (node.items is not None) or node.fields is not None:
+        raise unexpected(node, "a list" if is_list else "a single value")
+    items = [node] if node.items is None else node.items
     found = element_array(items, DTYPES[_DTYPES[kind]]).tolist()
     return lambda: helper.make_attribute(name, found if is_list else found[0], attr_type=kind)
 
@@ -269,11 +258,9 @@ def rejected_case(
         Incomplete: if something is wrong; it is collected in the fields.
     """
     fields.refuse(["outputs"], ", expected none beside rejects: true")
-    inputs: dict[str, Declared] = {}
-    for name, node in fields.mapping("inputs").items():
-        value = fields.declare(node, choice_of(name))
-        if value is not None:
-            inputs[name] = value
+    inputs = fields.read(
+        fields.mapping("inputs"), lambda name, node: fields.declare_value(node, choice_of(name))
+    )
 
     def natural_kind(name: str, node: Node) -> int:
         """Return the type that a value has by itself; floats for integers where it must be so."""
@@ -286,19 +273,19 @@ def rejected_case(
             kinds = {"float32"}
         return _TYPES[min(kinds)][node.items is not None]
 
-    attributes = declare_attributes(fields, natural_kind)
+    attributes = declare_attributes(fields, fields.mapping("attributes"), natural_kind)
     fields.finish()
     dtype = next(reversed(inputs.values())).dtype if inputs else natural_dtype(frozenset())
 
     def model() -> onnx.ModelProto:
         return node_model(
-            schema.name,
-            domain=schema.domain,
-            version=version,
+            schema,
+            version,
             inputs=[value_info(name, value) for name, value in inputs.items()],
             outputs=[tensor_info(name, dtype, None) for name in output_names],
             attributes=[make() for make in attributes],
             graph_name=fields.text("name"),
         )
 
-    return case_of_one_step((schema.name,), output_names, model, inputs, None, rejects=True)
+    make = partial(content_of_one_step, model, inputs, None, rejects=True)
+    return DeclaredCase((schema.name,), tuple(output_names), {"": make})

@@ -10,11 +10,11 @@ import numpy as np
 from onnx import defs
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.values.declared import Declared, DeclaredTensor
+from onnxopt_cli.cases.values.declared import DeclaredTensor
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
-    case_of_one_step,
+    content_of_one_step,
     rejected_case,
 )
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, unexpected
@@ -48,7 +48,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     fields.check_names("inputs", names, names)
     found = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})
     inputs = list(found.values())
-    outputs: dict[str, Declared] | None = None
+    outputs: Mapping[str, DeclaredTensor] | None = None
     if len(inputs) == len(names):
         # A wrong attribute has been noticed already, and has no part in the check of the inputs.
         check_signature(operator, fields, inputs, attributes)
@@ -56,9 +56,8 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
             fields.check_names("outputs", output_names, output_names)
             places = dict(zip(output_names, operator.places(groups), strict=True))
             dtypes = {name: inputs[like].dtype for name, (like, _) in places.items()}
-            returned = read_tensors(fields, "outputs", dtypes)
-            outputs = {**returned}
-            for name, value in returned.items():
+            outputs = read_tensors(fields, "outputs", dtypes)
+            for name, value in outputs.items():
                 dtype, shape = dtypes[name], inputs[places[name][1]].shape
                 if (value.dtype, value.shape) != (dtype, shape):
                     fields.complain(
@@ -68,7 +67,8 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                     )
     fields.finish()
     model = partial(formula_model, operator, attributes, inputs, fields.text("name"))
-    return case_of_one_step((operator.name,), output_names, model, found, outputs)
+    make = partial(content_of_one_step, model, found, outputs)
+    return DeclaredCase((operator.name,), tuple(output_names), {"": make})
 
 
 def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object]) -> int:
@@ -96,15 +96,10 @@ def read_tensors(
         dtypes: by the names that may stand there, the element type of one that does not say it.
     """
     given = fields.mapping(what)
-    values: dict[str, DeclaredTensor] = {}
-    for name, dtype in dtypes.items():
-        if name in given and id(given[name]) not in fields.broken:
-            # As fields.collecting() does, which takes longer than most tensors.
-            try:
-                values[name] = fields.declare_tensor(given[name], dtype, f" for {name}")
-            except FormatError as error:
-                fields.errors.append(error)
-    return values
+    return fields.read(
+        {name: given[name] for name in dtypes if name in given},
+        lambda name, node: fields.declare_tensor(node, dtypes[name], f" for {name}"),
+    )
 
 
 def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
@@ -112,15 +107,12 @@ def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
     known = {attribute.name: attribute for attribute in operator.attributes}
     required = [attribute.name for attribute in operator.attributes if attribute.required]
     fields.check_names("attributes", list(known), required)
-    attributes: dict[str, AttributeValue] = {}
-    for name, node in fields.mapping("attributes").items():
-        if name in known and id(node) not in fields.broken:
-            try:
-                # The name of ours, as many cases would keep as many copies of it.
-                attributes[known[name].name] = _attribute(operator, known[name], node)
-            except FormatError as error:
-                fields.errors.append(error)
-    return attributes
+    given = fields.mapping("attributes").items()
+    return fields.read(
+        # The names of ours, as many cases would keep as many copies of them.
+        {known[name].name: node for name, node in given if name in known},
+        lambda name, node: _attribute(operator, known[name], node),
+    )
 
 
 def _attribute(operator: Operator, attribute: Attribute, node: Node) -> AttributeValue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import onnx
 
@@ -16,9 +17,9 @@ from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
     Incomplete,
-    case_of_one_step,
+    content_of_one_step,
 )
-from onnxopt_cli.cases.yaml.syntax import abbreviated
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, abbreviated
 from onnxopt_cli.cases.yaml.value import ChooseDtype, natural_dtype
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import InvalidCase
@@ -37,32 +38,24 @@ def model_case(fields: CaseFields) -> DeclaredCase:
         raise Incomplete
     beside = ["operator", "domain", "version", "opset", "attributes"]
     fields.refuse(beside, " beside model, expected only one")
-    reasons: list[str] = []
     try:
         path = contained_path(fields.folder, str(file.scalar))
         model = read_model(path, links=False)
-    except Malformed as error:
-        reasons = [str(error)]
-    except InvalidCase as error:
-        reasons = [problem.what for problem in error.problems]
-    if reasons:
-        for reason in reasons:
+    except (Malformed, InvalidCase) as error:
+        found = [it.what for it in error.problems] if isinstance(error, InvalidCase) else [error]
+        for reason in found:
             fields.complain(file, f"the file {abbreviated(str(file.scalar))} {reason}")
-        raise Incomplete
+        raise Incomplete from None
     inputs, outputs = _values("inputs", fed_inputs(model.graph), fields), None
     if fields.rejects:
         fields.refuse(["outputs"], ", expected none beside rejects: true")
     elif fields.node.field("outputs") is not None or sole_operator(model) is None:
         outputs = _values("outputs", model.graph.output, fields)
     fields.finish()
-    return case_of_one_step(
-        operator_names(model),
-        [output.name for output in model.graph.output],
-        lambda: read_model(path, links=False),
-        inputs,
-        outputs,
-        rejects=fields.rejects,
-    )
+    again = partial(read_model, path, links=False)
+    make = partial(content_of_one_step, again, inputs, outputs, rejects=fields.rejects)
+    output_names = tuple(output.name for output in model.graph.output)
+    return DeclaredCase(operator_names(model), output_names, {"": make})
 
 
 def _values(
@@ -72,19 +65,18 @@ def _values(
     types = {info.name: info.type for info in infos}
     if not fields.rejects:
         fields.check_names(what, list(types), list(types))
-    values: dict[str, Declared] = {}
     nodes = fields.mapping(what)
-    for name, declared in types.items():
-        value = fields.declare(nodes[name], _chooser(declared)) if name in nodes else None
-        if value is None:
-            continue
-        values[name] = value
+
+    def declare(name: str, node: Node) -> Declared:
+        value = fields.declare_value(node, _chooser(types[name]))
         if not fields.rejects:
             try:
-                check_type(outline(value), declared)
+                check_type(outline(value), types[name])
             except Malformed as error:
-                fields.complain(nodes[name], f"the value {error}")
-    return values
+                raise FormatError(node, f"the value {error}") from None
+        return value
+
+    return fields.read({name: nodes[name] for name in types if name in nodes}, declare)
 
 
 def _chooser(declared: onnx.TypeProto) -> ChooseDtype:

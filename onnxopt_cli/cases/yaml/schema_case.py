@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from onnxopt_cli.cases.values.declared import Declared, DeclaredGroup
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
-    case_of_one_step,
+    content_of_one_step,
     declare_attributes,
     rejected_case,
 )
@@ -62,7 +62,8 @@ def schema_case(
     kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
     required = [name for name, attribute in schema.attributes.items() if attribute.required]
     fields.check_names("attributes", sorted(kinds), required)
-    attributes = declare_attributes(fields, lambda name, _: kinds.get(name))
+    known = {name: node for name, node in fields.mapping("attributes").items() if name in kinds}
+    attributes = declare_attributes(fields, known, lambda name, _: kinds[name])
     given = _arranged("inputs", schema.inputs, fields)
     returned = _arranged("outputs", schema.outputs, fields)
     bound: dict[str, np.dtype[Any]] = {}
@@ -72,9 +73,8 @@ def schema_case(
 
     def model() -> onnx.ModelProto:
         return node_model(
-            schema.name,
-            domain=schema.domain,
-            version=version,
+            schema,
+            version,
             inputs=[value_info(name, inputs[name]) if name else None for _, name in given],
             outputs=[value_info(name, outputs[name]) if name else None for _, name in returned],
             attributes=[make() for make in attributes],
@@ -89,7 +89,8 @@ def schema_case(
         place = fields.node.field("outputs") or fields.node
         fields.complain(place, f"onnx refuses them: {reason}")
     fields.finish()
-    return case_of_one_step((schema.name,), list(outputs), model, inputs, outputs)
+    make = partial(content_of_one_step, model, inputs, outputs)
+    return DeclaredCase((schema.name,), tuple(outputs), {"": make})
 
 
 def _schema(
@@ -210,27 +211,27 @@ def _values(
         bound: the element types of variables, to which others are added.
     """
     nodes = fields.mapping(what)
-    given = [(formal, nodes[name]) for formal, name in places if name in nodes]
-    values: dict[str, Declared] = {}
-    for formal, node in sorted(given, key=lambda it: not has_dtype(it[1])):
+    formals = {name: formal for formal, name in places if name in nodes}
+
+    def declare(name: str, node: Node) -> Declared:
+        formal, kinds = formals[name], frozenset[str]()
         variable = _variable(formal)
-        alike = [it for form, it in given if variable and _variable(form) == variable] or [node]
-        kinds: frozenset[str] = frozenset()
         if not has_dtype(node):
-            kinds = kinds.union(*map(untyped_kinds, alike))
-        value = fields.declare(node, lambda own: _choose(formal, node, kinds or own, bound))  # noqa: B023
-        if value is None:
-            continue
+            alike = [it for it, form in formals.items() if variable and _variable(form) == variable]
+            kinds = kinds.union(*(untyped_kinds(nodes[it]) for it in alike or [name]))
+        value = fields.declare_value(node, lambda own: _choose(formal, node, kinds or own, bound))
         found, allowed = (_structure(value), dtype_name(value.dtype)), _parsed(formal.types)
         if found not in allowed:
             texts = ", ".join(sorted(structure.format(name) for structure, name in allowed))
-            fields.complain(node, f"found {found[0].format(found[1])}, expected one of {texts}")
-            continue
-        values[str(node.key)] = value
+            raise FormatError(node, f"found {found[0].format(found[1])}, expected one of {texts}")
         if variable is not None and bound.setdefault(variable, value.dtype) != value.dtype:
             text = f"{dtype_name(bound[variable])} as the other {variable} of {formal.name}"
-            fields.complain(node, f"found {found[1]}, expected {text}")
-    return {name: values[name] for _, name in places if name in values}
+            raise FormatError(node, f"found {found[1]}, expected {text}")
+        return value
+
+    typed_first = sorted(formals, key=lambda name: not has_dtype(nodes[name]))
+    values = fields.read({name: nodes[name] for name in typed_first}, declare)
+    return {name: values[name] for name in formals if name in values}
 
 
 def _choose(

@@ -69,8 +69,8 @@ _WORDS: dict[str, Scalar] = {
     **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
 }
-_INTEGER = re.compile(r"[-+]?[0-9]+")
-_BASED_INTEGER = re.compile(r"[-+]?0(?:x[0-9a-fA-F]+|o[0-7]+)")
+# Its group is there if the integer says its base.
+_INTEGER = re.compile(r"[-+]?(?:[0-9]+|(0x[0-9a-fA-F]+|0o[0-7]+))")
 _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _HEXADECIMAL = re.compile(
     r"[-+]?0[xX](\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
@@ -319,10 +319,8 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
         syntax errors, anchors, aliases, tags, repeated keys, numbers out of range, too much depth.
     """
     errors: list[FormatError] = []
-    loader = None
     try:
-        loader = _Loader(text)
-        builder = _Builder(iter(loader.get_event, None), errors)
+        builder = _Builder(iter(_Loader(text).get_event, None), errors)
         root = None
         for event in builder.events:
             here = Node(event.start_mark.line + 1)
@@ -335,9 +333,6 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
         return None, [*errors, error]
     except yaml.YAMLError as error:
         return None, [*errors, _syntax_error(error, text)]
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 @dataclass
@@ -419,12 +414,11 @@ def plain_scalar(text: str) -> Scalar:
         return text
     match = _DECIMAL.fullmatch(text) if "." in text else None
     if match is None:
-        based = _BASED_INTEGER.fullmatch(text)
-        if based or _INTEGER.fullmatch(text):
+        if integer := _INTEGER.fullmatch(text):
             if len(text) > _MOST_DIGITS:
                 digits = f"an integer of {len(text)} digits"
                 raise ValueError(f"{digits}, expected at most {_MOST_DIGITS}")
-            return int(text, 0 if based else 10)
+            return int(text, 0 if integer[1] else 10)
         match = _DECIMAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text)
         if match is None:
             return text
@@ -446,11 +440,8 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
         words = " ".join(part for part in (error.problem, error.context) if part)
     elif isinstance(error, yaml.reader.ReaderError):
         # libyaml gives the position in bytes of UTF-8, PyYAML in characters.
-        in_characters = error.encoding == "unicode"
-        before = (
-            text[: error.position] if in_characters else text.encode()[: error.position].decode()
-        )
-        line = before.count("\n") + 1
+        units = text if error.encoding == "unicode" else text.encode().decode("latin-1")
+        line = units.count("\n", 0, error.position) + 1
         words = error.reason
     else:
         line, words = 1, str(error)

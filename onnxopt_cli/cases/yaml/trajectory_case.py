@@ -247,8 +247,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
     if not found:
         raise FormatError(cycle, f"found {values}, expected a list of them")
     shape = (count, *stacked.shape[1:])
-    oversize = too_large(shape)
-    if oversize:
+    if oversize := too_large(shape):
         raise FormatError(cycle, f"found {oversize}")
     return PromisedTensor(
         stacked.dtype, shape, lambda: stacked.make()[np.arange(count) % found, ...]
@@ -277,8 +276,7 @@ def _derived(
         if parameter.dtype != base.dtype:
             found, expected = dtype_name(parameter.dtype), dtype_name(base.dtype)
             raise FormatError(nodes[key], f"found {found}, expected {expected} as {of} is")
-    misfit = gradient.misfit(base.shape, {key: it.shape for key, it in parameters.items()})
-    if misfit:
+    if misfit := gradient.misfit(base.shape, {key: it.shape for key, it in parameters.items()}):
         raise FormatError(given, f"found {misfit}")
 
     def make() -> Derived:

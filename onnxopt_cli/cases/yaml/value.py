@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -51,6 +51,8 @@ BARE_DTYPES: dict[type, str] = {
     str: STRING,
     type(None): STRING,
 }
+
+T = TypeVar("T")
 
 # It has no type information.
 _finfo: Any = ml_dtypes.finfo
@@ -131,15 +133,14 @@ def has_dtype(node: Node) -> bool:
 def untyped_kinds(node: Node) -> frozenset[str]:
     """Return the types that bare values have by themselves; empty where the value says its own."""
     if node.items is not None:
-        nested = [it for it in node.items if it.items is not None or it.fields is not None]
-        types = set() if nested else {type(it.scalar) for it in node.items}
-        bare = frozenset(BARE_DTYPES[it] for it in types - {type(None)})
-        return bare.union(*map(untyped_kinds, node.items if nested else ()))
-    if node.fields is None:
-        return frozenset() if node.scalar is None else frozenset({BARE_DTYPES[type(node.scalar)]})
-    random = node.field("random")
-    if "dtype" in node.fields or "file" in node.fields:
+        types = {type(it.scalar) for it in node.items} - {type(None)}
+        nested = (untyped_kinds(it) for it in node.items if it.scalar is None)
+        return frozenset(BARE_DTYPES[it] for it in types).union(*nested)
+    if node.scalar is not None:
+        return frozenset({BARE_DTYPES[type(node.scalar)]})
+    if node.fields is None or "dtype" in node.fields or "file" in node.fields:
         return frozenset()
+    random = node.field("random")
     if random is not None:
         return frozenset({"int64" if random.field("integers") else "float32"})
     inner = (node.fields.get(name) for name in ("data", "sequence", "optional"))
@@ -151,8 +152,7 @@ def _sequence(
 ) -> DeclaredGroup:
     items = node.items or []
     typed = {id(it): declare_value(it, folder, choose) for it in items if has_dtype(it)}
-    common = dtype or next((value.dtype for value in typed.values()), None)
-    common = common or _chosen(choose, node)
+    common = dtype or next((it.dtype for it in typed.values()), None) or _chosen(choose, node)
     values = [typed.get(id(it)) or declare_value(it, folder, choose, common) for it in items]
     checked = (_of_dtype(it, value, common) for it, value in zip(items, values, strict=True))
     return DeclaredGroup("seq", common, tuple(checked))
@@ -166,27 +166,19 @@ def _of_dtype(node: Node, value: Declared, dtype: np.dtype[Any] | None) -> Decla
     return value
 
 
-@contextmanager
-def _blaming(node: Node, what: str = "found") -> Iterator[None]:
-    """Say of a node what is wrong with what it names."""
-    try:
-        yield
-    except (Malformed, ValueError) as error:
-        raise FormatError(node, f"{what} {error}") from None
-
-
 def _promised(
     node: Node, declare: Callable[[], DeclaredTensor | RandomTensor], what: str = "found"
 ) -> DeclaredTensor:
     """Declare a tensor; say of a node what is wrong with it, now and when it is made."""
-    with _blaming(node, what):
-        declared = declare()
 
-    def make() -> Array:
-        with _blaming(node, what):
-            return declared.make()
+    def blaming(function: Callable[[], T]) -> T:
+        try:
+            return function()
+        except (Malformed, ValueError) as error:
+            raise FormatError(node, f"{what} {error}") from None
 
-    return PromisedTensor(declared.dtype, declared.shape, make)
+    declared = blaming(declare)
+    return PromisedTensor(declared.dtype, declared.shape, lambda: blaming(declared.make))
 
 
 def _from_file(
@@ -235,8 +227,7 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
     found = dimensions = tuple(sizes)
     if shape is not None:
         dimensions = _shape(shape)
-        oversize = too_large(dimensions)
-        if oversize:
+        if oversize := too_large(dimensions):
             raise FormatError(shape, f"found {oversize}")
         count = math.prod(dimensions)
         if found != dimensions and (len(found) != 1 or len(level) != count):
