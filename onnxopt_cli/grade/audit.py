@@ -297,7 +297,5 @@ def _of_wrong(
         excess[index] = share = trials[index].excess(implementation.run(trials[index].call))
         largest, rejections = max(largest, share), rejections + (share > 1)
     same = not rejections and equivalent(operator, implementation)
-    apart = None
-    if not rejections and not same:
-        apart = distinguishing_input(operator, implementation)
+    apart = None if rejections or same else distinguishing_input(operator, implementation)
     return Verdict(implementation.name, implementation.about, tuple(excess), same, apart)
