@@ -256,12 +256,8 @@ class _Questions(Author):
         skipped = len(self.operator.scalars)
         firsts = [*question.inputs][skipped : skipped + len(shapes)]
         small = {it: np.float32(0.2) * np.asarray(question.inputs[it]) for it in firsts}
-        yield replace(
-            question,
-            name=f"broadcast_small_{self.first}",
-            about=about,
-            inputs={**question.inputs, **small},
-        )
+        name, inputs = f"broadcast_small_{self.first}", {**question.inputs, **small}
+        yield replace(question, name=name, about=about, inputs=inputs)
 
     def narrowed(
         self, shape: tuple[int, ...], together: tuple[int, ...]
@@ -396,14 +392,9 @@ class _Questions(Author):
     ) -> RandomTensor:
         """Return random elements for a tensor, other ones in each group."""
         seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
-        uniform = name in self.nonnegative
-        return RandomTensor(
-            "uniform" if uniform else "normal",
-            seed,
-            shape,
-            np.dtype(dtype),
-            {"low": 0.01, "high": 4.0} if uniform else {},
-        )
+        if name in self.nonnegative:
+            return RandomTensor("uniform", seed, shape, np.dtype(dtype), {"low": 0.01, "high": 4.0})
+        return RandomTensor("normal", seed, shape, np.dtype(dtype))
 
     def thresholds(self) -> Iterator[WrittenCase]:
         """Ask for operands, attributes and what comes of them that are equal or nearly so."""
