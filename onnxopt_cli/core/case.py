@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,11 +57,11 @@ class Trajectory:
     series: Mapping[str, Array]
     derived: Mapping[str, Derived]
     recorded: tuple[int, ...]
-    names: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        names = tuple(value.name for value in self.model.graph.input)
-        object.__setattr__(self, "names", names)
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The inputs of the node, in its order."""
+        return tuple(value.name for value in self.model.graph.input)
 
     def inputs(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxopt_cli.formula.operator import Attribute, Deviation
 
 
-def _instead_of(right: str, table: str) -> tuple[Deviation, ...]:
+def instead_of(right: str, table: str) -> tuple[Deviation, ...]:
     """Return deviations that have another expression in the place of the right one.
 
     Args:
@@ -18,7 +18,7 @@ def _instead_of(right: str, table: str) -> tuple[Deviation, ...]:
 
 
 #: Of every formula with the regularised gradient, ``norm_coefficient * X + G``.
-REGULARIZED_GRADIENT = _instead_of(
+REGULARIZED_GRADIENT = instead_of(
     "norm_coefficient * X + G",
     """
     no regularisation
@@ -76,7 +76,7 @@ ROOT_AND_EPSILON = (
         ("OpenCV 5",),
         replace={_ROOT: "np.sqrt(H_new.astype(np.float32)) + epsilon"},
     ),
-    *_instead_of(
+    *instead_of(
         _ROOT,
         """
     epsilon squared inside the square root
@@ -213,7 +213,7 @@ def wrong_thresholds(tensor: str) -> tuple[Deviation, ...]:
         return f"percentile({magnitude}, np.clip({rank} / {last} * 100, 0, 100))"
 
     return (
-        *_instead_of(
+        *instead_of(
             f"percentile({magnitude}, percent)",
             f"""
             percentile of signed values
@@ -248,7 +248,7 @@ def wrong_thresholds(tensor: str) -> tuple[Deviation, ...]:
                 {of_rank(f"({size} * percent / 100)")}
             """,
         ),
-        *_instead_of(
+        *instead_of(
             below,
             f"""
             threshold pruned, too
@@ -268,7 +268,7 @@ def wrong_thresholds(tensor: str) -> tuple[Deviation, ...]:
                 {position} < np.ceil(({size} - 1) * percent / 100)
             """,
         ),
-        *_instead_of(
+        *instead_of(
             pruned,
             f"""
             soft threshold

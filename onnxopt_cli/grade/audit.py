@@ -94,9 +94,14 @@ class Verdict:
     apart: tuple[Attributes, dict[str, Array]] | None = None
 
     @property
+    def rejecting(self) -> list[int]:
+        """The places of the trials that reject it."""
+        return [place for place, share in enumerate(self.excess) if share and share > 1]
+
+    @property
     def rejected(self) -> bool:
         """True if a trial rejects it."""
-        return self.largest > 1
+        return bool(self.rejecting)
 
     @property
     def largest(self) -> float:
@@ -136,12 +141,8 @@ class Grade:
     @property
     def false_alarms(self) -> list[tuple[Verdict, str]]:
         """Right implementations that a case rejects, with the first such case."""
-        return [
-            (verdict, self.trials[index].case)
-            for verdict in self.right
-            if verdict.rejected
-            for index in [next(i for i, share in enumerate(verdict.excess) if share and share > 1)]
-        ]
+        alarms = (verdict for verdict in self.right if verdict.rejected)
+        return [(verdict, self.trials[verdict.rejecting[0]].case) for verdict in alarms]
 
     @property
     def redundant(self) -> list[str] | None:
@@ -151,11 +152,8 @@ class Grade:
         """
         if not self.thorough:
             return None
-        needed = set()
-        for verdict in self.named + self.automatic:
-            rejecting = [i for i, share in enumerate(verdict.excess) if share and share > 1]
-            if len(rejecting) == 1:
-                needed.update(rejecting)
+        rejecting = [verdict.rejecting for verdict in self.named + self.automatic]
+        needed = {places[0] for places in rejecting if len(places) == 1}
         return [trial.case for index, trial in enumerate(self.trials) if index not in needed]
 
 
@@ -299,7 +297,5 @@ def _of_wrong(
         excess[index] = share = trials[index].excess(implementation.run(trials[index].call))
         largest, rejections = max(largest, share), rejections + (share > 1)
     same = not rejections and equivalent(operator, implementation)
-    apart = None
-    if not rejections and not same:
-        apart = distinguishing_input(operator, implementation)
+    apart = None if rejections or same else distinguishing_input(operator, implementation)
     return Verdict(implementation.name, implementation.about, tuple(excess), same, apart)

@@ -192,7 +192,7 @@ class _Search:
                 yield from self._try((mistake.name,), mistake, self._all, doing, first)
         if not likely:
             self._tried_alone = True
-            self._complete = self._left() == frozenset()
+            self._complete = not self._left(self._found)
 
     def _is_likely(self, mistake: Implementation) -> bool:
         """Tell whether a mistake is the operator's own, or one of what many programs lack."""
@@ -218,15 +218,10 @@ class _Search:
             for base in [*bases, None] if bases else []:
                 for number, other in enumerate(self._possible):
                     doing = f"explaining {self._operator.name}: {number} more mistakes"
-                    yield doing
-                    mistake = other if base is None else both(base.mistake, other)
-                    names = (*(base.names if base else ()), other.name)
-                    left = self._left()
-                    if mistake is not None and len(set(names)) == len(names) and left:
-                        yield from self._try(names, mistake, left, doing)
+                    yield from self._try_beside(base, (other.name,), other, doing)
             if len(self._found) == before:
                 break
-        if self._found and self._left() and not likely:
+        if self._found and self._left(self._found) and not likely:
             yield from self._pairs([None, *self._cover()[:1]])
         self._complete = not likely
 
@@ -239,23 +234,31 @@ class _Search:
         couples = [*product(unread, chosen), *combinations(chosen, 2)]
         for number, (base, couple) in enumerate(product(bases, couples)):
             doing = f"explaining {self._operator.name}: {number} of {len(couples)} pairs"
-            yield doing
-            names = (*(base.names if base else ()), *(it.name for it in couple))
-            mistake = both(*couple)
-            if base is not None:
-                mistake = mistake and both(base.mistake, mistake)
-            left = self._left()
-            if mistake is not None and left and len(set(names)) == len(names):
-                yield from self._try(names, mistake, left, doing)
+            names = (couple[0].name, couple[1].name)
+            yield from self._try_beside(base, names, both(*couple), doing)
+
+    def _try_beside(
+        self,
+        base: _Found | None,
+        names: tuple[str, ...],
+        mistake: Implementation | None,
+        doing: str,
+    ) -> Iterator[str]:
+        """Try a mistake, alone or beside what reproduces something, on what is left."""
+        yield doing
+        if base is not None:
+            names, mistake = (*base.names, *names), mistake and both(base.mistake, mistake)
+        left = self._left(self._found)
+        if mistake is not None and left and len(set(names)) == len(names):
+            yield from self._try(names, mistake, left, doing)
 
     def described(
         self, ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None
     ) -> Iterator[str]:
         """Look for what the failing cases have in common that no mistake reproduces."""
         cover = self._supported() if self._wrong else []
-        covered = sorted(place for it in cover for place in it.cases)
-        places = sorted(self._all.difference(covered))
-        left = [self._wrong[place] for place in places]
+        places = sorted(self._left(cover))
+        left = self._in_order(places)
         if not left or not self._complete:
             return
 
@@ -268,7 +271,7 @@ class _Search:
 
         doing = f"explaining {self._operator.name}: what failing cases have in common"
         samples: list[Sample] = []
-        for seen in (*left, *self._read_passed(), *(self._wrong[place] for place in covered)):
+        for seen in (*left, *self._read_passed(), *self._in_order(self._all.difference(places))):
             yield doing
             returned = seen.returned if len(samples) < len(left) else None
             samples.append(sample(seen.call, seen.right, returned))
@@ -297,11 +300,11 @@ class _Search:
             return None
         cover = self._supported()
         causes, errors = self._causes(cover)
-        left = self._all - frozenset(place for it in cover for place in it.cases)
+        left = self._left(cover)
         words, common = self._ground
         if common:
-            cases = [self._wrong[place] for place in sorted(common)]
-            causes, left = (*causes, Cause(words, _ids(cases))), left - common
+            causes = (*causes, Cause(words, _ids(self._in_order(common))))
+            left -= common
         others = {UNEXPLAINED: Counter({"fail": len(left)})} if left else {}
         if cover:
             others["not reproduced"] = errors
@@ -322,9 +325,6 @@ class _Search:
 
     def _read_failing(self) -> Iterator[str]:
         """Read the cases that failed, and count those that nothing can be tried on."""
-        wrong: list[Observation] = []
-        refused: list[Observation] = []
-        untried = Counter[str]()
         for result in self._failing:
             seen: Observation | str = str(result.outcome)
             if _elements(result) > _MOST_ELEMENTS:
@@ -332,13 +332,12 @@ class _Search:
             elif result.outcome in (Outcome.FAIL, Outcome.ERROR):
                 seen = self._evidence(result)
             if isinstance(seen, str):
-                untried[seen] += 1
+                self._untried[seen] += 1
             else:
-                (wrong if seen.returned else refused).append(seen)
+                (self._wrong if seen.returned else self._refused).append(seen)
             yield f"explaining {self._operator.name}"
         # Small cases first: they cost least.
-        self._wrong = sorted(wrong, key=lambda it: it.call.size)
-        self._refused, self._untried = refused, untried
+        self._wrong.sort(key=lambda it: it.call.size)
 
     def _evidence(self, result: Result) -> Observation | str:
         seen = observe(result, self._cases.get(result.case), self._judging)
@@ -352,7 +351,7 @@ class _Search:
         places: Iterable[int],
         doing: str,
         first: int = _FIRST,
-    ) -> Generator[str, None, bool]:
+    ) -> Iterator[str]:
         """Take note of what reproduces failing cases, and agrees with those that passed.
 
         Args:
@@ -367,17 +366,15 @@ class _Search:
         whole = any(len(it.cases) == len(self._wrong) for it in self._found)
         few = self._few(sorted(places), first)
         for place in (*few, *sorted(self._all.difference(few))):
-            if self._reproduces(mistake, place):
+            if reproduces(mistake, self._wrong[place], self._judging):
                 found.append(place)
             elif whole:
-                return False
+                return
             elif place == few[-1] and not found:
                 break
             yield doing
-        if not found or not (yield from self._agrees(mistake, doing)):
-            return False
-        self._found.append(_Found(names, mistake, frozenset(found)))
-        return True
+        if found and (yield from self._agrees(mistake, doing)):
+            self._found.append(_Found(names, mistake, frozenset(found)))
 
     def _few(self, places: Sequence[int], count: int) -> list[int]:
         """Return a few cases: what reproduces none of them, is not tried on others.
@@ -386,9 +383,6 @@ class _Search:
         """
         small = places[: max(count, len(places) // 2)]
         return list(small[:: -(-len(small) // count)])
-
-    def _reproduces(self, mistake: Implementation, place: int) -> bool:
-        return reproduces(mistake, self._wrong[place], self._judging)
 
     def _agrees(
         self, mistake: Implementation, doing: str, most: int | None = None
@@ -409,8 +403,13 @@ class _Search:
                 self._right.append(seen)
                 yield seen
 
-    def _left(self) -> frozenset[int]:
-        return self._all.difference(*(it.cases for it in self._found))
+    def _in_order(self, places: Iterable[int]) -> list[Observation]:
+        """Return some of the wrong cases, the smallest first."""
+        return [self._wrong[place] for place in sorted(places)]
+
+    def _left(self, found: Iterable[_Found]) -> frozenset[int]:
+        """Return the places of the wrong cases that none of these reproduces."""
+        return self._all.difference(*(it.cases for it in found))
 
     def _cover(self, without: frozenset[str] = frozenset()) -> list[_Found]:
         """Return few mistakes that reproduce as many cases as all do, the largest share first.
@@ -453,11 +452,11 @@ class _Search:
     def _shows(self, name: str) -> bool:
         mistake = named(self._operator, name)
         mine = [it for it in self._found if name in it.names]
-        alone = frozenset(place for it in mine if len(it.names) == 1 for place in it.cases)
-        if 2 * len(alone) >= len(self._wrong):
+        not_alone = self._left(it for it in mine if len(it.names) == 1)
+        if 2 * len(not_alone) <= len(self._wrong):
             # All of these are affected.
             return True
-        having = frozenset(place for it in mine for place in it.cases)
+        having = self._all - self._left(mine)
         affected = [
             place
             for place, seen in enumerate(self._wrong)
@@ -467,20 +466,21 @@ class _Search:
 
     def _causes(self, cover: Sequence[_Found]) -> tuple[tuple[Cause, ...], Counter[str]]:
         """Return what a cover says, and the errors that nothing in it accounts for."""
-        causes = []
+        causes: list[Cause] = []
         errors = list(self._refused)
+
+        def add(words: str, found: _Found) -> None:
+            mine = [seen for seen in errors if refuses(found.mistake, seen)]
+            errors[:] = [seen for seen in errors if seen not in mine]
+            causes.append(Cause(words, _ids([*self._in_order(found.cases), *mine]), found.names))
+
         for it in cover:
-            mine = [seen for seen in errors if refuses(it.mistake, seen)]
-            errors = [seen for seen in errors if seen not in mine]
-            cases = [self._wrong[place] for place in sorted(it.cases)] + mine
             words = f"{' and '.join(map(repr, it.names))}{_seen_in(it.mistake)}"
-            causes.append(Cause(words + self._alike(it), _ids(cases), it.names))
+            add(words + self._alike(it), it)
         refusing = self._refusing(errors) if cover else None
         if refusing is not None:
-            mine = [seen for seen in errors if refuses(refusing, seen)]
-            errors = [seen for seen in errors if seen not in mine]
-            causes.append(Cause(repr(refusing.name), _ids(mine), (refusing.name,)))
-        return tuple(causes), _errors(errors)
+            add(repr(refusing.name), _Found((refusing.name,), refusing, frozenset()))
+        return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _alike(self, found: _Found) -> str:
         """Say how many other mistakes do the same in the failing cases."""
@@ -521,10 +521,6 @@ def _is_right(result: Result) -> bool:
 
 def _elements(result: Result) -> int:
     return sum(diff.elements for diff in result.diffs)
-
-
-def _errors(refused: Sequence[Observation]) -> Counter[str]:
-    return Counter({str(Outcome.ERROR): len(refused)} if refused else {})
 
 
 def _seen_in(implementation: Implementation) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,12 +59,16 @@ class Planted:
         return self.moves and self.error == EXCHANGED and not self.conditioned
 
 
+def _largest(array: Array) -> Any:
+    """Return the largest finite magnitude, 0 if there is none."""
+    return np.abs(array[np.isfinite(array)]).max(initial=0)
+
+
 def _off(share: float) -> Callable[[Array], Array]:
     """Return what moves each element by a share of the largest."""
 
     def change(array: Array) -> Array:
-        finite = np.abs(array[np.isfinite(array)])
-        return array + array.dtype.type(share * float(finite.max(initial=0)))
+        return array + array.dtype.type(share * float(_largest(array)))
 
     return change
 
@@ -84,13 +89,12 @@ def _exchanged(array: Array) -> Array:
 
 
 def _clamped(array: Array) -> Array:
-    most = np.abs(array[np.isfinite(array)]).max(initial=0) * array.dtype.type(0.99)
+    most = _largest(array) * array.dtype.type(0.99)
     return np.where(np.isfinite(array), np.clip(array, -most, most), array)
 
 
 def _without_tail(array: Array) -> Array:
-    most = float(np.abs(array[np.isfinite(array)]).max(initial=0))
-    return np.where(np.abs(array) < most * 2.0**-10, array.dtype.type(0), array)
+    return np.where(np.abs(array) < float(_largest(array)) * 2.0**-10, array.dtype.type(0), array)
 
 
 def _rounded(array: Array) -> Array:

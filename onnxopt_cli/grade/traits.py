@@ -91,7 +91,7 @@ def _flags(operator: Operator, first: str) -> Iterator[tuple[str, str, float]]:
         yield f"{name} many", f"each tensor has its {name}", 1.5
     for name in operator.tensors:
         yield f"{name} double", f"{name} is double", 1.1
-        for what, words in _SHAPES.items():
+        for what, (words, _) in _SHAPES.items():
             yield f"{name} {what}", f"{name} {words.format(first)}", 1.3
     for feature, words in _FLAGS.items():
         yield feature, words.format(first), 1
@@ -101,12 +101,16 @@ def _flags(operator: Operator, first: str) -> Iterator[tuple[str, str, float]]:
         yield f"index mod {block}", f"the element's index is a multiple of {block}", 1.3
 
 
-_SHAPES = {
-    "broadcasts": "broadcasts to {}",
-    "scalar": "has no dimension and {} has",
-    "lower": "has fewer dimensions than {}",
-    "one": "has one element and {} has more",
-    "inner": "has an inner dimension of one and as many as {}",
+#: Of a tensor whose shape is not that of the first one: words, and whether it is so of the two.
+_SHAPES: dict[str, tuple[str, Callable[[Array, Array], bool]]] = {
+    "broadcasts": ("broadcasts to {}", lambda _tensor, _first: True),
+    "scalar": ("has no dimension and {} has", lambda tensor, _: tensor.ndim == 0),
+    "lower": ("has fewer dimensions than {}", lambda tensor, first: tensor.ndim < first.ndim),
+    "one": ("has one element and {} has more", lambda tensor, _: tensor.size == 1),
+    "inner": (
+        "has an inner dimension of one and as many as {}",
+        lambda tensor, first: tensor.ndim == first.ndim,
+    ),
 }
 _FLAGS = {
     "any double": "a tensor is double",
@@ -125,14 +129,13 @@ def _counts(feature: str, words: str, marks: Sequence[float]) -> Iterator[Trait]
         k = int(mark)
         # Plain are small numbers and those at a power of two.
         cost = 0.0 if k in (0, 1, 2) or (k - 1) & (k - 2) == 0 or k & (k - 1) == 0 else 0.1
-        one = words.replace("{k}", str(k)).replace("{are}", "is" if k == 1 else "are")
-        many = words.replace("{are}", "are")
-        yield Trait(feature, one, 1.02 + cost, partial(np.equal, k))
-        yield Trait(
-            feature, many.replace("{k}", f"at least {k}"), 1 + cost, partial(np.less_equal, k)
-        )
-        less = many.replace("{k}", f"at most {k}")
-        yield Trait(feature, less, (1.05 if k else 1.2) + cost, partial(np.greater_equal, k))
+        for number, are, own_cost, holds in (
+            (f"{k}", "is" if k == 1 else "are", 1.02, np.equal),
+            (f"at least {k}", "are", 1.0, np.less_equal),
+            (f"at most {k}", "are", 1.05 if k else 1.2, np.greater_equal),
+        ):
+            text = words.format(k=number, are=are)
+            yield Trait(feature, text, own_cost + cost, partial(holds, k))
 
 
 def _values(name: str) -> Iterator[Trait]:
@@ -255,13 +258,9 @@ def _of_group(call: Call[Array], group: int) -> dict[str, Any]:
     for block in _BLOCKS:
         own[f"length mod {block}"] = first.size % block == 0
     for name, tensor, double in zip(operator.tensors, tensors, doubles, strict=True):
-        other = tensor.shape != first.shape
         own[f"{name} double"] = double
-        own[f"{name} broadcasts"] = other
-        own[f"{name} scalar"] = other and tensor.ndim == 0
-        own[f"{name} lower"] = other and tensor.ndim < first.ndim
-        own[f"{name} one"] = other and tensor.size == 1
-        own[f"{name} inner"] = other and tensor.ndim == first.ndim
+        for what, (_, holds) in _SHAPES.items():
+            own[f"{name} {what}"] = tensor.shape != first.shape and holds(tensor, first)
     for attribute in operator.attributes:
         value = call.attributes[attribute.name]
         if isinstance(value, tuple):

@@ -68,10 +68,7 @@ def find_operator(domain: str, name: str) -> Operator | None:
 
 def operator_named(name: str) -> Operator | None:
     """Return the operator that a user calls ``Adam``, in any capitals."""
-    for operator in OPERATORS:
-        if operator.name.lower() == name.lower():
-            return operator
-    return None
+    return next((it for it in OPERATORS if it.name.lower() == name.lower()), None)
 
 
 for _module in pkgutil.iter_modules(__path__):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Form, Operator, Scalar
-from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT
+from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT, instead_of
 
 
 def momentum(  # noqa: D417 - the operands are described together
@@ -150,40 +150,31 @@ DEVIATIONS = (
         "Only the sign of V_new is used.",
         replace={_STANDARD_STEP: "X - R * np.sign(V_new)"},
     ),
-    Deviation(
-        "Nesterov with the old V",
-        "The step looks ahead from V before its update.",
-        replace={_NESTEROV: "G_regularized + alpha * V"},
-    ),
-    Deviation(
-        "Nesterov without the gradient",
-        "The step is alpha * V_new alone.",
-        replace={_NESTEROV: "alpha * V_new"},
-    ),
-    Deviation(
-        "Nesterov without alpha",
-        "V_new enters the step whole.",
-        replace={_NESTEROV: "G_regularized + V_new"},
-    ),
-    Deviation(
-        "Nesterov with beta on the gradient",
-        "As from (1 + alpha) * V_new - alpha * V, which is the same only where beta is 1.",
-        replace={_NESTEROV: "beta_adjusted * G_regularized + alpha * V_new"},
-    ),
-    Deviation(
-        "Nesterov with beta on V",
-        "beta takes alpha's place in the step.",
-        replace={_NESTEROV: "G_regularized + beta_adjusted * V_new"},
-    ),
-    Deviation(
-        "Nesterov blending gradient and V",
-        "The gradient is weighted by 1 - alpha.",
-        replace={_NESTEROV: "(1 - alpha) * G_regularized + alpha * V_new"},
-    ),
-    Deviation(
-        "Nesterov with the plain gradient",
-        "The step leaves the regularisation out.",
-        replace={_NESTEROV: "G + alpha * V_new"},
+    *instead_of(
+        _NESTEROV,
+        """
+    Nesterov with the old V
+        The step looks ahead from V before its update.
+        G_regularized + alpha * V
+    Nesterov without the gradient
+        The step is alpha * V_new alone.
+        alpha * V_new
+    Nesterov without alpha
+        V_new enters the step whole.
+        G_regularized + V_new
+    Nesterov with beta on the gradient
+        As from (1 + alpha) * V_new - alpha * V, which is the same only where beta is 1.
+        beta_adjusted * G_regularized + alpha * V_new
+    Nesterov with beta on V
+        beta takes alpha's place in the step.
+        G_regularized + beta_adjusted * V_new
+    Nesterov blending gradient and V
+        The gradient is weighted by 1 - alpha.
+        (1 - alpha) * G_regularized + alpha * V_new
+    Nesterov with the plain gradient
+        The step leaves the regularisation out.
+        G + alpha * V_new
+    """,
     ),
     Deviation(
         "Nesterov's lookahead on V",

@@ -99,19 +99,17 @@ class Author:
             for name, column in zip(names, columns, strict=True)
         }
 
-    def judged(
-        self, tensors: Mapping[str, Array], types: Mapping[str, str] | None = None
-    ) -> dict[str, Array]:
+    def judged(self, tensors: Mapping[str, Array], *, wide: bool = False) -> dict[str, Array]:
         """Leave out the elements that some output could not be judged at."""
-        rate = "float32" if types is None else WIDE
-        question = self.ask("", "", tensors=tensors, types=types, rate=rate)
+        question = self.ask("", "", tensors=tensors, wide=wide)
         weak = reduce(np.logical_or, (it.branch.weak for it in judgements(question)))
         if weak.ndim == 0:
             # One result of all elements: without the largest ones it may be judged.
             size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)
             if weak and size.size > 1:
                 smaller = size < np.max(size)
-                return self.judged({name: item[smaller] for name, item in tensors.items()}, types)
+                smaller_ones = {name: item[smaller] for name, item in tensors.items()}
+                return self.judged(smaller_ones, wide=wide)
             return dict(tensors)
         return {name: tensor[~weak] for name, tensor in tensors.items()}
 
@@ -129,22 +127,28 @@ class Author:
         *,
         count: int = COUNT,
         given: Attributes | None = None,
+        changed: Mapping[str, AttributeValue] = {},
         setting: Attributes | None = None,
+        turn: bool = True,
         shapes: Shapes = ((4,),),
-        narrow: Mapping[tuple[str, int], tuple[int, ...]] | None = None,
-        types: Mapping[Any, str] | None = None,
-        tensors: Mapping[Any, Given] | None = None,
+        narrow: Mapping[tuple[str, int], tuple[int, ...]] = {},
+        types: Mapping[Any, str] = {},
+        tensors: Mapping[Any, Given] = {},
         rate: str = "float32",
+        wide: bool = False,
         rate_value: float = _RATE,
         rank: Sequence[int] = (0,),
     ) -> WrittenCase:
         """Write a question down; what is not said is ordinary.
 
         Types and tensors are said for a tensor of all groups, or for one by its name and group;
-        ranks for the scalars in turn.
+        ranks for the scalars in turn; attributes as all that are given, or as those that change.
+        A wide question has everything in double. Settings take turns where none is said, or it is
+        the first one.
         """
+        if wide:
+            types, rate = self.double, WIDE
         inputs: list[Given] = [*self.scalars(count, rate_value, rate, rank)]
-        types, tensors, narrow = types or {}, tensors or {}, narrow or {}
         for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes)):
             place = tensor, group
             dtype = types.get(place, types.get(tensor, "float32"))
@@ -154,7 +158,8 @@ class Author:
             drawn = isinstance(value, RandomTensor)
             inputs.append(value if drawn else np.asarray(value, dtype))
         chosen = self.ordinary if given is None else given
-        return self.written(name, about, inputs, {**chosen, **(setting or next(self.turn))})
+        words = setting or (next(self.turn) if turn else self.settings[0])
+        return self.written(name, about, inputs, {**chosen, **changed, **words})
 
     def scalars(
         self, count: int, rate: float, dtype: str, ranks: Sequence[int] = (0,)

@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes, answers
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Attributes, Author, Shapes, answers
 from onnxopt_cli.cases.suites.space import whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
@@ -75,6 +75,11 @@ def conformance(operator: Operator) -> list[WrittenCase]:
     return [question for section in sections for question in section()]
 
 
+def _name(*words: object) -> str:
+    """Return the name of a question from its parts, numbers without a sign."""
+    return "_".join(it if isinstance(it, str) else f"{it}".replace("-", "minus_") for it in words)
+
+
 class _Questions(Author):
     """The questions about one operator, section by section."""
 
@@ -95,7 +100,7 @@ class _Questions(Author):
                 continue
             for setting in self.settings:
                 if setting != own:
-                    name = "_".join((question.name, *map(str, setting.values())))
+                    name = _name(question.name, *setting.values())
                     attributes = {**question.attributes, **setting}
                     yield replace(question, name=name, attributes=attributes)
 
@@ -104,11 +109,9 @@ class _Questions(Author):
         if not self.operator.counts:
             return
         for count in _COUNTS:
-            settings = self.settings if count in (0, 1) else [next(self.turn)]
-            for setting in settings:
-                words = "".join(f"_{word}" for word in setting.values())
-                name = f"T_{count}".replace("-", "minus_") + words
+            for setting in self.settings if count in (0, 1) else [next(self.turn)]:
                 about = f"T = {count}: catches a wrong comparison, shift or power of T."
+                name = _name("T", count, *setting.values())
                 yield self.ask(name, about, count=count, setting=setting)
         near_one = dict.fromkeys(self.numeric, float(np.nextafter(np.float32(1), np.float32(0))))
         for count in (2**24 + 1, 2**32 + 1, 2**32):
@@ -116,23 +119,18 @@ class _Questions(Author):
                 f"T = {count} with attributes just below 1, in double: catches a T that passes "
                 "through float32 or 32 bits, and powers that lose digits."
             )
-            yield self.ask(
-                f"T_{count}_near_one", about, count=count,
-                setting=self.settings[0] if count == 2**32 else None,
-                given=near_one, types=self.double, rate=WIDE,
-            )  # fmt: skip
+            name, turn = f"T_{count}_near_one", count != 2**32
+            yield self.ask(name, about, count=count, given=near_one, turn=turn, wide=True)
 
         ones = dict.fromkeys(self.numeric, 1.0)
         for count in (0, -1):
             about = f"T = {count} with every attribute 1: catches a correction where none is due."
-            name = f"T_{count}_all_one".replace("-", "minus_")
-            yield self.ask(name, about, count=count, given=ones)
+            yield self.ask(_name("T", count, "all_one"), about, count=count, given=ones)
         about = "T = 0 with two tensors: catches a count that changes between tensors."
         yield self.ask("T_0_two_tensors", about, count=0, shapes=[(3,), (2,)])
         for name, (word, value) in product(self.unlimited, (("at", COUNT), ("above", COUNT - 1))):
             about = f"{name} = {value}, T = {COUNT}: catches a wrong comparison of the two."
-            given = self.ordinary | {name: float(value)}
-            yield self.ask(f"T_{word}_{name}", about, given=given, setting=self.settings[0])
+            yield self.ask(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
 
     def attributes(self) -> Iterator[WrittenCase]:
         """Ask for every attribute: left out, alone, zero, and beyond its usual range."""
@@ -156,37 +154,41 @@ class _Questions(Author):
         for name, (least, largest) in self.limits.items():
             for word, value in (("least", least), ("largest", largest)):
                 about = f"{name} = {value:g}: catches a limit that is left out."
-                yield self.ask(f"{name}_{word}", about, given=self.ordinary | {name: value})
+                yield self.ask(f"{name}_{word}", about, changed={name: value})
         for name in self.each:
             apart = tuple(self.within(name, fraction) for fraction in (0.25, 0.75, 0.5))
             about = f"{name} for each tensor: catches one for all, and another order."
-            given = self.ordinary | {name: apart}
-            yield self.ask(f"{name}_each", about, given=given, shapes=[(4,), (2, 3), (5,)])
+            shapes: Shapes = [(4,), (2, 3), (5,)]
+            yield self.ask(f"{name}_each", about, changed={name: apart}, shapes=shapes)
         for name, (word, value) in product(self.unlimited, (("zero", 0.0), ("large", 25.0))):
             about = f"{name} = {value:g}: catches one that is clipped, replaced or ignored."
-            given = self.ordinary | {name: value}
-            yield self.judgeable(
-                self.ask(f"{name}_{word}", about, count=count, given=given) for count in (COUNT, 0)
-            )
+            yield self.early_or_late(f"{name}_{word}", about, {name: value})
         if self.unlimited:
             about = "Every attribute negative: catches values that are clipped or made positive."
-            given = self.ordinary | dict.fromkeys(self.unlimited, -0.5)
-            yield self.ask("all_negative", about, given=given)
+            yield self.ask("all_negative", about, changed=self.all_unlimited(-0.5))
+
+    def all_unlimited(self, value: float) -> Attributes:
+        """Return one value for every attribute that has no limits."""
+        return dict.fromkeys(self.unlimited, value)
+
+    def early_or_late(self, name: str, about: str, changed: Attributes) -> WrittenCase:
+        """Ask at the usual T, or at T = 0 where nothing could be judged there."""
+        return self.judgeable(
+            self.ask(name, about, count=count, changed=changed) for count in (COUNT, 0)
+        )
 
     def types(self) -> Iterator[WrittenCase]:
         """Ask for every mixture of element types."""
         about = "Everything in double: catches arithmetic or results in float32."
-        yield self.ask("double", about, types=self.double, rate=WIDE)
+        yield self.ask("double", about, wide=True)
         if self.unlimited:
             about = "In double, attributes below a half: catches 1 less one of them in float32."
-            given = self.ordinary | dict.fromkeys(self.unlimited, 0.2)
-            yield self.ask("double_below_half", about, types=self.double, rate=WIDE, given=given)
+            yield self.ask("double_below_half", about, changed=self.all_unlimited(0.2), wide=True)
         if len(self.required()) < len(self.ordinary):
             about = "In double, with what can be left out left out: catches defaults with more "
             yield self.ask(
-                "double_defaults", f"{about}digits than float32 has.",
-                types=self.double, rate=WIDE, given=self.required(), setting=self.settings[0],
-                tensors=self.combined((0.25, 1.0)),
+                "double_defaults", f"{about}digits than float32 has.", wide=True, turn=False,
+                given=self.required(), tensors=self.combined((0.25, 1.0)),
             )  # fmt: skip
         if self.rate:
             about = "in double, the tensors in float: catches outputs of another's type."
@@ -208,7 +210,7 @@ class _Questions(Author):
             yield self.ask(f"float_{self.first}", about, types=steps)
             if self.rate:
                 name = f"float_{self.first}_double_{self.rate}"
-                yield self.ask(name, about, types=steps, rate=WIDE, setting=self.settings[0])
+                yield self.ask(name, about, types=steps, rate=WIDE, turn=False)
         about = "A double tensor between two floats: catches one type for the whole node."
         middle = {(name, 1): WIDE for name in names}
         yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
@@ -236,18 +238,10 @@ class _Questions(Author):
             first, second = (it.name for it in self.operator.scalars[:2])
             for one, other, ranks_of_both in ((first, second, (1, 0)), (second, first, (0, 1))):
                 about = f"{one} of rank 1, {other} a scalar: catches one that is not read then."
-                setting = self.settings[0]
-                yield self.ask(f"{one}_of_rank_1", about, rank=ranks_of_both, setting=setting)
+                yield self.ask(f"{one}_of_rank_1", about, rank=ranks_of_both, turn=False)
         if any(map(self.operator.carries, self.operator.outputs)):
             about = "One double result of rank 2 for two tensors: catches another type and shape."
-            yield self.ask(
-                "carried_rank_2",
-                about,
-                rank=(2,),
-                rate=WIDE,
-                types=self.double,
-                shapes=[(3,), (2,)],
-            )
+            yield self.ask("carried_rank_2", about, rank=(2,), wide=True, shapes=[(3,), (2,)])
         if not self.stepped:
             return
         about = "Another tensor broadcast in each group, all in the last: catches outputs of its "
@@ -262,12 +256,8 @@ class _Questions(Author):
         skipped = len(self.operator.scalars)
         firsts = [*question.inputs][skipped : skipped + len(shapes)]
         small = {it: np.float32(0.2) * np.asarray(question.inputs[it]) for it in firsts}
-        yield replace(
-            question,
-            name=f"broadcast_small_{self.first}",
-            about=about,
-            inputs={**question.inputs, **small},
-        )
+        name, inputs = f"broadcast_small_{self.first}", {**question.inputs, **small}
+        yield replace(question, name=name, about=about, inputs=inputs)
 
     def narrowed(
         self, shape: tuple[int, ...], together: tuple[int, ...]
@@ -291,23 +281,19 @@ class _Questions(Author):
                 name = f"small_{small_names[0]}_defaults"
                 yield self.ask(name, about, tensors=tensors, given=self.required())
         for count, setting in product((0, 1) if self.operator.counts else (), self.settings):
-            words = "_".join(("small_step", f"T_{count}", *map(str, setting.values())))
-            yield self.ask(words, about, count=count, setting=setting, tensors=tensors)
-            yield self.ask(
-                f"{words}_defaults", about, count=count, setting=setting,
-                given=self.required(), tensors=tensors,
-            )  # fmt: skip
+            ask = partial(self.ask, about=about, count=count, setting=setting, tensors=tensors)
+            name = _name("small_step_T", count, *setting.values())
+            yield from (ask(name), ask(f"{name}_defaults", given=self.required()))
         if self.of_whole_tensors:
             about = (
                 "Another tensor zero in each group: catches norms of nothing that are something."
             )
             places = [(name, group) for group, name in enumerate(self.operator.tensors)]
             shapes, tensors = [(3,)] * len(places), dict.fromkeys(places, np.zeros(3))
-            setting = self.settings[0]
-            yield self.ask("zero_tensors", about, shapes=shapes, tensors=tensors, setting=setting)
+            yield self.ask("zero_tensors", about, shapes=shapes, tensors=tensors, turn=False)
         for name in self.operator.tensors:
             about = f"{name} is zero, and nothing else: catches a step that is left out for it."
-            yield self.ask(f"{name}_zero", about, tensors={name: zero}, setting=self.settings[0])
+            yield self.ask(f"{name}_zero", about, tensors={name: zero}, turn=False)
         for name in self.nonnegative:
             about = f"{name} is negative, what comes of it is not: catches one that is clipped."
             ordinary = self.tensor(name, 0, (4,))
@@ -346,14 +332,9 @@ class _Questions(Author):
             "cannot see."
         )
         for dtype in self.operator.dtypes:
-            ask = partial(
-                self.ask,
-                f"cancellation_{dtype}",
-                about,
-                types=dict.fromkeys(self.operator.tensors, dtype),
-                rate=dtype,
-                setting=self.settings[0],
-            )
+            types = dict.fromkeys(self.operator.tensors, dtype)
+            name = f"cancellation_{dtype}"
+            ask = partial(self.ask, name, about, types=types, rate=dtype, turn=False)
             x = np.zeros(4)
             for _ in range(60):
                 x = x - answers(ask(tensors={self.first: x}))[0].astype(float) / 2
@@ -366,12 +347,10 @@ class _Questions(Author):
             about = f"{self.rate} = NaN: catches one that is replaced."
             yield self.ask(f"nan_{self.rate}", about, rate_value=np.nan)
             # With weights between 0 and 1, right forms subtract infinity from itself.
-            given = self.ordinary | dict.fromkeys(self.unlimited, -0.5)
+            changed, setting = self.all_unlimited(-0.5), self.settings[-1]
             about = f"{self.rate} infinite: catches NaN where every right form is infinite."
-            yield self.ask(
-                f"infinite_{self.rate}", about,
-                rate_value=np.inf, given=given, setting=self.settings[-1],
-            )  # fmt: skip
+            name = f"infinite_{self.rate}"
+            yield self.ask(name, about, rate_value=np.inf, changed=changed, setting=setting)
         if not self.elementwise:
             yield from self._not_finite_alone()
             return
@@ -393,18 +372,13 @@ class _Questions(Author):
             tensors = {name: self.tensor(name, 0, (5,)) for name in self.operator.tensors}
             tensors[special][2] = value
             about = f"{value} in {special}: catches results that hide it, or spread it too far."
-            words = f"{value}".replace("-", "minus_")
-            yield self.ask(f"{words}_in_{special}", about, tensors=tensors)
+            yield self.ask(_name(value, "in", special), about, tensors=tensors)
 
     def wide_doubles(self) -> Iterator[WrittenCase]:
         """Ask for doubles that float32 cannot hold."""
         about = "Doubles that float32 cannot hold, R among them: catches a detour through it."
-        tensors = self.combined((16777217.0, 1 + 2**-40, 1e-60))
-        tensors = self.judged(tensors, types=self.double)
-        yield self.ask(
-            "wide_doubles", about,
-            types=self.double, rate=WIDE, rate_value=1 / 3, tensors=tensors,
-        )  # fmt: skip
+        tensors = self.judged(self.combined((16777217.0, 1 + 2**-40, 1e-60)), wide=True)
+        yield self.ask("wide_doubles", about, wide=True, rate_value=1 / 3, tensors=tensors)
 
     def large(self) -> Iterator[WrittenCase]:
         """Ask for tensors that are computed in blocks and vectors, with a rest."""
@@ -418,14 +392,9 @@ class _Questions(Author):
     ) -> RandomTensor:
         """Return random elements for a tensor, other ones in each group."""
         seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
-        uniform = name in self.nonnegative
-        return RandomTensor(
-            "uniform" if uniform else "normal",
-            seed,
-            shape,
-            np.dtype(dtype),
-            {"low": 0.01, "high": 4.0} if uniform else {},
-        )
+        if name in self.nonnegative:
+            return RandomTensor("uniform", seed, shape, np.dtype(dtype), {"low": 0.01, "high": 4.0})
+        return RandomTensor("normal", seed, shape, np.dtype(dtype))
 
     def thresholds(self) -> Iterator[WrittenCase]:
         """Ask for operands, attributes and what comes of them that are equal or nearly so."""
@@ -436,9 +405,8 @@ class _Questions(Author):
         }
         for word, value in (("half", 0.5), ("two", 2.0)):
             about = f"Attributes {value}, tensors powers of two: catches wrong comparisons of any."
-            given = self.ordinary | dict.fromkeys(self.unlimited, value)
-            name = f"powers_of_two_{word}"
-            yield self.ask(name, about, given=given, tensors=even, setting=self.settings[0])
+            name, changed = f"powers_of_two_{word}", self.all_unlimited(value)
+            yield self.ask(name, about, changed=changed, tensors=even, turn=False)
         if self.of_whole_tensors:
             about = "Tensors of rising size: catches a wrong comparison of what comes of them all."
             scales = 0.05 * 1.4 ** np.arange(14)
@@ -446,8 +414,8 @@ class _Questions(Author):
                 (name, group): scale * self.tensor(name, 0, (3,))
                 for name, (group, scale) in product(self.operator.tensors, enumerate(scales))
             }
-            shapes, setting = [(3,)] * len(scales), self.settings[0]
-            yield self.ask("rising_sizes", about, shapes=shapes, tensors=tensors, setting=setting)
+            shapes = [(3,)] * len(scales)
+            yield self.ask("rising_sizes", about, shapes=shapes, tensors=tensors, turn=False)
 
     def norms(self) -> Iterator[WrittenCase]:
         """Ask for steps whose length depends on all elements, as by a norm."""
@@ -480,8 +448,7 @@ class _Questions(Author):
         """Ask for the values of each dimension alone; the suite ``space`` asks for two at once."""
         for shape in _ALONE:
             about = f"One tensor of shape {list(shape)}: catches one that is taken for another."
-            words = "_".join(map(str, shape)) or "scalar"
-            yield self.of_shapes(f"shape_{words}", about, [shape])
+            yield self.of_shapes(_name("shape", *shape or ("scalar",)), about, [shape])
         about = "Tensors around the lengths of vectors: catches another last element."
         yield self.of_shapes("lengths", about, [(length,) for length in _LENGTHS])
         about = "Matrices as high or wide as tiles: catches another last row or column."
@@ -495,11 +462,11 @@ class _Questions(Author):
         for whole, shape in narrow if self.stepped else ():
             beside = f"{list(shape)} beside {list(whole)}"
             about = f"Operands of shape {beside}: catches another direction."
-            words = "_".join(map(str, shape)) or "scalar"
-            yield self.ask(
-                f"broadcast_{words}", about,
-                shapes=[whole] * (len(self.stepped) + 1), narrow=self.narrowed(shape, shape),
-            )  # fmt: skip
+            name, shapes = (
+                _name("broadcast", *shape or ("scalar",)),
+                [whole] * (len(self.stepped) + 1),
+            )
+            yield self.ask(name, about, shapes=shapes, narrow=self.narrowed(shape, shape))
         for special in self.operator.tensors:
             about = f"Doubles far beyond float32 in {special}: catches one that comes through it."
             values = np.array(_BEYOND)
@@ -517,15 +484,10 @@ class _Questions(Author):
         for name in self.unlimited:
             for word, value in (("one", 1.0), ("minus_one", -1.0)):
                 about = f"{name} = {value:g}: catches one that is taken for ordinary, or left out."
-                given = self.ordinary | {name: value}
-                yield self.judgeable(
-                    self.ask(f"{name}_{word}", about, count=count, given=given)
-                    for count in (COUNT, 0)
-                )
+                yield self.early_or_late(f"{name}_{word}", about, {name: value})
             for word, value in (("small", 1.0000047e-4), ("tiny", 1.0000047e-6)):
                 about = f"{name} = {value:g}, tensors small and large: catches one taken for zero."
-                given = self.ordinary | {name: value}
-                yield self.ask(f"{name}_{word}", about, given=given, tensors=scaled)
+                yield self.ask(f"{name}_{word}", about, changed={name: value}, tensors=scaled)
 
     def of_shapes(self, name: str, about: str, shapes: Shapes) -> WrittenCase:
         """Ask for tensors of these shapes, random ones where they are large."""
@@ -552,9 +514,9 @@ def ranks(author: Author) -> Iterator[WrittenCase]:
     for name, (word, fraction, values, what) in product(author.limits, layers):
         about = f"{what}: catches another rank, and another comparison with it."
         zero = dict.fromkeys(author.operator.tensors, np.zeros(len(values)))
-        given = author.ordinary | {name: author.within(name, fraction)}
+        changed = {name: author.within(name, fraction)}
         tensors = zero | {author.first: np.array(values, float)}
-        yield author.ask(f"{name}_{word}", about, given=given, tensors=tensors)
+        yield author.ask(f"{name}_{word}", about, changed=changed, tensors=tensors)
 
 
 def refusals(author: Author) -> Iterator[WrittenCase]:

@@ -74,15 +74,17 @@ def _body(trajectory: Trajectory) -> onnx.GraphProto:
     step = trajectory.model
     node = step.graph.node[0]
     fresh = UniqueNames(step)
-    inside = {name: fresh(f"{name}_now") for name in (*node.input, *node.output)}
+    fed_back = trajectory.feedback.values()
+    anew = {*trajectory.counted, *trajectory.series, *trajectory.derived, *fed_back}
+    changing = [name for name in node.input if name in anew]
+    inside = {name: fresh(f"{name}_now") for name in (*changing, *node.output)}
     nodes = list(_inputs_of_step(trajectory, inside, fresh))
     own = onnx.NodeProto()
     own.CopyFrom(node)
-    own.input[:] = [inside[name] if _changes(trajectory, name) else name for name in node.input]
+    own.input[:] = [inside.get(name, name) for name in node.input]
     own.output[:] = [inside[name] for name in node.output]
     nodes += [own, helper.make_node("Identity", [_GOING], [_GOES_ON])]
     declared = {value.name: value for value in (*step.graph.input, *step.graph.output)}
-    fed_back = trajectory.feedback.values()
     carried = [
         helper.make_node("Identity", [inside[name]], [fresh(f"{taken}_next")])
         for name, taken in trajectory.feedback.items()
@@ -104,17 +106,9 @@ def _body(trajectory: Trajectory) -> onnx.GraphProto:
             *(_with_shape(declared[name], inside[name]) for name in node.output),
         ],
         value_info=[
-            _with_shape(declared[name], inside[name])
-            for name in node.input
-            if _changes(trajectory, name) and name not in fed_back
+            _with_shape(declared[name], inside[name]) for name in changing if name not in fed_back
         ],
     )
-
-
-def _changes(trajectory: Trajectory, name: str) -> bool:
-    """Tell whether an input has a value of its own in each step."""
-    anew = (*trajectory.counted, *trajectory.series, *trajectory.derived)
-    return name in anew or name in trajectory.feedback.values()
 
 
 def _inputs_of_step(

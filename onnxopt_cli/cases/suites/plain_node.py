@@ -79,6 +79,7 @@ def plain_pair(
     ordinary: Attributes = {**author.ordinary, **first}
     kept = {it.name: ordinary[it.name] for it in operator.attributes if it.required}
     kept.update(_allowed(operator, node, groups))
+    scalars = {it.name for it in operator.scalars}
     # Some operators do something in certain steps only.
     attempts: list[tuple[Attributes, bool, int | None]] = [
         (kept, True, None),
@@ -89,11 +90,10 @@ def plain_pair(
         try:
             operands = _operands(author, given, groups, count, keep=keep)
             with np.errstate(all="ignore"):
-                others = {
-                    name: value
-                    if name in operator.input_names(1)[: len(operator.scalars)]
-                    else np.asarray(value * _FACTOR, value.dtype)
+                others = operands | {
+                    name: np.asarray(value * _FACTOR, value.dtype)
                     for name, value in operands.items()
+                    if name not in scalars
                 }
             pair = _plain(operator, attributes, operands), _plain(operator, attributes, others)
         except NodeError:
@@ -113,10 +113,7 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
         if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
             continue
         alike = first.shape == second.shape and _same(first, second)
-        copied = any(
-            is_an_input(value, node.inputs)
-            for value, node in zip((first, second), pair, strict=True)
-        )
+        copied = is_an_input(first, pair[0].inputs) or is_an_input(second, pair[1].inputs)
         if right.size and np.isfinite(right).all() and not alike and not copied:
             return True
     return False

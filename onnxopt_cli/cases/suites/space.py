@@ -251,6 +251,8 @@ class _Design:
         tensor["double"] = _mixtures(operator.tensors)
         tensor |= {f"values of {name}": _DRAWN for name in operator.tensors}
         self._node, self._tensor = node, tensor
+        self._double = list(tensor).index("double")
+        self._carried = any(map(operator.carries, operator.outputs))
         sizes = [len(levels) for levels in chain(node.values(), tensor.values())]
         self._sizes = np.array(sizes)
         # The number of tensors is the first dimension.
@@ -284,11 +286,10 @@ class _Design:
         # Of many, some come right by chance.
         number = _GROUPS if len(shapes) <= _FEW else 1
         rows = [self._group(node, chosen, shape, extremes, number) for shape in shapes]
-        operator = self._author.operator
-        if any(map(operator.carries, operator.outputs)):
+        if self._carried:
             # A sum over tensors of unlike types may be rounded to any of them, and of unlike
             # sizes only the largest are seen.
-            double = list(self._tensor).index("double")
+            double = self._double
             calm = self.random.random_sample() < _CALM.get(len(shapes), _CALM_MANY)
             for row in rows:
                 row[double] = rows[0][double]
@@ -309,12 +310,11 @@ class _Design:
                 given = chosen[item.name]
                 attributes[item.name] = np.float64(item.default if given == _LEFT_OUT else given)
         plain = [self._author.tensor(name, 0, (5,)) for name in operator.tensors]
-        # What is carried from tensor to tensor tells by itself.
-        carried = any(map(operator.carries, operator.outputs))
         with np.errstate(all="ignore"):
             one, other = (
                 operator.formula(
-                    *(scalar * (by if carried else 1) for scalar in scalars),
+                    # What is carried from tensor to tensor tells by itself.
+                    *(scalar * (by if self._carried else 1) for scalar in scalars),
                     *(tensor * by for tensor in plain),
                     **attributes,
                 )
@@ -345,12 +345,11 @@ class _Design:
         narrow = rows[:, 1 : 1 + len(self._author.stepped)]
         if not chosen["broadcasting"]:
             narrow[:] = 0
-        double = list(self._tensor).index("double")
         if not chosen["doubles"]:
-            rows[:, double] = 0
+            rows[:, self._double] = 0
         else:
-            most = self._sizes[len(self._node) + double]
-            rows[:, double] = 1 + self.random.randint(most - 1, size=len(rows))
+            most = self._sizes[len(self._node) + self._double]
+            rows[:, self._double] = 1 + self.random.randint(most - 1, size=len(rows))
         for level in range(1, len(_NARROW)):
             if _narrowed(shape, level) is None:
                 narrow[narrow == level] = 0
@@ -411,10 +410,8 @@ class _Design:
         level = _NARROW.index(group.get(f"shape of {name}", _NARROW[0]))
         own = _narrowed(shape, level)
         own = shape if own is None else own
-        dtype, style = (
-            np.dtype(WIDE if name in group["double"] else "float32"),
-            _DRAWN.index(group[f"values of {name}"]),
-        )
+        dtype = np.dtype(WIDE if name in group["double"] else "float32")
+        style = _DRAWN.index(group[f"values of {name}"])
         nonnegative = name in self._author.nonnegative
         # What is drawn is never infinite.
         wide = (

@@ -65,16 +65,11 @@ def _conformance(suite: str) -> list[WrittenCase]:
 
 def suites() -> dict[str, Suite]:
     """Return our suites by name; each operator is in the one that it says, or of its domain."""
+    whole = "what a wrong implementation fails, over the whole space of inputs"
+    named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{
-            suite: Suite(
-                "what a wrong implementation fails, over the whole space of inputs",
-                partial(_conformance, suite),
-                "6",
-            )
-            for suite in dict.fromkeys(operator.suite_name for operator in OPERATORS)
-        },
+        **{suite: Suite(whole, partial(_conformance, suite), "6") for suite in named},
         "trajectories": Suite(
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),

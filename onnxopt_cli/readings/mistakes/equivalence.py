@@ -26,9 +26,7 @@ def equivalent(operator: Operator, implementation: Implementation) -> bool:
     compared: what differs only there is equivalent, since the specification does not say.
     """
     return all(
-        differences is not None and not any(np.any(difference) for difference in differences)
-        for probe in probes(operator)
-        for differences in [_differences(probe, implementation.run(probe.call))]
+        _agrees(_differences(probe, implementation.run(probe.call))) for probe in probes(operator)
     )
 
 
@@ -51,7 +49,7 @@ def distinguishing_input(
         if not probe.dense and probe.call.size >= enough:
             continue
         differences = _differences(probe, implementation.run(probe.call))
-        if differences is not None and not any(np.any(difference) for difference in differences):
+        if _agrees(differences):
             continue
         far = max((float(np.max(it, initial=0)) for it in differences or ()), default=_PLAIN)
         wholes.append((-min(far, _PLAIN), probe.call.size, probe.call))
@@ -68,9 +66,13 @@ def distinguishing_input(
             break
         alone = Probe(call, tuple(evaluate(call)), dense=True, finite=True)
         differences = _differences(alone, implementation.run(call))
-        if differences is not None and any(np.any(difference) for difference in differences):
+        if differences is not None and not _agrees(differences):
             return _described(call)
     return _described(min(wholes, key=lambda item: item[:2])[2]) if wholes else None
+
+
+def _agrees(differences: list[Array] | None) -> bool:
+    return differences is not None and not any(map(np.any, differences))
 
 
 def _differences(probe: Probe, outputs: list[Array]) -> list[Array] | None:

@@ -51,14 +51,15 @@ def generated(operator: Operator) -> Iterator[Implementation]:
 def _wrong_operands(operator: Operator) -> Iterator[Implementation]:
     for name, integer in ((it.name, "int64" in it.dtypes) for it in operator.scalars):
         rows: Rows = {f"{name} taken as 1": np.ones_like, f"{name} negated": np.negative}
-        counts: Rows = {
-            f"{name} taken as 0": np.zeros_like,
-            f"{name} + 1": lambda value: value + 1,
-            f"{name} - 1": lambda value: value - 1,
-            f"magnitude of {name}": np.abs,
-        }
-        rates: Rows = {f"{name} squared": np.square, f"root of {name}": np.sqrt}
-        rows = {**rows, **(counts if integer else rates)}
+        if integer:
+            rows |= {
+                f"{name} taken as 0": np.zeros_like,
+                f"{name} + 1": lambda value: value + 1,
+                f"{name} - 1": lambda value: value - 1,
+                f"magnitude of {name}": np.abs,
+            }
+        else:
+            rows |= {f"{name} squared": np.square, f"root of {name}": np.sqrt}
         yield from _operand(operator, name, "Every tensor sees it so.", rows)
     yield from _exchanged(operator, operator.tensors)
     for name in operator.tensors:
@@ -250,11 +251,9 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
                     for dtype in (_FLOAT32, *_HALVES.values())}  # fmt: skip
         yield from _rows(_BEFORE, partial(_scalar, position), rows)
     about = "0.999 is taken for the double next to it, and not for the float32 that a node holds."
-    for which, hook in (
-        ("attributes", _each_attribute),
-        ("defaults", partial(_each_attribute, only_defaults=True)),
-    ):
-        yield from _rows(about, hook, {f"{which} not rounded to float32": _decimal})
+    yield from _rows(about, _each_attribute, {"attributes not rounded to float32": _decimal})
+    of_defaults = partial(_each_attribute, only_defaults=True)
+    yield from _rows(about, of_defaults, {"defaults not rounded to float32": _decimal})
     yield Implementation(
         "attributes combined in float32",
         "What follows from attributes alone, as 1 - alpha, is rounded to float32.",
@@ -287,12 +286,11 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
         about = "An integer in a formula makes its result double."
         yield from _rows(about, _outputs, rows)
     rows = {
-        f"all tensors rounded to the type of {operator.tensors[0]}": lambda groups: tuple(
-            tuple(tensor.astype(group[0].dtype).astype(tensor.dtype) for tensor in group)
-            for group in groups
+        f"all tensors rounded to the type of {operator.tensors[0]}": lambda tensor, first: (
+            tensor.astype(first.dtype).astype(tensor.dtype)
         )
     }
-    yield from _rows(f"{_BEFORE[:-1]}, in a node with types of both kinds.", regrouped, rows)
+    yield from _rows(f"{_BEFORE[:-1]}, in a node with types of both kinds.", _each_beside, rows)
 
 
 def _promoted_types(_: Operator) -> Iterator[Implementation]:
@@ -323,12 +321,10 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
         rows = {
             "all tensors but the first left out": lambda groups: groups[:1],
             "last of several tensors left out": lambda groups: groups[: max(len(groups) - 1, 1)],
-            "last element of each tensor left out": lambda groups: tuple(
-                tuple(np.broadcast_to(tensor, group[0].shape).ravel()[:-1] for tensor in group)
-                for group in groups
-            ),
         }
         yield from _rows("They do not count.", regrouped, rows)
+        rows = {"last element of each tensor left out": lambda it, first: _full(it, first)[:-1]}
+        yield from _rows("They do not count.", _each_beside, rows)
 
 
 # Hooks around the formula: what it is given and what it returns for a group, by name.
@@ -363,11 +359,10 @@ def _operand(operator: Operator, name: str, about: str, rows: Rows) -> Iterator[
 
 def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementation]:
     """Take two operands for each other."""
-    rows = {f"{one} and {other} exchanged": (one, other) for one, other in combinations(names, 2)}
+    rows = {f"{a} and {b} exchanged": {a: b, b: a} for a, b in combinations(names, 2)}
 
-    def before(pair: tuple[str, str], operands: Operands) -> Operands:
-        one, other = pair
-        return operands | {one: operands[other], other: operands[one]}
+    def before(places: dict[str, str], operands: Operands) -> Operands:
+        return operands | {name: operands[other] for name, other in places.items()}
 
     return _around(operator, "Each is taken for the other.", rows, before)
 
@@ -416,18 +411,20 @@ def regrouped(change: Callable[[Groups], Groups]) -> Compute:
     return lambda call: evaluate(replace(call, groups=change(call.groups)))
 
 
+def _each_beside(change: Callable[[Array, Array], Array]) -> Compute:
+    """Change each tensor, given the first one of its group."""
+    return regrouped(
+        lambda groups: tuple(tuple(change(it, group[0]) for it in group) for group in groups)
+    )
+
+
 def _each_tensor(change: Callable[[Array], Array]) -> Compute:
-    return regrouped(lambda groups: tuple(tuple(map(change, group)) for group in groups))
+    return _each_beside(lambda tensor, _: change(tensor))
 
 
 def _filled(fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
     """Fill in operands that do not have the shape of their group's first tensor."""
-    return regrouped(
-        lambda groups: tuple(
-            tuple(it if it.shape == first.shape else fill(it, first.shape) for it in (first, *rest))
-            for first, *rest in groups
-        )
-    )
+    return _each_beside(lambda it, first: it if it.shape == first.shape else fill(it, first.shape))
 
 
 def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:
@@ -514,7 +511,7 @@ def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Com
 def _elements_kept(elements: Callable[[int], slice]) -> Compute:
     def changed(new: Array, like: Array, first: Array) -> Array:
         kept = elements(new.size)
-        new.flat[kept] = np.broadcast_to(like, first.shape).ravel()[kept]
+        new.flat[kept] = _full(like, first)[kept]
         return new
 
     return _each_place(changed)
@@ -575,6 +572,11 @@ def _sources(call: Call[Array]) -> list[tuple[Array, Array]]:
     return [(inputs[like], inputs[base]) for like, base in call.operator.places(len(call.groups))]
 
 
+def _full(tensor: Array, first: Array) -> Array:
+    """Return the elements of a tensor that broadcasts to the first one of its group, in order."""
+    return np.broadcast_to(tensor, first.shape).ravel()
+
+
 def _interleaved(groups: Groups) -> Groups:
     flat = [tensor for members in zip(*groups, strict=True) for tensor in members]
     size = len(groups[0])
@@ -593,10 +595,7 @@ def _first_in_double(call: Call[Array], outputs: list[Array]) -> list[Array]:
 
 def _joined(call: Call[Array]) -> list[Array]:
     """Compute all groups as one that holds all elements; the types are those of the first."""
-    full = [
-        [np.broadcast_to(tensor, group[0].shape).ravel() for tensor in group]
-        for group in call.groups
-    ]
+    full = [[_full(tensor, group[0]) for tensor in group] for group in call.groups]
     joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
     attributes = {
         name: value[:1] if isinstance(value, tuple) else value

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 
 from onnxopt_cli.formula.operator import Operator
@@ -23,6 +22,8 @@ _FUNCTIONS = ("sqrt", "square", "abs", "cbrt", "exp", "sign")
 
 #: What changed, and the node that takes the place of the old one.
 Change = tuple[str, ast.expr]
+#: Puts another expression in the place of one.
+Put = Callable[[ast.expr], None]
 
 
 @cache
@@ -38,18 +39,18 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
     choices = [choice for attribute in operator.attributes for choice in attribute.choices]
     found: dict[str, Implementation] = {}
     original = ast.unparse(tree)
-    for place in _places(tree, choices):
-        before = place.text()
-        for about, expression in place.changes():
-            place.put(expression)
+    for statement, node, put, known in _places(tree):
+        before = _text(statement)
+        for about, expression in _changes(node, known, choices):
+            put(expression)
             source = ast.unparse(tree)
             if source != original and source not in found:
                 found[source] = Implementation(
-                    name=f"{place.text()}, not {before}",
+                    name=f"{_text(statement)}, not {before}",
                     about=about,
                     change=lru_cache(partial(_compiled, source)),
                 )
-        place.put(place.node)
+        put(node)
     return tuple(found.values())
 
 
@@ -60,52 +61,41 @@ def _compiled(source: str, formula: Formula) -> Formula:
     return compile_tree(tree, formula)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """An expression in a statement, and how to exchange it.
+def _text(statement: ast.stmt) -> str:
+    """Return a statement in one line, an if without its branches."""
+    if isinstance(statement, ast.If):
+        return f"if {ast.unparse(statement.test)}"
+    return ast.unparse(statement)
 
-    Attributes:
-        statement: the statement, as it is shown.
+
+def _changes(node: ast.expr, known: Sequence[str], choices: Sequence[str]) -> Iterator[Change]:
+    """Yield everything that may stand in an expression's place; some may be what is there.
+
+    Args:
         node: the expression.
-        put: puts another one in its place.
-        names: the numbers that have a name there.
+        known: names of the numbers that have one there.
         choices: the strings that attributes may be.
     """
-
-    statement: ast.stmt
-    node: ast.expr
-    put: Callable[[ast.expr], None]
-    names: tuple[str, ...]
-    choices: list[str]
-
-    def text(self) -> str:
-        """Return the statement in one line, an if without its branches."""
-        if isinstance(self.statement, ast.If):
-            return f"if {ast.unparse(self.statement.test)}"
-        return ast.unparse(self.statement)
-
-    def changes(self) -> Iterator[Change]:
-        """Yield everything that may stand in the place; some may be what is there."""
-        node, text = self.node, ast.unparse(self.node)
-        named = text in self.names
-        names = [(f"{text} became {it}.", ast.Name(it, ast.Load())) for it in self.names]
-        numbers = [(f"{text} became {it}.", ast.Constant(it)) for it in _NUMBERS]
-        match node:
-            case ast.BinOp():
-                yield from _binary_changes(node)
-            case ast.Compare():
-                yield from _comparison_changes(node)
-            case ast.Call():
-                yield from _call_changes(node)
-            case ast.Name() if named:
-                yield from (*names, *numbers)
-            case ast.Constant(value=str()):
-                yield from ((f"{text} became {it!r}.", ast.Constant(it)) for it in self.choices)
-            case ast.Constant():
-                yield from (*numbers, *names)
-        if named or isinstance(node, ast.BinOp | ast.Call):
-            yield f"{text} became negative.", ast.UnaryOp(ast.USub(), node)
-            yield f"{text} was squared.", ast.BinOp(node, ast.Mult(), node)
+    text = ast.unparse(node)
+    named = text in known
+    names = [(f"{text} became {it}.", ast.Name(it, ast.Load())) for it in known]
+    numbers = [(f"{text} became {it}.", ast.Constant(it)) for it in _NUMBERS]
+    match node:
+        case ast.BinOp():
+            yield from _binary_changes(node)
+        case ast.Compare():
+            yield from _comparison_changes(node)
+        case ast.Call():
+            yield from _call_changes(node)
+        case ast.Name() if named:
+            yield from (*names, *numbers)
+        case ast.Constant(value=str()):
+            yield from ((f"{text} became {it!r}.", ast.Constant(it)) for it in choices)
+        case ast.Constant():
+            yield from (*numbers, *names)
+    if named or isinstance(node, ast.BinOp | ast.Call):
+        yield f"{text} became negative.", ast.UnaryOp(ast.USub(), node)
+        yield f"{text} was squared.", ast.BinOp(node, ast.Mult(), node)
 
 
 def _binary_changes(node: ast.BinOp) -> Iterator[Change]:
@@ -144,8 +134,8 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
             yield "The branches were exchanged.", exchanged
 
 
-def _places(tree: ast.FunctionDef, choices: list[str]) -> Iterator[_Place]:
-    """Yield every expression of the function with the names that are assigned before it."""
+def _places(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
+    """Yield every expression: its statement, itself, what exchanges it, and the names before it."""
     arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
     texts = {
         node.left.id
@@ -158,7 +148,7 @@ def _places(tree: ast.FunctionDef, choices: list[str]) -> Iterator[_Place]:
     for statement in _statements(tree.body):
         fields = tuple(it for it in ("test", "value") if it in statement._fields)
         for node, put in _expressions(statement, fields):
-            yield _Place(statement, node, put, tuple(names), choices)
+            yield statement, node, put, names
         if isinstance(statement, ast.Assign):
             targets = (it.id for it in statement.targets if isinstance(it, ast.Name))
             names += [it for it in targets if it not in names]
@@ -171,21 +161,15 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(getattr(statement, within, []))
 
 
-def _expressions(
-    parent: ast.AST, fields: tuple[str, ...]
-) -> Iterator[tuple[ast.expr, Callable[[ast.expr], None]]]:
+def _expressions(parent: ast.AST, fields: tuple[str, ...]) -> Iterator[tuple[ast.expr, Put]]:
     """Yield every expression, with what puts another one in its place."""
     for field in fields:
         value = getattr(parent, field)
         several = isinstance(value, list)
         for index, child in enumerate(value if several else [value]):
             if isinstance(child, ast.expr):
-                put = (
-                    partial(value.__setitem__, index)
-                    if several
-                    else partial(setattr, parent, field)
-                )
-                yield child, put
+                in_field = partial(setattr, parent, field)
+                yield child, partial(value.__setitem__, index) if several else in_field
                 # A function's name is no operand.
                 inner = ("args",) if isinstance(child, ast.Call) else child._fields
                 yield from _expressions(child, inner)
