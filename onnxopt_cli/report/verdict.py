@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 from typing import TypeVar
 
 from onnxopt_cli.backends.specification import declared_math
@@ -110,7 +111,7 @@ def outcome_columns(
 
 def in_words(counts: Mapping[Word, int]) -> str:
     """Return counts as text: ``285 pass, 7 skip``."""
-    return ", ".join(f"{count} {word}" for word, count in counts.items())
+    return ", ".join(f"{number} {word}" for word, number in counts.items())
 
 
 def tallies(record: RunRecord) -> list[Tally]:
@@ -132,11 +133,7 @@ def tallies(record: RunRecord) -> list[Tally]:
 
 def failures(record: RunRecord) -> list[Result]:
     """Return the results that are not as expected, without those that were never run."""
-    return [
-        result
-        for result in record.results
-        if not result.conforms and result.outcome is not Outcome.NOT_RUN
-    ]
+    return [it for it in record.results if not it.conforms and it.outcome is not Outcome.NOT_RUN]
 
 
 def by_kind(failed: Sequence[Result]) -> list[Result]:
@@ -144,14 +141,8 @@ def by_kind(failed: Sequence[Result]) -> list[Result]:
 
     First comes one of each backend, operator and outcome, then a second of each, and so on.
     """
-    seen: Counter[tuple[object, ...]] = Counter()
-    ranks = []
-    for result in failed:
-        kind = result.backend, result.operators, result.outcome
-        ranks.append(seen[kind])
-        seen[kind] += 1
-    order = sorted(range(len(failed)), key=ranks.__getitem__)
-    return [failed[index] for index in order]
+    seen: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
+    return sorted(failed, key=lambda it: next(seen[it.backend, it.operators, it.outcome]))
 
 
 def badge_report(record: RunRecord) -> str:
