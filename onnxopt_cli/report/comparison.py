@@ -144,19 +144,15 @@ def _by_case(record: RunRecord) -> dict[tuple[str, str], Result]:
 
 def _changes(before: Result | None, now: Result | None) -> Iterator[Change]:
     there = now or before
-    if there is None:
-        return
-    case, backend = there.case, there.backend
     was, is_now = (_word(before), _word(now))
-    if was != is_now:
-        yield Change(_direction(before, now), case, backend, "outcome", was, is_now)
-        return
-    if before is None or now is None:
-        return
-    old = {diff.name: diff for diff in before.diffs}
-    for diff in now.diffs:
-        if diff.name in old:
-            yield from _accuracy(case, backend, old[diff.name], diff)
+    if there and was != is_now:
+        direction = _direction(before, now)
+        yield Change(direction, there.case, there.backend, "outcome", was, is_now)
+    elif before and now:
+        old = {diff.name: diff for diff in before.diffs}
+        for diff in now.diffs:
+            if diff.name in old:
+                yield from _accuracy(now.case, now.backend, old[diff.name], diff)
 
 
 def _word(result: Result | None) -> str:
