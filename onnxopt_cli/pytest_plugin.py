@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from onnxopt_cli.core.case import Case
     from onnxopt_cli.core.result import Result
+
+    _Asked: TypeAlias = tuple[Sequence[Case], Sequence[str], Mapping[str, str]]
 
 _MARKER = "onnxopt"
 # How long to look for what explains failures: of one case, and of all together.
@@ -56,12 +58,12 @@ def pytest_collection_modifyitems(
     targets = config.getoption("--onnxopt")
     if not targets:
         return
-    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, **_asked(config))
+    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, asked=_asked(config))
     items += session.genitems(root)
 
 
-def _asked(config: pytest.Config) -> dict[str, Any]:
-    """Return what the options ask for: the cases, the backends, and what is not there.
+def _asked(config: pytest.Config) -> _Asked:
+    """Return what the options ask for: the cases, the backends, and why which capability lacks.
 
     Raises:
         pytest.UsageError: if one is wrong.
@@ -82,24 +84,15 @@ def _asked(config: pytest.Config) -> dict[str, Any]:
     except api.OnnxoptError as error:
         words = "; ".join(filter(None, (error.message, error.hint)))
         raise pytest.UsageError(f"--onnxopt: {words}") from None
-    return {"cases": cases, "backends": [*dict.fromkeys(backends)], "without": without}
+    return cases, [*dict.fromkeys(backends)], without
 
 
 class _Cases(pytest.Collector):
     """All cases, and what is known of them so far."""
 
-    def __init__(
-        self,
-        *,
-        cases: Sequence[Case],
-        backends: Sequence[str],
-        without: Mapping[str, str],
-        **others: Any,
-    ) -> None:
+    def __init__(self, *, asked: _Asked, **others: Any) -> None:
         super().__init__(**others)
-        self.cases = cases
-        self._backends = backends
-        self._without = without
+        self.cases, self._backends, self._without = asked
         self.results: list[Result] = []
         self.explain_seconds = _EXPLAIN_SECONDS_IN_ALL
 
@@ -128,8 +121,7 @@ class CaseItem(pytest.Item):
         super().__init__(**others)
         self._case = case
         self._backend = backend
-        for word in (*(case.operators or ()), *case.tags):
-            self.keywords[word] = True
+        self.keywords.update(dict.fromkeys((*(case.operators or ()), *case.tags), True))
 
     def runtest(self) -> None:
         """Run the case; see pytest."""

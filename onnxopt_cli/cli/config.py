@@ -16,7 +16,6 @@ def command(context: click.Context, profile: str | None) -> int:
     \b
     onnxopt config --profile ci
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from rich.table import Table
     from rich.text import Text
 
     from onnxopt_cli.cli.configuration import (
@@ -27,6 +26,7 @@ def command(context: click.Context, profile: str | None) -> int:
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.cli.shared_options import no_profile
     from onnxopt_cli.core.text import printable
+    from onnxopt_cli.report.terminal import plain_table
 
     found = configuration_here(context)
     if found is None:
@@ -38,17 +38,15 @@ def command(context: click.Context, profile: str | None) -> int:
         with click.Context(each, context.parent) as inner:
             # Says which values are not what the options take.
             apply_configuration(inner, found, profile)
-    rows = [(name, value, place) for name, (value, place) in found.chosen(profile).items()]
-    rows += [
-        (f"-b {name}", text, found.place("backends", name)) for name, text in found.backends.items()
+    chosen = found.chosen(profile)
+    for name, text in found.backends.items():
+        chosen[f"-b {name}"] = text, found.place("backends", name)
+    rows = [
+        (name, ", ".join(map(str, value if isinstance(value, list) else [value])), Path(place).name)
+        for name, (value, place) in chosen.items()
     ]
-    table = Table("option", "value", "from", box=None, pad_edge=False)
-    for option, value, place in rows:
-        said = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        row = (option, said, Path(place).name)
-        table.add_row(*(Text(printable(it), overflow="fold") for it in row))
     stdout().print(Text(f"configuration: {printable(str(found.path))}", "bold"))
-    stdout().print(table)
+    stdout().print(plain_table(rows, ("option", "value", "from")))
     others = [name for name in found.profiles if name != profile]
     if others:
         stdout().print(Text(f"other profiles: {printable(', '.join(others))}", "dim"))

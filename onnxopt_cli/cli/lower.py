@@ -99,17 +99,13 @@ def _summary(lowering: LoweredModel) -> str:
     from collections import Counter
 
     counts = Counter(lowering.replaced)
-    if not counts:
-        return "nothing to lower: no operator with a formula occurs; written as it was" + _strange(
-            lowering.model
-        )
-    opset = max(e.version for e in lowering.model.opset_import if e.domain in ("", "ai.onnx"))
-    operators = ", ".join(f"{name} {count}" for name, count in counts.items())
-    nodes = "node" if counts.total() == 1 else "nodes"
-    return (
-        f"lowered {counts.total()} {nodes} ({operators}) with {lowering.primitives} primitive "
-        f"nodes, opset {opset}" + _strange(lowering.model)
-    )
+    said = "nothing to lower: no operator with a formula occurs; written as it was"
+    if counts:
+        opset = max(e.version for e in lowering.model.opset_import if e.domain in ("", "ai.onnx"))
+        operators = ", ".join(f"{name} {count}" for name, count in counts.items())
+        nodes = f"{counts.total()} node{'s' * (counts.total() != 1)} ({operators})"
+        said = f"lowered {nodes} with {lowering.primitives} primitive nodes, opset {opset}"
+    return said + _strange(lowering.model)
 
 
 def _strange(model: onnx.ModelProto) -> str:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -281,19 +282,15 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
         UsageError: if two of them contradict each other.
     """
     from onnxopt_cli import api
-    from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Tolerance, Ulps
+    from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Tolerance, Ulps
     from onnxopt_cli.readings.bound.bound import FACTOR
 
-    relative = options["rtol"] is not None or options["atol"] is not None
-    if sum((relative, options["ulp"] is not None, options["rule"] is not None)) > 1:
+    given = {name: options[name] for name in ("rtol", "atol") if options[name] is not None}
+    if sum((bool(given), options["ulp"] is not None, options["rule"] is not None)) > 1:
         raise click.UsageError("--rtol and --atol, --ulp, and --tolerance exclude each other")
     override: Tolerance | None = None
-    if relative:
-        override = Relative(
-            ONNX_DEFAULT.rtol if options["rtol"] is None else options["rtol"],
-            ONNX_DEFAULT.atol if options["atol"] is None else options["atol"],
-            Provenance.COMMAND_LINE,
-        )
+    if given:
+        override = replace(ONNX_DEFAULT, **given, provenance=Provenance.COMMAND_LINE)
     elif options["ulp"] is not None:
         override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
     return api.JudgeOptions(

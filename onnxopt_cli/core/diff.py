@@ -118,11 +118,8 @@ def _wrong_output(diff: Diff, steps: Sequence[int]) -> str:
     if diff.structure is not None:
         return printable(f"{name} {diff.structure}, expected {diff.kind}")
     one = diff.mismatches == 1
-    if diff.tolerance is None:
-        verb = "differs" if one else "differ"
-    else:
-        verb = "is off" if one else "are off"
-    many = f"{diff.mismatches} of {diff.elements} element{'s' * (diff.elements != 1)} {verb}"
+    verbs = ("differ", "differs") if diff.tolerance is None else ("are off", "is off")
+    many = f"{diff.mismatches} of {diff.elements} element{'s' * (diff.elements != 1)} {verbs[one]}"
     if not diff.worst:
         return f"{name}: {many}"
     worst = diff.worst[0]

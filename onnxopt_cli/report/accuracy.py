@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from statistics import median
 
 from rich.table import Table
@@ -64,12 +64,9 @@ class Accuracy:
 
         It is rounded up to ``2**b - 1``.
         """
-        seen = 0
-        for bits, count in enumerate(self.ulp_counts):
-            seen += count
-            if seen >= share * self.elements:
-                return int(2**bits - 1)
-        return None
+        seen = accumulate(self.ulp_counts)
+        enough = (bits for bits, count in enumerate(seen) if count >= share * self.elements)
+        return next((int(2**bits - 1) for bits in enough), None)
 
 
 def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
@@ -80,7 +77,18 @@ def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
         backends.setdefault(result.backend, len(backends))
         for operator, output, diff in _judged(result):
             groups.setdefault((result.backend, operator, output), []).append(diff)
-    rows = [_of_group(*key, diffs) for key, diffs in groups.items()]
+    rows = [
+        Accuracy(
+            *key,
+            tensors=len(diffs),
+            elements=sum(diff.elements for diff in diffs),
+            budget_most=max(diff.budget_used for diff in diffs),
+            budget_median=median(diff.budget_median for diff in diffs),
+            max_ulp=max(diff.max_ulp or 0 for diff in diffs),
+            ulp_counts=merged_counts(diffs),
+        )
+        for key, diffs in groups.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (backends[row.backend], row.operator)))
 
 
@@ -100,20 +108,6 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     for position, diff in enumerate(result.diffs[: groups * len(names)]):
         if isinstance(diff.tolerance, Budget) and diff.structure is None and diff.elements:
             yield operator.name, names[position // groups], diff
-
-
-def _of_group(backend: str, operator: str, output: str, diffs: list[Diff]) -> Accuracy:
-    return Accuracy(
-        backend=backend,
-        operator=operator,
-        output=output,
-        tensors=len(diffs),
-        elements=sum(diff.elements for diff in diffs),
-        budget_most=max(diff.budget_used for diff in diffs),
-        budget_median=median(diff.budget_median for diff in diffs),
-        max_ulp=max(diff.max_ulp or 0 for diff in diffs),
-        ulp_counts=merged_counts(diffs),
-    )
 
 
 #: The columns of :func:`accuracy_rows`.

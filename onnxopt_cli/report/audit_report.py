@@ -32,6 +32,7 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
     """Yield an operator's grade: a table, then survivors and false alarms, then details."""
     yield Text.assemble((grade.operator.name, "bold"), f"  {len(grade.trials)} cases")
     equal = sum(verdict.equivalent for verdict in grade.automatic)
+    more = f"rejected; {equal} more equal the formula on every input"
     used = "none installed"
     if grade.right:
         most = max(grade.right, key=lambda verdict: verdict.largest)
@@ -42,12 +43,7 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
     table.add_column(style="dim")
     for label, verdicts, rejected, note in (
         ("wrong, named", grade.named, True, "rejected"),
-        (
-            "wrong, automatic",
-            grade.automatic,
-            True,
-            f"rejected; {equal} more equal the formula on every input",
-        ),
+        ("wrong, automatic", grade.automatic, True, more),
         ("right", grade.right, False, f"accepted; {used}"),
     ):
         counted = [verdict for verdict in verdicts if not (rejected and verdict.equivalent)]

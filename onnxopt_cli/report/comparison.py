@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
+from itertools import compress
 from statistics import median
 
 from rich.table import Table
@@ -30,6 +31,9 @@ class Direction(StrEnum):
     BETTER = "better"
     OTHER = "other"
     SLOWER = "slower"
+
+
+_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +111,15 @@ def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
 
 def comparison_table(changes: Sequence[Change]) -> Table:
     """Return changes as a table; one backend stands above it, and takes no room of its columns."""
-    styles = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.OTHER: "dim"}
-    styles[Direction.SLOWER] = "yellow"
+    titles = ("", "case", "backend", "what", "before", "now")
     backends = {it.backend for it in changes}
-    several = len(backends) > 1
+    shown = [title != "backend" or len(backends) > 1 for title in titles]
     rows: list[list[Text | str]] = [
-        [
-            Text(it.direction.value, styles[it.direction]),
-            it.case,
-            *([it.backend] if several else []),
-            *(it.what, it.before or "-", it.now or "-"),
-        ]
-        for it in changes
+        [Text(direction.value, _STYLES[direction]), case, backend, what, before or "-", now or "-"]
+        for direction, case, backend, what, before, now in map(astuple, changes)
     ]
-    table = plain_table(
-        rows, ("", "case", *(["backend"] if several else []), "what", "before", "now")
-    )
-    if not several:
+    table = plain_table([[*compress(row, shown)] for row in rows], [*compress(titles, shown)])
+    if len(backends) == 1:
         table.title, table.title_justify = Text(printable(*backends)), "left"
     return table
 
@@ -148,19 +144,15 @@ def _by_case(record: RunRecord) -> dict[tuple[str, str], Result]:
 
 def _changes(before: Result | None, now: Result | None) -> Iterator[Change]:
     there = now or before
-    if there is None:
-        return
-    case, backend = there.case, there.backend
     was, is_now = (_word(before), _word(now))
-    if was != is_now:
-        yield Change(_direction(before, now), case, backend, "outcome", was, is_now)
-        return
-    if before is None or now is None:
-        return
-    old = {diff.name: diff for diff in before.diffs}
-    for diff in now.diffs:
-        if diff.name in old:
-            yield from _accuracy(case, backend, old[diff.name], diff)
+    if there and was != is_now:
+        direction = _direction(before, now)
+        yield Change(direction, there.case, there.backend, "outcome", was, is_now)
+    elif before and now:
+        old = {diff.name: diff for diff in before.diffs}
+        for diff in now.diffs:
+            if diff.name in old:
+                yield from _accuracy(now.case, now.backend, old[diff.name], diff)
 
 
 def _word(result: Result | None) -> str:

@@ -122,9 +122,8 @@ def _append_summary(path: Path, record: RunRecord) -> None:
     try:
         with path.open("ab") as file:
             if file.tell() + len(data) > _MOST_SUMMARY:
-                data = (
-                    f"# onnxopt {verdict(record)}\n\nThis summary is full; {ELSEWHERE}.\n".encode()
-                )
+                brief = f"# onnxopt {verdict(record)}\n\nThis summary is full; {ELSEWHERE}.\n"
+                data = brief.encode()
             file.write(data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -48,11 +48,9 @@ def github_report(record: RunRecord) -> str:
 
 
 def _error(place: Location, title: str, message: str) -> str:
-    properties = [f"file={_property(shown_path(place.path))}"]
-    if place.line is not None:
-        properties.append(f"line={place.line}")
-    properties.append(f"title={_property(title)}")
-    return f"::error {','.join(properties)}::{_data(printable(message, lines=True))}"
+    line = "" if place.line is None else f"line={place.line},"
+    where = f"file={_property(shown_path(place.path))},{line}title={_property(title)}"
+    return f"::error {where}::{_data(printable(message, lines=True))}"
 
 
 def _property(text: str) -> str:

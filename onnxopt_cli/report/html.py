@@ -123,8 +123,7 @@ def _as_data(rows: list[tuple[str, list[Any]]]) -> tuple[list[list[Any]], list[t
 
     Cells that look alike have one number. A browser takes many times as long to read rows as HTML.
     """
-    numbers: dict[object, int] = {}
-    cells: list[tuple[int, Any]] = []
+    cells: dict[object, tuple[int, int, Any]] = {}
     places: list[list[Any]] = []
     for case, row in rows:
         places.append([printable(case)])
@@ -135,11 +134,9 @@ def _as_data(rows: list[tuple[str, list[Any]]]) -> tuple[list[list[Any]], list[t
                 told = section or result.message
                 standing = result.standing, result.conforms
                 look = column, result.outcome, standing, result.lowered, told
-            number = numbers.setdefault(look, len(cells))
-            if number == len(cells):
-                cells.append((column, cell))
+            number, *_ = cells.setdefault(look, (len(cells), column, cell))
             places[-1].append(number)
-    return places, cells
+    return places, [(column, cell) for _, column, cell in cells.values()]
 
 
 def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[Any]]]:

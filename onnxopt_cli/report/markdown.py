@@ -21,6 +21,7 @@ from onnxopt_cli.report.verdict import (
     counted,
     failures,
     in_words,
+    outcome_columns,
     scope,
     tallies,
     verdict,
@@ -89,15 +90,11 @@ def _causes(record: RunRecord) -> list[str]:
 
 def _summary(record: RunRecord) -> list[str]:
     counts = tallies(record)
-    used = [outcome for outcome in Outcome if any(outcome in it.outcomes for it in counts)]
-    header = ["backend", "version", *(outcome.value for outcome in used), "lowered", ""]
+    used, cells = outcome_columns([it.outcomes for it in counts])
+    header = ["backend", "version", *used, "lowered", ""]
     rows = [
-        [
-            *(_code(tally.name), _code(tally.version)),
-            *(str(tally.outcomes.get(outcome, "")) for outcome in used),
-            *(str(tally.lowered or ""), tally.said),
-        ]
-        for tally in counts
+        [_code(it.name), _code(it.version), *mine, str(it.lowered or ""), it.said]
+        for it, mine in zip(counts, cells, strict=True)
     ]
     head, rule, *lines = _table([header, *rows], left=2)
     return ["\n".join((head, rule, *_listed(lines, f"\n{{}} more backends; {ELSEWHERE}.")))]
@@ -106,11 +103,9 @@ def _summary(record: RunRecord) -> list[str]:
 def _capabilities(record: RunRecord) -> str:
     """Return a table of the outcomes by what cases need."""
     counts = by_capability(record.results)
-    used = [outcome for outcome in Outcome if any(outcome in it for it in counts.values())]
-    rows = [["cases that need", *(outcome.value for outcome in used)]]
-    for name, mine in counts.items():
-        rows.append([_code(name), *(str(mine.get(outcome, "")) for outcome in used)])
-    return "\n".join(_table(rows, left=1)) if counts else ""
+    used, cells = outcome_columns(counts.values())
+    rows = [[_code(name), *mine] for name, mine in zip(counts, cells, strict=True)]
+    return "\n".join(_table([["cases that need", *used], *rows], left=1)) if counts else ""
 
 
 def _problems(record: RunRecord) -> list[str]:

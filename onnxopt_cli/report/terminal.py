@@ -27,7 +27,7 @@ from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.causes import Alike, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import by_capability, conformity, failures
+from onnxopt_cli.report.verdict import by_capability, conformity, failures, outcome_columns
 
 #: How outcomes that do not count against the backend, or only in part, look.
 STYLES = {
@@ -318,9 +318,9 @@ def capability_table(results: Sequence[Result]) -> Table | None:
     counts = by_capability(results)
     if not counts or all(result.outcome in HARMLESS for result in results):
         return None
-    used = [outcome for outcome in Outcome if any(outcome in it for it in counts.values())]
-    rows = [(name, *(str(it.get(outcome, "")) for outcome in used)) for name, it in counts.items()]
-    return plain_table(rows, ["cases that need"], [outcome.value for outcome in used])
+    used, cells = outcome_columns(counts.values())
+    rows = [(name, *mine) for name, mine in zip(counts, cells, strict=True)]
+    return plain_table(rows, ["cases that need"], used)
 
 
 def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[Text]:

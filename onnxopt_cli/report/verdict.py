@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 from typing import TypeVar
 
 from onnxopt_cli.backends.specification import declared_math
@@ -37,8 +38,6 @@ class Tally:
         version: the implementation that answered.
         outcomes: how often each occurred, in the order of their definition.
         lowered: how many cases ran as primitive operators.
-        against: how many results are not as expected.
-        total: how many results there are.
         said: what they come to, as :func:`conformity` says it.
     """
 
@@ -46,8 +45,6 @@ class Tally:
     version: str
     outcomes: Mapping[Outcome, int]
     lowered: int
-    against: int
-    total: int
     said: str
 
 
@@ -104,9 +101,17 @@ def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Wor
     return {word: counts[word] for word in words if counts[word]}
 
 
+def outcome_columns(
+    counts: Collection[Mapping[Outcome, int]],
+) -> tuple[list[str], list[list[str]]]:
+    """Return the outcomes that occur in any of some counts, and a row of cells for each of them."""
+    used = [outcome for outcome in Outcome if any(outcome in it for it in counts)]
+    return [it.value for it in used], [[str(mine.get(it, "")) for it in used] for mine in counts]
+
+
 def in_words(counts: Mapping[Word, int]) -> str:
     """Return counts as text: ``285 pass, 7 skip``."""
-    return ", ".join(f"{count} {word}" for word, count in counts.items())
+    return ", ".join(f"{number} {word}" for word, number in counts.items())
 
 
 def tallies(record: RunRecord) -> list[Tally]:
@@ -120,8 +125,6 @@ def tallies(record: RunRecord) -> list[Tally]:
                 version=backend.version,
                 outcomes=counted(Outcome, (result.outcome for result in mine)),
                 lowered=sum(result.lowered for result in mine),
-                against=sum(not result.conforms for result in mine),
-                total=len(mine),
                 said=conformity(mine),
             )
         )
@@ -130,11 +133,7 @@ def tallies(record: RunRecord) -> list[Tally]:
 
 def failures(record: RunRecord) -> list[Result]:
     """Return the results that are not as expected, without those that were never run."""
-    return [
-        result
-        for result in record.results
-        if not result.conforms and result.outcome is not Outcome.NOT_RUN
-    ]
+    return [it for it in record.results if not it.conforms and it.outcome is not Outcome.NOT_RUN]
 
 
 def by_kind(failed: Sequence[Result]) -> list[Result]:
@@ -142,14 +141,8 @@ def by_kind(failed: Sequence[Result]) -> list[Result]:
 
     First comes one of each backend, operator and outcome, then a second of each, and so on.
     """
-    seen: Counter[tuple[object, ...]] = Counter()
-    ranks = []
-    for result in failed:
-        kind = result.backend, result.operators, result.outcome
-        ranks.append(seen[kind])
-        seen[kind] += 1
-    order = sorted(range(len(failed)), key=ranks.__getitem__)
-    return [failed[index] for index in order]
+    seen: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
+    return sorted(failed, key=lambda it: next(seen[it.backend, it.operators, it.outcome]))
 
 
 def badge_report(record: RunRecord) -> str:
@@ -157,8 +150,7 @@ def badge_report(record: RunRecord) -> str:
 
     A shard may hold no case at all, which is neither good nor bad.
     """
-    counts = tallies(record)
-    total, against = sum(it.total for it in counts), sum(it.against for it in counts)
+    total, against = len(record.results), sum(not it.conforms for it in record.results)
     good = record.exit_code == 0
     if good:
         message = f"{total} conform"
