@@ -28,7 +28,7 @@ def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
     where ||.||^2 is the sum of the squares of all elements.
 
     - Element types: loss_new has the loss's, whatever the layers' are; layers may differ.
-    - Order of summation: free.
+    - Order of summation: free, but for the loss, which is none of the terms of a layer's sum.
     - NaN in any input, or infinities of both signs that meet, make loss_new NaN.
     - An empty layer adds nothing; a layer of one element adds (rho / 2) * (W - Z + U)^2.
     - rho may be any number; 0 leaves the loss as it is, unless a layer is infinite or NaN.

@@ -523,7 +523,8 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
     """Ask for what must be refused."""
     ordinary = author.ask("refused", "", shapes=[(3,)])
     inputs = dict(ordinary.inputs)
-    cases: list[tuple[str, str, Mapping[str, Given], dict[str, AttributeValue]]] = []
+    # Attributes of None are left out.
+    cases: list[tuple[str, str, Mapping[str, Given], dict[str, AttributeValue | None]]] = []
     if author.stepped:
         last, first = author.stepped[-1], author.first
         short = {name: value for name, value in inputs.items() if name != last}
@@ -543,18 +544,27 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
         cases.append((f"two_of_{name}", about, inputs, {name: (number, number)}))
     for name in author.choices:
         about = f"{name} has a value that is not allowed: it must not pass for another."
-        longer = f"{author.choices[name][0]}s"
+        right = author.choices[name][0]
         cases += [
             (f"{word}_{name}", about, inputs, {name: value})
-            for word, value in (("unknown", "bogus"), ("longer", longer))
+            for word, value in (
+                ("unknown", "bogus"),
+                ("longer", f"{right}s"),
+                ("capital", right.capitalize()),
+            )
         ]
+    for attribute in author.operator.attributes:
+        if attribute.required:
+            about = f"{attribute.name} is missing and has no default: none must be made up."
+            cases.append((f"no_{attribute.name}", about, inputs, {attribute.name: None}))
     for name, about, given, attributes in cases:
+        chosen = {**ordinary.attributes, **attributes}
         yield replace(
             ordinary,
             name=f"refuses_{name}",
             about=about,
             inputs=given,
-            attributes={**ordinary.attributes, **attributes},
+            attributes={name: value for name, value in chosen.items() if value is not None},
             tags=("conformance", "refusal"),
             rejects=True,
         )
