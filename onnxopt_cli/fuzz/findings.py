@@ -48,11 +48,6 @@ class Trial:
         return outcome not in HARMLESS and not refused
 
     @property
-    def accepted_a_breach(self) -> bool:
-        """True if the backend computed what it should have refused."""
-        return bool(self.example.breach) and self.result.outcome is Outcome.FAIL
-
-    @property
     def is_costly(self) -> bool:
         """True if the example cost a process or the timeout."""
         return self.result.outcome in _COSTLY
@@ -107,7 +102,7 @@ def kinds_of(trial: Trial) -> tuple[str, ...]:
     Outputs with a wrong type and a wrong shape are of two kinds, whose causes may be two.
     """
     result = trial.result
-    if trial.accepted_a_breach:
+    if result.outcome is Outcome.FAIL and trial.example.breach:
         return (f"accepted though {trial.example.breach}",)
     if result.outcome is not Outcome.FAIL:
         # When it does not return, the message says only for how long it did not.
