@@ -178,9 +178,7 @@ class Rules:
         return "" if result.standing in right else "that stands otherwise to what was expected"
 
 
-def whole_row(
-    results: Mapping[Key, Result], case: str, backends: Collection[str]
-) -> list[Result]:
+def whole_row(results: Mapping[Key, Result], case: str, backends: Collection[str]) -> list[Result]:
     """Return a case's results; none if it has not run on each of the backends."""
     row = [results[case, name] for name in backends if (case, name) in results]
     ran = [it for it in row if it.outcome is not Outcome.NOT_RUN]
