@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import cycle
 from pathlib import Path
@@ -115,20 +114,18 @@ class Selection:
 def _near(words: Collection[str], ids: Sequence[str]) -> dict[str, str]:
     """Return words that match no id, each with a question that names a near one."""
     pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
-    found = {word: _like(word.lower(), pieces) for word in sorted(words)}
-    return {word: f"did you mean {pieces[near]}?" if near else "" for word, near in found.items()}
+    return {word: _question(word, pieces) for word in sorted(words)}
 
 
-def _like(word: str, pieces: Collection[str]) -> str:
-    """Return the piece of an id most like a word, or that begins as it does; empty if none does."""
-    near = get_close_matches(word, pieces, n=1)
-    begins = (
-        piece
-        for end in range(len(word) - 1, 1, -1)
-        for piece in sorted(pieces)
-        if piece.startswith(word[:end])
-    )
-    return near[0] if near else next(begins, "")
+def _question(word: str, pieces: Mapping[str, str]) -> str:
+    """Ask for the piece of an id most like a word, or that begins so; empty if there is none."""
+    if question := nearest(word, pieces.values()):
+        return question
+    for end in range(len(word) - 1, 1, -1):
+        for piece in sorted(pieces):
+            if piece.startswith(word[:end].lower()):
+                return f"did you mean {pieces[piece]}?"
+    return ""
 
 
 def _failed_last(
@@ -295,14 +292,12 @@ def _leave_out(
             hint = nearest(name, CAPABILITIES, f"there are {', '.join(CAPABILITIES)}")
             raise UsageError(f"there is no capability {printable(name)!r}", hint=hint)
     needs = [set(capabilities_of(case)) for case in cases]
-    counts = {name: sum(name in it for it in needs) for name in without}
-    return (
-        [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)],
-        {
-            name: f"{counts[name]} case{'s' * (counts[name] != 1)}{': ' * bool(why)}{why}"
-            for name, why in without.items()
-        },
-    )
+    left_out = {}
+    for name, why in without.items():
+        count = sum(name in it for it in needs)
+        left_out[name] = f"{count} case{'s' * (count != 1)}{': ' * bool(why)}{why}"
+    kept = [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)]
+    return kept, left_out
 
 
 #: The capabilities, in the order in which they are shown.
