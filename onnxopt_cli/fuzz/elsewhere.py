@@ -63,7 +63,7 @@ class SearchElsewhere(Search):
     """A search by all workers of a cluster."""
 
     def _rounds(self) -> Iterator[Finding]:
-        from onnxopt_cli.cluster.crew import Lost
+        from onnxopt_cli.cluster.crew import LostError
 
         crew = cast("Remote", self._executor).crew
         portions = Portions(self._task, self.tried)
@@ -74,8 +74,8 @@ class SearchElsewhere(Search):
         def told() -> Iterator[bool]:
             sent = _Sent(self._task, self.findings, portions)
             for found in crew.spread(f"{__name__}:hunt", sent, lambda _, it: bool(it), stop=stop):
-                if isinstance(found, Lost):
-                    raise BackendUnavailable(f"lost with their machines: {'; '.join(found)}")
+                if isinstance(found, LostError):
+                    raise BackendUnavailable(f"lost with their machines: {found}")
                 yield found
 
         yield from self._portions(portions, told())

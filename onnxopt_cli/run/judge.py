@@ -14,7 +14,7 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff, wrong_outputs
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
 from onnxopt_cli.formula.nodes import all_nodes, operator_names, subgraphs
@@ -140,7 +140,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
             examine=judging.examine,
         )
         if response.changed:
-            message = f"inputs changed: {_listed(response.changed)}"
+            message = f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if content.trajectory is not None:
@@ -203,15 +203,10 @@ def _may_be_skipped(content: Content) -> bool:
     return content.rejects and breaks_signature(content.model, content.inputs)
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
-
-
-def not_run(case: Case, backend: str, why: str) -> Result:
-    """Return the result of a case that did not run."""
+def unanswered(case: Case, backend: str, why: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:
+    """Return the result of a case to which there is no response; as a rule it did not run."""
     operators = case.operators or ()
-    return Result(case.id, case.location, operators, backend, Outcome.NOT_RUN, message=why)
+    return Result(case.id, case.location, operators, backend, outcome, message=why)
 
 
 def _result(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxopt_cli.cluster.crew import Crew, Lost, LostError, real_place
+from onnxopt_cli.cluster.crew import Crew, LostError, real_place
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
@@ -16,6 +16,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.isolation.messages import pack_order, read_answer
 from onnxopt_cli.isolation.response import Aside, Order, Response
+from onnxopt_cli.run.judge import unanswered
 
 _LOST = "it was lost with its machine each time: "
 
@@ -107,25 +108,18 @@ class Remote:
 
         found = self.crew.spread("cases", items, read, files.__getitem__, stop)
         for case, row in zip(cases, found, strict=False):
-            yield _lost(case, names, row) if isinstance(row, Lost) else row
+            if isinstance(row, LostError):
+                why = _LOST + printable(str(row))
+                yield tuple(unanswered(case, name, why, Outcome.CRASH) for name in names)
+            else:
+                yield row
 
 
 def sent(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
     """Return how a worker finds cases, each by its id and its file or none; and all their files."""
     files = [sorted(map(real_place, case.files())) for case in cases]
-    places = [
-        real_place(it.location.path) if mine else "" for it, mine in zip(cases, files, strict=True)
-    ]
-    return [(case.id, place) for case, place in zip(cases, places, strict=True)], files
-
-
-def _lost(case: Case, names: Sequence[str], lost: Lost) -> tuple[Result, ...]:
-    message = _LOST + printable("; ".join(lost))
-    operators = case.operators or ()
-    return tuple(
-        Result(case.id, case.location, operators, name, Outcome.CRASH, message=message)
-        for name in names
-    )
+    pairs = zip(cases, files, strict=True)
+    return [(it.id, real_place(it.location.path) if mine else "") for it, mine in pairs], files
 
 
 def _response(answer: bytes, order: Order) -> Response | str:
