@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -324,17 +324,9 @@ def capabilities(content: Content) -> tuple[str, ...]:
         given += course.series.values()
         model = course.model
         inputs = course.inputs(1, course.state, lambda array: array, lambda _, like: like)
-    mine: list[Array] = []
-    stored: list[Array] = []
-    for values, found in ((given, mine), ([*(content.expected or {}).values()], stored)):
-        # It grows by what sequences and maps hold.
-        for value in values:
-            if isinstance(value, np.ndarray):
-                found.append(value)
-            elif isinstance(value, (list, dict)):
-                values.extend(value.values() if isinstance(value, dict) else value)
-    arrays = [*mine, *stored]
-    floats = [it for it in arrays if "float" in dtype_name(it.dtype)]
+    mine = [*_arrays(given)]
+    stored = _arrays((content.expected or {}).values())
+    floats = [it for it in (*mine, *stored) if "float" in dtype_name(it.dtype)]
     types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
     attributes = (it.f for node in content.model.graph.node for it in node.attribute)
     counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
@@ -366,6 +358,15 @@ def capabilities(content: Content) -> tuple[str, ...]:
     return tuple(name for name in CAPABILITIES if needed[name])
 
 
+def _arrays(values: Iterable[Value]) -> Iterator[Array]:
+    """Yield the tensors among values, and those that sequences and maps hold."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            yield value
+        elif value is not None:
+            yield from _arrays(value.values() if isinstance(value, dict) else value)
+
+
 def capabilities_of(case: Case) -> tuple[str, ...]:
     """Return the capabilities that a case needs; none if it cannot be read."""
     try:
@@ -377,16 +378,13 @@ def capabilities_of(case: Case) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, _Failures]:
     try:
-        ours = is_ours(path.lstat())
-        found = read_json(read_regular_file(path, _MOST_BYTES)) if ours else {}
-    except (OSError, Malformed, ValueError):
+        found = read_json(read_regular_file(path, _MOST_BYTES)) if is_ours(path.lstat()) else {}
+        return {
+            folder: {backend: [*map(str, cases)] for backend, cases in backends.items()}
+            for folder, backends in found.items()
+        }
+    except (OSError, Malformed, ValueError, TypeError, AttributeError):
         return {}
-    if not isinstance(found, dict) or not all(isinstance(it, dict) for it in found.values()):
-        return {}
-    lists = [cases for backends in found.values() for cases in backends.values()]
-    if not all(isinstance(it, list) and all(isinstance(case, str) for case in it) for it in lists):
-        return {}
-    return found
 
 
 def _here() -> str:
