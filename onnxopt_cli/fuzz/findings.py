@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from onnxopt_cli.core.case import Case, Location
@@ -184,7 +185,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.all: dict[FailureKind, Explanation | None] = {}
-        self._passed: dict[str, deque[Trial]] = {}
+        self._passed: dict[str, deque[Trial]] = defaultdict(partial(deque, maxlen=_PASSED))
 
     def forget_passed(self) -> None:
         """Explain by examples to come alone."""
@@ -193,8 +194,7 @@ class Findings:
     def saw(self, trial: Trial) -> None:
         """Take note of an example that passed."""
         if trial.result.outcome is Outcome.PASS and not trial.example.breach:
-            latest = self._passed.setdefault(trial.example.subject, deque(maxlen=_PASSED))
-            latest.append(trial)
+            self._passed[trial.example.subject].append(trial)
 
     def kinds(self, trial: Trial) -> tuple[FailureKind, ...]:
         """Say of what kinds a failure is; wrong numbers are told apart by what explains them."""
