@@ -112,8 +112,6 @@ class _Drawing:
         self._inputs: dict[str, Array] = {}
         self._outputs: dict[str, DerivedOutput] = {}
         self._known: dict[str, InexactTensor] = {}
-        # What later nodes may take.
-        self._offered: list[str] = []
         self._fresh = count(1)
         self._used: list[Operator] = []
 
@@ -133,8 +131,9 @@ class _Drawing:
         attributes, scalars, tensors = draw_parts(source, operator, 1, self._shape)
         taken = [self._feed(f"{name}_{number}", value) for name, value in scalars.items()]
         nonnegative = nonnegative_tensors(operator)
-        known = [(it, self._known[it].dtype.name) for it in self._offered]
-        candidates = [it for it, dtype in known if dtype in operator.dtypes]
+        # Of the outputs so far those of the common shape.
+        known = {it: self._known[it].dtype.name for it in self._outputs if it in self._known}
+        candidates = [it for it, dtype in known.items() if dtype in operator.dtypes]
         for place, (name, tensor) in enumerate(zip(operator.tensors, tensors, strict=True)):
             # Each node but the first takes something from one before it.
             if candidates and (place == 0 or source.integer(0, 1)):
@@ -157,7 +156,6 @@ class _Drawing:
                     self._outputs[name] = judgement
                     if result.shape == self._shape:
                         self._known[name] = result
-                        self._offered.append(name)
 
     def _feed(self, name: str, value: Array) -> str:
         self._inputs[name] = value
