@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,25 +63,28 @@ def read_question(case: Case) -> AskedCase:
         return AskedCase(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
 
 
-def answered(question: AskedCase, judging: JudgeOptions) -> AskedCase:
-    """Return a question with what must come back, invalid if its case contradicts itself."""
+def answered(
+    question: AskedCase, judging: JudgeOptions, asked: Callable[[], AnswerKey] | None = None
+) -> AskedCase:
+    """Return a question with what must come back, invalid if its case contradicts itself.
+
+    Args:
+        question: what was read.
+        judging: how the user wants outputs to be judged.
+        asked: returns the key that asking has completed; None where nothing was asked.
+    """
     case, content = question.case, question.content
     if content is None or content.rejects:
         return question
     try:
-        question = replace(question, key=answer_key(content, case.location, judging))
+        key = asked() if asked else answer_key(content, case.location, judging)
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
-    return with_key(question)
-
-
-def with_key(question: AskedCase) -> AskedCase:
-    """Return a question, invalid if its key says that the case contradicts itself."""
-    if question.key is None or not question.key.contradictions:
-        return question
-    if question.key.formula:
+    if not key.contradictions:
+        return replace(question, key=key)
+    if key.formula:
         why = (
             "the stored outputs contradict the operator's formula beyond any rounding: "
             "the case is wrong, not the backend"
@@ -91,8 +94,7 @@ def with_key(question: AskedCase) -> AskedCase:
             "the stored outputs and what onnx's reference computes contradict each other "
             "beyond any rounding: one of the two is wrong"
         )
-    contradictions = question.key.contradictions
-    return replace(question, key=None, invalid=why, contradictions=contradictions)
+    return replace(question, key=None, invalid=why, contradictions=key.contradictions)
 
 
 def starved(case: Case) -> AskedCase:
@@ -201,12 +203,6 @@ def _fault(model: onnx.ModelProto) -> str:
 def _may_be_skipped(content: Content) -> bool:
     """Tell whether lowering refuses a case; a worker that says so may have been told to lie."""
     return content.rejects and breaks_signature(content.model, content.inputs)
-
-
-def unanswered(case: Case, backend: str, why: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:
-    """Return the result of a case to which there is no response; as a rule it did not run."""
-    operators = case.operators or ()
-    return Result(case.id, case.location, operators, backend, outcome, message=why)
 
 
 def _result(

@@ -11,12 +11,11 @@ from onnxopt_cli.cluster.crew import Crew, LostError, real_place
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import Outcome, Result, unanswered
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.isolation.messages import pack_order, read_answer
 from onnxopt_cli.isolation.response import Aside, Order, Response
-from onnxopt_cli.run.judge import unanswered
 
 _LOST = "it was lost with its machine each time: "
 

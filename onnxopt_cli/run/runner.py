@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, with_shared, worse
+from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, unanswered, with_shared, worse
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.isolation.processes import claimed
 from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
+from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import (
@@ -40,9 +40,7 @@ from onnxopt_cli.run.judge import (
     judge,
     read_question,
     starved,
-    unanswered,
     unasked_result,
-    with_key,
 )
 
 if TYPE_CHECKING:
@@ -287,15 +285,8 @@ def _ask(plan: Plan, case: Case) -> _Asked:
         for math in dict.fromkeys(declared_math(it.name) for it in plan.backends):
             answer = plan.asker.ask(content, question.key, math)
             if answer is not None:
-                complete[math] = cache(partial(_completed, question, answer))
+                complete[math] = cache(partial(answered, question, plan.judging, answer))
     return _Asked(question, tuple(pending), complete)
-
-
-def _completed(question: AskedCase, answer: Callable[[], AnswerKey]) -> AskedCase:
-    try:
-        return with_key(replace(question, key=answer()))
-    except MemoryError:
-        return starved(question.case)
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -23,7 +23,7 @@ from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import nearest, printable, some_of
-from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.errors import InvalidCase, OnnxoptError, UsageError
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.readings.single_node import sole_operator
@@ -149,18 +149,16 @@ def remember(results: Sequence[Result]) -> None:
     if not path.exists() and all(it.conforms for it in results):
         return
     folders = _read(path)
-    known = folders.pop(_here(), {})
-    changed = False
+    before = folders.pop(_here(), {})
+    known = {**before}
     now: dict[str, dict[str, bool]] = {}
     for it in results:
         if it.outcome is not Outcome.NOT_RUN and not it.case.startswith(f"{OUTSIDE_CASES}/"):
             now.setdefault(it.backend, {})[it.case] = it.conforms
     for backend, cases in now.items():
-        before = known.pop(backend, None)
-        known[backend] = [case for case in before or () if case not in cases]
-        known[backend] += [case for case, conforms in cases.items() if not conforms]
-        changed = changed or known[backend] != before
-    if not changed:
+        others = [case for case in known.pop(backend, ()) if case not in cases]
+        known[backend] = others + [case for case, conforms in cases.items() if not conforms]
+    if known == before:
         return
     folders[_here()] = dict([*known.items()][-_BACKENDS:])
     with suppress(OSError, OnnxoptError):
@@ -324,9 +322,15 @@ def capabilities(content: Content) -> tuple[str, ...]:
         given += course.series.values()
         model = course.model
         inputs = course.inputs(1, course.state, lambda array: array, lambda _, like: like)
-    mine = [*_arrays(given)]
-    stored = _arrays((content.expected or {}).values())
-    floats = [it for it in (*mine, *stored) if "float" in dtype_name(it.dtype)]
+    stored = [*(content.expected or {}).values()]
+    for values in (given, stored):
+        # It grows by what sequences and maps hold.
+        for value in values:
+            if isinstance(value, (list, dict)):
+                values.extend(value.values() if isinstance(value, dict) else value)
+    mine = [it for it in given if isinstance(it, np.ndarray)]
+    arrays = mine + [it for it in stored if isinstance(it, np.ndarray)]
+    floats = [it for it in arrays if "float" in dtype_name(it.dtype)]
     types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
     attributes = (it.f for node in content.model.graph.node for it in node.attribute)
     counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
@@ -356,15 +360,6 @@ def capabilities(content: Content) -> tuple[str, ...]:
         "large": sum(it.size for it in mine) > _LARGE_ELEMENTS,
     }
     return tuple(name for name in CAPABILITIES if needed[name])
-
-
-def _arrays(values: Iterable[Value]) -> Iterator[Array]:
-    """Yield the tensors among values, and those that sequences and maps hold."""
-    for value in values:
-        if isinstance(value, np.ndarray):
-            yield value
-        elif value is not None:
-            yield from _arrays(value.values() if isinstance(value, dict) else value)
 
 
 def capabilities_of(case: Case) -> tuple[str, ...]:

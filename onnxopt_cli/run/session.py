@@ -121,9 +121,12 @@ def open_session(
         with interruption.at_once():
             collection = find()
         suites = suite_versions(collection.cases)
-        expectations.require_suites(suites, terms.update_expect)
+        without = {}
+        if expectations.layers:
+            expectations.require_suites(suites, terms.update_expect)
+            without = expectations.without
         selected, left_out = terms.selection.choose(
-            collection.cases, tell, backends=terms.backends, without=expectations.without
+            collection.cases, tell, backends=terms.backends, without=without
         )
         if collection.cases and not selected and not collection.problems:
             raise NothingSelected(
@@ -298,7 +301,8 @@ class Session:
         """End the run and its log, and return its record with explanations of the failures."""
         plan, terms = self.plan, self.terms
         backends = tuple(self._backends.values())
-        findings = self.expectations.findings(self.ids, backends)
+        expected = self.expectations
+        findings = expected.findings(self.ids, backends) if expected.layers else ()
         if self._witness is not None and not self._finished:
             self._found = tuple(self._witness.changed())
         problems = tuple(dict.fromkeys((*plan.problems, *self._found)))
