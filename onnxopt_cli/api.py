@@ -381,8 +381,9 @@ def fuzz(
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
+    from onnxopt_cli.fuzz.driver import Task
     from onnxopt_cli.fuzz.elsewhere import open_search
-    from onnxopt_cli.fuzz.search import Task, chosen_operators
+    from onnxopt_cli.fuzz.search import chosen_operators
 
     chosen = chosen_operators(operators)
     with tempfile.TemporaryDirectory() as memory:

@@ -98,9 +98,10 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.api import Shard
     from onnxopt_cli.cli.console import note
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
+    from onnxopt_cli.fuzz.driver import Task
     from onnxopt_cli.fuzz.elsewhere import open_search
     from onnxopt_cli.fuzz.keep import keep
-    from onnxopt_cli.fuzz.search import Task, chosen_operators
+    from onnxopt_cli.fuzz.search import chosen_operators
     from onnxopt_cli.isolation.interruption import interruptible
     from onnxopt_cli.report.diff_text import headline
 

@@ -197,10 +197,9 @@ def main(descriptor: int) -> None:
         setup: Setup = pickle.loads(connection.recv_bytes())  # noqa: S301 - as above
         try:
             here = versions(setup.versions)
-            pairs = [(name, here.get(name), it) for name, it in setup.versions.items()]
-            if wrong := [
-                f"{name} {it or 'missing'}, not {other}" for name, it, other in pairs if it != other
-            ]:
+            other = {name: it for name, it in setup.versions.items() if here.get(name) != it}
+            if other:
+                wrong = [f"{name} {here.get(name, 'missing')}, not {other[name]}" for name in other]
                 raise UsageError(f"has {', '.join(wrong)}")
             module, _, name = setup.opener.partition(":")
             opener: Opener = getattr(import_module(module), name)

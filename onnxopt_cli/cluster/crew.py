@@ -94,10 +94,11 @@ class Address:
     packages: tuple[str, ...] = ()
 
 
-class Lost(tuple[str, ...]):
-    """A piece of work that was lost each time: which worker was lost with it, and how."""
+class LostError(Exception):
+    """A worker was lost, or answered what is no answer, while it had a piece of work: who and how.
 
-    __slots__ = ()
+    Of work that was lost each time it names all of them.
+    """
 
 
 class Cluster:
@@ -314,7 +315,7 @@ class _Work(Generic[Done]):
         files: Callable[[int], Sequence[str]],
         part: Callable[[int], object],
     ) -> None:
-        self.done: SimpleQueue[dict[int, Done | Lost]] = SimpleQueue()
+        self.done: SimpleQueue[dict[int, Done | LostError]] = SimpleQueue()
         self.turn = 0
         self._request, self._items, self._read, self._files = request, items, read, files
         # The places of each part that nobody has taken, and the part that each worker is at.
@@ -346,13 +347,10 @@ class _Work(Generic[Done]):
         end = first + min(size, left[at])
         if end < last:
             # Whoever has a file in two batches may have to read it twice.
-            ends = (it for it in range(end, first + size // 2, -1) if self._cut(it))
-            end = next(ends, end)
+            ends = range(end, first + size // 2, -1)
+            end = next((it for it in ends if self._files(it - 1) != self._files(it)), end)
         self._parts[at] = range(end, last)
         return [*range(first, end)]
-
-    def _cut(self, place: int) -> bool:
-        return self._files(place - 1) != self._files(place)
 
     def message(self, batch: Sequence[int]) -> tuple[bytes, list[str]]:
         """Return the request for what stands at some places, and the files that it needs."""
@@ -379,11 +377,7 @@ class _Work(Generic[Done]):
             if len(lost) < _TRIES:
                 self._again.append(place)
             else:
-                self.done.put({place: Lost(lost.values())})
-
-
-class LostError(Exception):
-    """A worker was lost, or answered what is no answer, while it had a piece of work."""
+                self.done.put({place: LostError("; ".join(lost.values()))})
 
 
 @dataclass(eq=False, slots=True)
@@ -481,8 +475,8 @@ class Crew:
         files: Callable[[int], Sequence[str]] = lambda _: (),
         stop: Callable[[], object] = lambda: False,
         part: Callable[[int], object] = lambda _: None,
-    ) -> Generator[Done | Lost]:
-        """Yield what comes of each item, in order.
+    ) -> Generator[Done | LostError]:
+        """Yield what comes of each item, in order; of one that was lost each time, how it was.
 
         Args:
             request: what is asked.
@@ -499,7 +493,7 @@ class Crew:
         """
         work = _Work(request, items, read, files, part)
         self._work = work
-        done: dict[int, Done | Lost] = {}
+        done: dict[int, Done | LostError] = {}
         try:
             for place in range(len(items)):
                 work.turn = place

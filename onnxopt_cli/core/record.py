@@ -107,12 +107,9 @@ def _listed(kinds: Mapping[str, int]) -> str:
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     whole = ordered if len(ordered) <= _KINDS else ordered[: _KINDS - 1]
     left = sum(count for _, count in ordered[len(whole) :])
-    parts = [f"{count} {_plural(kind) if count > 1 else kind}" for kind, count in whole]
+    plurals = {"trajectory": "trajectories"}
+    parts = [f"{n} {plurals.get(kind, kind) if n > 1 else kind}" for kind, n in whole]
     return ", ".join([*parts, f"{left} others"] if left else parts)
-
-
-def _plural(kind: str) -> str:
-    return "trajectories" if kind == "trajectory" else kind
 
 
 #: How the name of a suite begins among the versions of a run.

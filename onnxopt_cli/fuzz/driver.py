@@ -10,7 +10,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import SkipTest
 from unittest.mock import patch
 
@@ -20,10 +20,8 @@ from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.findings import FailureKind
 from onnxopt_cli.fuzz.graph_example import Example, draw_graph
 from onnxopt_cli.fuzz.node_example import breaches, draw_node
-
-if TYPE_CHECKING:
-    from hypothesis.database import ExampleDatabase
-
+from onnxopt_cli.log.header import Shard
+from onnxopt_cli.run.executors import Setting
 
 #: About one example in so many has several nodes.
 _GRAPHS = 10
@@ -64,7 +62,11 @@ class RoundOver(BaseException):
 
 
 class Abort(BaseException):
-    """The whole search ends here."""
+    """The whole search ends here; for the same reason not an Exception.
+
+    Attributes:
+        reason: what ends it.
+    """
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(reason)
@@ -82,114 +84,118 @@ def failure(kind: FailureKind) -> Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
-    """Calls functions with examples.
+class Task:
+    """What to search, and for how long.
 
     Attributes:
-        backend: its name; failures are remembered by backend.
         operators: whose examples are drawn.
+        backend: what is tested, as the user asks for it.
+        setting: how it is run.
         seed: of all choices.
+        examples: how many to try; None for no limit.
+        seconds: how long to search; None for no limit.
         memory: the folder in which failures are remembered from run to run.
         single_nodes: whether all models have one node.
+        shard: the part of the examples that is tried; None for all.
+        explain_time: for how many seconds to look for what explains a finding; 0 for not at all.
+        tried: called after each example with the number of examples so far.
+        shrinking: called with a new kind of failure, before it is made smaller.
     """
 
+    operators: Sequence[Operator]
     backend: str
-    operators: tuple[Operator, ...]
+    setting: Setting
     seed: int
+    examples: int | None
+    seconds: float | None
     memory: Path
-    single_nodes: bool
+    single_nodes: bool = False
+    shard: Shard | None = None
+    explain_time: float = 0.0
+    tried: Callable[[int], None] = lambda _: None
+    shrinking: Callable[[FailureKind], None] = lambda _: None
 
-    def drive(
-        self, attempted: Callable[[Example], None], most: int, number: int
-    ) -> tuple[bool, bool]:
-        """Call a function with examples, and where it raises a failure with smaller ones.
 
-        Args:
-            attempted: the function; it may raise a failure, RoundOver or Abort.
-            most: number of examples until one fails.
-            number: of the round; each has other examples, and round 0 the failures of earlier runs.
+def drive(
+    task: Task, backend: str, attempted: Callable[[Example], None], most: int, number: int
+) -> tuple[bool, bool]:
+    """Call a function with examples, and where it raises a failure with smaller ones.
 
-        Returns:
-            Whether it ended by itself, and whether failures failed every time.
+    Args:
+        task: what to search.
+        backend: its name; failures are remembered by backend.
+        attempted: the function; it may raise a failure, RoundOver or Abort.
+        most: number of examples until one fails.
+        number: of the round; each has other examples, and round 0 the failures of earlier runs.
 
-        Raises:
-            UsageError: if no example says anything.
-        """
-        import hypothesis
-        from hypothesis import HealthCheck, Phase, Verbosity
-        from hypothesis.errors import Flaky, Unsatisfiable
+    Returns:
+        Whether it ended by itself, and whether failures failed every time.
 
-        phases = [Phase.generate, Phase.shrink] if number else [Phase.reuse]
-        settings = hypothesis.settings(
-            max_examples=most,
-            phases=phases,
-            database=self._database(),
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.quiet,
-            report_multiple_bugs=not number,
-            print_blob=False,
-        )
+    Raises:
+        UsageError: if no example says anything.
+        Abort: if the function does.
+    """
+    import hypothesis
+    from hypothesis import HealthCheck, Phase, Verbosity
+    from hypothesis.database import DirectoryBasedExampleDatabase
+    from hypothesis.errors import Flaky, Unsatisfiable
 
-        def test(example: Example) -> None:
-            # The database knows a test by its source, which must be one for all phases.
-            attempted(example)
+    operators = tuple(task.operators)
+    # Choices mean something only for the same operators.
+    names = "\n".join([backend, *(it.qualified_name for it in operators)])
+    digest = blake2b(names.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    settings = hypothesis.settings(
+        max_examples=most,
+        phases=[Phase.generate, Phase.shrink] if number else [Phase.reuse],
+        database=DirectoryBasedExampleDatabase(task.memory / digest),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=not number,
+        print_blob=False,
+    )
 
-        seed = hypothesis.seed(_mixed(self.seed, number))
-        # A seed turns the database off; settings that come after it turn it on again.
-        given: Callable[[Any], Any] = hypothesis.given(examples(self.operators, self.single_nodes))
-        driven = settings(seed(given(test)))
-        try:
-            with _at_home_in(self.memory), _blind_to_sources(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                driven()
-        except RoundOver:
-            return False, True
-        except Abort as abort:
-            raise abort.reason from None
-        except Flaky:
-            return False, False
-        except Unsatisfiable:
-            names = ", ".join(it.name for it in self.operators)
-            raise UsageError(f"found no inputs of {names} with a finite result") from None
-        except (Failure, SkipTest):
-            # Skipped is what has nothing to replay.
-            return True, True
-        except ExceptionGroup as group:
-            if group.split((Failure, Flaky))[1] is not None:
-                raise
+    def test(example: Example) -> None:
+        # The database knows a test by its source, which must be one for all phases.
+        attempted(example)
+
+    seed = hypothesis.seed(_mixed(task.seed, number))
+    # A seed turns the database off; settings that come after it turn it on again.
+    given: Callable[[Any], Any] = hypothesis.given(examples(operators, task.single_nodes))
+    driven = settings(seed(given(test)))
+    try:
+        with _undisturbed(task.memory):
+            driven()
+    except RoundOver:
+        return False, True
+    except Flaky:
+        return False, False
+    except Unsatisfiable:
+        said = ", ".join(it.name for it in operators)
+        raise UsageError(f"found no inputs of {said} with a finite result") from None
+    except (Failure, SkipTest):
+        # Skipped is what has nothing to replay.
         return True, True
-
-    def _database(self) -> ExampleDatabase:
-        from hypothesis.database import DirectoryBasedExampleDatabase
-
-        # Choices mean something only for the same operators.
-        names = [self.backend, *(it.qualified_name for it in self.operators)]
-        digest = blake2b("\n".join(names).encode("utf-8", "replace"), digest_size=8).hexdigest()
-        return DirectoryBasedExampleDatabase(self.memory / digest)
+    except ExceptionGroup as group:
+        if group.split((Failure, Flaky))[1] is not None:
+            raise
+    return True, True
 
 
 @contextmanager
-def _at_home_in(folder: Path) -> Iterator[None]:
-    """Let hypothesis leave its own notes in a folder, and nowhere else."""
+def _undisturbed(folder: Path) -> Iterator[None]:
+    """Let hypothesis warn of nothing, leave its notes in a folder, and draw the same anywhere.
+
+    It draws some numbers out of the sources of the modules that are loaded, where these are of a
+    checkout, and has no setting for that.
+    """
     from hypothesis.configuration import set_hypothesis_home_dir
 
-    set_hypothesis_home_dir(folder)
-    try:
-        yield
-    finally:
-        set_hypothesis_home_dir(None)
-
-
-@contextmanager
-def _blind_to_sources() -> Iterator[None]:
-    """Let a seed draw the same wherever this runs.
-
-    Hypothesis draws some numbers out of the sources of the modules that are loaded, where these are
-    of a checkout, and has no setting for that.
-    """
     with ExitStack() as stack:
-        # Versions that do not do so lack these names.
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        stack.callback(set_hypothesis_home_dir, None)
+        set_hypothesis_home_dir(folder)
+        # Versions that do not draw so lack these names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
             replaced = patch.multiple(

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
 from onnxopt_cli.errors import BackendUnavailable, UsageError
+from onnxopt_cli.fuzz.driver import Task
 from onnxopt_cli.fuzz.findings import FailureKind, Finding, Findings
-from onnxopt_cli.fuzz.search import Portions, Search, Task, chosen_operators
+from onnxopt_cli.fuzz.search import Portions, Search, chosen_operators
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
 
@@ -62,9 +63,9 @@ class SearchElsewhere(Search):
     """A search by all workers of a cluster."""
 
     def _rounds(self) -> Iterator[Finding]:
-        from onnxopt_cli.cluster.crew import Lost
+        from onnxopt_cli.cluster.crew import LostError
 
-        remote = cast("Remote", self._executor)
+        crew = cast("Remote", self._executor).crew
         portions = Portions(self._task, self.tried)
 
         def stop() -> bool:
@@ -72,9 +73,9 @@ class SearchElsewhere(Search):
 
         def told() -> Iterator[bool]:
             sent = _Sent(self._task, self.findings, portions)
-            for found in remote.spread(f"{__name__}:hunt", sent, lambda _, it: bool(it), stop):
-                if isinstance(found, Lost):
-                    raise BackendUnavailable(f"lost with their machines: {'; '.join(found)}")
+            for found in crew.spread(f"{__name__}:hunt", sent, lambda _, it: bool(it), stop=stop):
+                if isinstance(found, LostError):
+                    raise BackendUnavailable(f"lost with their machines: {found}")
                 yield found
 
         yield from self._portions(portions, told())

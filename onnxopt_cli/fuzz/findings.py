@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from onnxopt_cli.core.case import Case, Location
@@ -46,11 +47,6 @@ class Trial:
         # What a backend does not know, it has refused.
         refused = outcome is Outcome.UNSUPPORTED and bool(self.example.breach)
         return outcome not in HARMLESS and not refused
-
-    @property
-    def accepted_a_breach(self) -> bool:
-        """True if the backend computed what it should have refused."""
-        return bool(self.example.breach) and self.result.outcome is Outcome.FAIL
 
     @property
     def is_costly(self) -> bool:
@@ -107,7 +103,7 @@ def kinds_of(trial: Trial) -> tuple[str, ...]:
     Outputs with a wrong type and a wrong shape are of two kinds, whose causes may be two.
     """
     result = trial.result
-    if trial.accepted_a_breach:
+    if result.outcome is Outcome.FAIL and trial.example.breach:
         return (f"accepted though {trial.example.breach}",)
     if result.outcome is not Outcome.FAIL:
         # When it does not return, the message says only for how long it did not.
@@ -189,7 +185,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.all: dict[FailureKind, Explanation | None] = {}
-        self._passed: dict[str, deque[Trial]] = {}
+        self._passed: dict[str, deque[Trial]] = defaultdict(partial(deque, maxlen=_PASSED))
 
     def forget_passed(self) -> None:
         """Explain by examples to come alone."""
@@ -198,8 +194,7 @@ class Findings:
     def saw(self, trial: Trial) -> None:
         """Take note of an example that passed."""
         if trial.result.outcome is Outcome.PASS and not trial.example.breach:
-            latest = self._passed.setdefault(trial.example.subject, deque(maxlen=_PASSED))
-            latest.append(trial)
+            self._passed[trial.example.subject].append(trial)
 
     def kinds(self, trial: Trial) -> tuple[FailureKind, ...]:
         """Say of what kinds a failure is; wrong numbers are told apart by what explains them."""

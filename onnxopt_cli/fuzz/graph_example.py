@@ -25,8 +25,8 @@ from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.choices import Source, draw_attributes, draw_scalar, draw_shape, has_result
-from onnxopt_cli.fuzz.node_example import NAME, SUITE, NodeExample, draw_groups
+from onnxopt_cli.fuzz.choices import Source, draw_shape
+from onnxopt_cli.fuzz.node_example import NAME, SUITE, NodeExample, draw_parts
 from onnxopt_cli.readings.bound.bound import DerivedOutput, also_right
 from onnxopt_cli.readings.bound.chained import InexactTensor, inexact_outputs
 from onnxopt_cli.readings.evaluate import nonnegative_tensors
@@ -43,6 +43,8 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("Transpose",), ("Transpose",)),
     (("Reshape", "flat"), ("Reshape", "whole")),
 )
+#: What those do that change elements.
+_FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
 #: What is off by no more than this share of itself is covered by rtol, all else by atol.
 _LARGEST_RTOL = 1e-3
 
@@ -110,8 +112,6 @@ class _Drawing:
         self._inputs: dict[str, Array] = {}
         self._outputs: dict[str, DerivedOutput] = {}
         self._known: dict[str, InexactTensor] = {}
-        # What later nodes may take.
-        self._offered: list[str] = []
         self._fresh = count(1)
         self._used: list[Operator] = []
 
@@ -128,19 +128,13 @@ class _Drawing:
     def _add(self, number: int) -> None:
         source = self._source
         operator = source.choice(self._operators)
-        attributes = draw_attributes(source, operator, 1)
-        scalars = {scalar.name: draw_scalar(source, scalar) for scalar in operator.scalars}
-        if not has_result(operator, attributes, scalars):
-            source.reject()
-        tensors = draw_groups(source, operator, [self._shape])
+        attributes, scalars, tensors = draw_parts(source, operator, 1, self._shape)
         taken = [self._feed(f"{name}_{number}", value) for name, value in scalars.items()]
         nonnegative = nonnegative_tensors(operator)
+        # Of the outputs so far those of the common shape.
+        known = {it: self._known[it].dtype.name for it in self._outputs if it in self._known}
+        candidates = [it for it, dtype in known.items() if dtype in operator.dtypes]
         for place, (name, tensor) in enumerate(zip(operator.tensors, tensors, strict=True)):
-            candidates = [
-                offered
-                for offered in self._offered
-                if self._known[offered].dtype.name in operator.dtypes
-            ]
             # Each node but the first takes something from one before it.
             if candidates and (place == 0 or source.integer(0, 1)):
                 taken.append(self._link(source.choice(candidates), name in nonnegative))
@@ -162,7 +156,6 @@ class _Drawing:
                     self._outputs[name] = judgement
                     if result.shape == self._shape:
                         self._known[name] = result
-                        self._offered.append(name)
 
     def _feed(self, name: str, value: Array) -> str:
         self._inputs[name] = value
@@ -178,7 +171,9 @@ class _Drawing:
             before, name = name, f"between_{next(self._fresh)}"
             operator, *others = step
             self._nodes.append(helper.make_node(operator, [before, *others], [name]))
-            self._known[name] = _applied(operator, self._known[before])
+            value, function = self._known[before], _FUNCTIONS.get(operator)
+            content = function(value.tensor) if function else value.content
+            self._known[name] = replace(value, content=content)
         return name
 
     def _model(self, expected: Mapping[str, Array]) -> onnx.ModelProto:
@@ -202,11 +197,6 @@ class _Drawing:
             ir_version=helper.find_min_ir_version_for([primitive]),
             producer_name=PRODUCER,
         )
-
-
-def _applied(step: str, value: InexactTensor) -> InexactTensor:
-    functions = {"Neg": np.negative, "Abs": np.abs}
-    return replace(value, content=functions[step](value.tensor)) if step in functions else value
 
 
 def _tolerance(judgement: DerivedOutput) -> Relative:

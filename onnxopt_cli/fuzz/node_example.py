@@ -108,11 +108,7 @@ class NodeExample:
 def draw_node(source: Source, operator: Operator) -> NodeExample:
     """Draw a node that a right backend accepts, or, now and then, one that it must refuse."""
     groups = source.choice(_GROUPS)
-    attributes = draw_attributes(source, operator, groups)
-    scalars = {scalar.name: draw_scalar(source, scalar) for scalar in operator.scalars}
-    if not has_result(operator, attributes, scalars):
-        source.reject()
-    tensors = draw_groups(source, operator, [draw_shape(source) for _ in range(groups)])
+    attributes, scalars, tensors = draw_parts(source, operator, groups)
     names = operator.input_names(groups)[len(scalars) :]
     inputs = scalars | dict(zip(names, tensors, strict=True))
     node = NodeExample(operator, attributes, inputs)
@@ -153,17 +149,31 @@ def breaches(
     return broken
 
 
-def draw_groups(source: Source, operator: Operator, shapes: list[Shape]) -> list[Array]:
-    """Draw the tensors of a node in its order, given the shape of each group's first one."""
+def draw_parts(
+    source: Source, operator: Operator, groups: int, shape: Shape | None = None
+) -> tuple[Attributes, Inputs, list[Array]]:
+    """Draw the attributes of a node with a finite result, its scalars, and its tensors in order.
+
+    Args:
+        source: of the choices.
+        operator: the node's operator.
+        groups: number of its groups of tensors.
+        shape: of the first tensor of each; None to draw it.
+    """
+    attributes = draw_attributes(source, operator, groups)
+    scalars = {scalar.name: draw_scalar(source, scalar) for scalar in operator.scalars}
+    if not has_result(operator, attributes, scalars):
+        source.reject()
+    shapes = [draw_shape(source) if shape is None else shape for _ in range(groups)]
     dtypes = [DTYPES[name] for name in operator.dtypes]
     common = source.choice([*dtypes, None]) if len(dtypes) > 1 else dtypes[0]
     nonnegative = nonnegative_tensors(operator)
     narrow = source.rarely()
     tensors = []
     for name in operator.tensors:
-        for shape in shapes:
+        for first in shapes:
             wide = not narrow or name == operator.tensors[0]
-            own = shape if wide else draw_narrow_shape(source, shape)
+            own = first if wide else draw_narrow_shape(source, first)
             dtype = source.choice(dtypes) if common is None else common
             tensors.append(draw_tensor(source, own, dtype, nonnegative=name in nonnegative))
-    return tensors
+    return attributes, scalars, tensors

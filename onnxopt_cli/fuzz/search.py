@@ -7,16 +7,16 @@ there is a limit on the time, so that a seed gives the same findings again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from time import monotonic
 
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.driver import Abort, Driver, RoundOver, failure, refusals
+from onnxopt_cli.fuzz.driver import Abort, RoundOver, Task, drive, failure, refusals
 from onnxopt_cli.fuzz.findings import (
     FailureKind,
     Finding,
@@ -31,9 +31,8 @@ from onnxopt_cli.fuzz.node_example import NodeExample
 from onnxopt_cli.fuzz.smaller import smaller
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Aside
-from onnxopt_cli.log.header import Shard
 from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.run.executors import Executor, Setting
+from onnxopt_cli.run.executors import Executor
 
 #: Hypothesis remembers all examples of a portion, which shards and workers of a cluster share.
 _PORTION = 200
@@ -49,39 +48,6 @@ _LAST_TRIES = 300
 _LEAST_EXPLAINING = 1.0
 #: As many earlier failures are replayed.
 _REPLAYED = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What to search, and for how long.
-
-    Attributes:
-        operators: whose examples are drawn.
-        backend: what is tested, as the user asks for it.
-        setting: how it is run.
-        seed: of all choices.
-        examples: how many to try; None for no limit.
-        seconds: how long to search; None for no limit.
-        memory: the folder in which failures are remembered from run to run.
-        single_nodes: whether all models have one node.
-        shard: the part of the examples that is tried; None for all.
-        explain_time: for how many seconds to look for what explains a finding; 0 for not at all.
-        tried: called after each example with the number of examples so far.
-        shrinking: called with a new kind of failure, before it is made smaller.
-    """
-
-    operators: Sequence[Operator]
-    backend: str
-    setting: Setting
-    seed: int
-    examples: int | None
-    seconds: float | None
-    memory: Path
-    single_nodes: bool = False
-    shard: Shard | None = None
-    explain_time: float = 0.0
-    tried: Callable[[int], None] = lambda _: None
-    shrinking: Callable[[FailureKind], None] = lambda _: None
 
 
 def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list[Operator]:
@@ -140,9 +106,7 @@ class Search:
         self._task = task
         self._executor = executor
         self._interruption = interruption
-        self._driver = Driver(
-            executor.name, tuple(task.operators), task.seed, task.memory, task.single_nodes
-        )
+        self._drive = partial(drive, task, executor.name)
         self._end = float("inf")
 
     @property
@@ -166,9 +130,11 @@ class Search:
             if self._task.shard is None or self._task.shard.index == 1:
                 yield from self._refusals()
             yield from self._rounds()
-        except SearchInterrupted as reason:
+        except Abort as abort:
+            if not isinstance(abort.reason, SearchInterrupted):
+                raise abort.reason from None
             if not self._interruption.signal:
-                raise BackendUnavailable(str(reason)) from None
+                raise BackendUnavailable(str(abort.reason)) from None
 
     def outside(self) -> list[Aside]:
         """Shut the backend down, and return what it did outside of the examples."""
@@ -184,7 +150,7 @@ class Search:
                 failures.append(trial)
                 raise failure(self.findings.kinds(trial)[0])
 
-        self._driver.drive(replay, _REPLAYED, 0)
+        self._drive(replay, _REPLAYED, 0)
         # What is of one kind alone is its best example.
         for trial in sorted(failures, key=lambda each: len(kinds_of(each))):
             kind = self.findings.new(trial)
@@ -197,7 +163,7 @@ class Search:
 
         Where a simple node costs a process or the timeout, so may all that are like it.
         """
-        with _whole_round():
+        with suppress(RoundOver):
             for node, broken in refusals(self._task.operators):
                 if self._counted(node).is_costly:
                     continue
@@ -246,7 +212,10 @@ class Search:
             if found:
                 raise RoundOver
 
-        self._driver.drive(look, most, number)
+        try:
+            self._drive(look, most, number)
+        except Abort as abort:
+            raise abort.reason from None
         return found
 
     def _rounds(self) -> Iterator[Finding]:
@@ -279,7 +248,7 @@ class Search:
                     raise RoundOver
                 raise failure(hunt.kind)
 
-        whole, steady = self._driver.drive(hunt_for, most, number)
+        whole, steady = self._drive(hunt_for, most, number)
         if hunt.kind is None:
             return None
         # A search that ends by itself ends with the smallest example.
@@ -292,7 +261,7 @@ class Search:
         """Leave out of an example what the failure does not need."""
         tries, costly = _LAST_TRIES, _COSTLY_FAILURES
         candidates = smaller(trial.example)
-        with _whole_round():
+        with suppress(RoundOver):
             while tries and costly and (example := next(candidates, None)) is not None:
                 tries -= 1
                 other = self._attempt(example)
@@ -315,17 +284,6 @@ class Search:
         """Explain and keep a finding; a search that is limited in time is a second late at most."""
         left = max(self._end - monotonic(), _LEAST_EXPLAINING)
         return self.findings.add(finding, seen, min(self._task.explain_time, left))
-
-
-@contextmanager
-def _whole_round() -> Iterator[None]:
-    """Let what hypothesis does not drive end as a round of it does."""
-    try:
-        yield
-    except RoundOver:
-        pass
-    except Abort as abort:
-        raise abort.reason from None
 
 
 @dataclass(slots=True)

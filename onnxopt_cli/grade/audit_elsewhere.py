@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cluster.bench import Handler
-from onnxopt_cli.cluster.crew import Cluster, Crew, Lost
+from onnxopt_cli.cluster.crew import Cluster, Crew, LostError
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import (
@@ -79,8 +79,8 @@ def outcomes(
     def read(place: int, answer: Any) -> Verdict | Sequence[Weak]:
         return _outcome_from_json(answer, tasks[place])
 
-    crew = Crew(cluster, f"{__name__}:open_audit", (items, judging, thorough))
-    try:
+    opener = f"{__name__}:open_audit"
+    with closing(Crew(cluster, opener, (items, judging, thorough))) as crew:
         crew.ready()
         named = [(operator.name, kind, index) for operator, kind, index in tasks]
         # The limits of an operator's cases take long to derive, and each worker needs them.
@@ -92,12 +92,9 @@ def outcomes(
             part=lambda place: named[place][0],
         )
         for task, found in zip(named, answers, strict=True):
-            if isinstance(found, Lost):
-                what = "; ".join(found)
-                raise BackendUnavailable(f"implementation {task}: lost with its machine: {what}")
+            if isinstance(found, LostError):
+                raise BackendUnavailable(f"implementation {task}: lost with its machine: {found}")
             yield found
-    finally:
-        crew.close()
 
 
 @contextmanager
@@ -190,20 +187,15 @@ def _outcome_from_json(data: Any, task: Task) -> Verdict | Sequence[Weak]:
         arrays = {name: it for name, it in inputs.items() if isinstance(it, np.ndarray)}
         attributes = {name: number_from_json(it) for name, it in apart[0].items()}
         apart = attributes, arrays
-    excess = tuple(map(_share, data["excess"]))
+    excess = tuple(it if it is None else float(number_from_json(it)) for it in data["excess"])
     return Verdict(one.name, one.about, excess, bool(data["equivalent"]), apart)
-
-
-def _share(number: Any) -> float | None:
-    return None if number is None else float(number_from_json(number))
 
 
 def verdict_to_json(of: Verdict) -> dict[str, Any]:
     """Return all of a verdict but the name of the implementation as a JSON object."""
-    apart = None
-    if of.apart is not None:
-        attributes, inputs = of.apart
-        given = {name: number_to_json(it) for name, it in attributes.items()}
-        apart = [given, {name: value_to_json(it) for name, it in inputs.items()}]
+    apart = of.apart and [
+        {name: number_to_json(it) for name, it in of.apart[0].items()},
+        {name: value_to_json(it) for name, it in of.apart[1].items()},
+    ]
     excess = [*map(number_to_json, of.excess)]
     return {"excess": excess, "equivalent": of.equivalent, "apart": apart}

@@ -99,36 +99,12 @@ class Shard:
         return f"{self.index}/{self.count}"
 
 
-# Options that say what is shown, written or selected, or how fast; what was selected, the backends
-# and the expectations are compared themselves.
-_OTHER = frozenset(
-    {
-        "artifacts",
-        "backends",
-        "cluster",
-        "explain",
-        "explain_time",
-        "expect",
-        "ff",
-        "insecure",
-        "jobs",
-        "lf",
-        "log",
-        "operators",
-        "pattern",  # of logs from before there could be several
-        "patterns",
-        "quiet",
-        "reports",
-        "resume",
-        "shard",
-        "ship",
-        "tags",
-        "targets",
-        "tls",
-        "update_expect",
-        "verbose",
-    }
-)
+# Options in which runs of the same may differ. What was selected, the backends and the expectations
+# are compared themselves; "pattern" is of logs from before there could be several.
+_OUTPUT = {"artifacts", "explain", "explain_time", "log", "quiet", "reports", "resume", "verbose"}
+_SPEED = {"cluster", "insecure", "jobs", "ship", "tls"}
+_SELECTION = {"ff", "lf", "operators", "pattern", "patterns", "shard", "tags", "targets"}
+_OTHER = {*_OUTPUT, *_SPEED, *_SELECTION, "backends", "expect", "update_expect"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,30 +87,14 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
         strangers = [case for case in _cases(log) if not shard.holds(case)]
         if strangers:
             yield f"{name} is shard {shard}, to which {printable(strangers[0])} does not belong"
-    if first.header.shard:
-        count = first.header.shard.count
-        missing = [index for index in range(1, count + 1) if index not in shards]
-        if missing:
-            listed = ", ".join(f"{index}/{count}" for index in missing[:_LISTED])
-            yield f"missing: {listed}{' and more' * (len(missing) > _LISTED)}"
-            return
-    yield from _incomplete(logs)
-
-
-def _incomplete(logs: Sequence[Log]) -> Iterator[str]:
-    """Yield which cases have no result, if the shards are all there."""
-    header = logs[0].header
+    count = first.header.shard.count if first.header.shard else 0
+    missing = [index for index in range(1, count + 1) if index not in shards]
     ran = {case for log in logs for case in _cases(log)}
-    if len(ran) != header.cases.count:
-        yield f"the shards have results of {len(ran)} cases, the run has {header.cases.count}"
-    names = {backend.name for backend in header.backends}
-    for log in logs:
-        for case in _cases(log):
-            lacking = sorted(name for name in names if (case, name) not in log.results)
-            if lacking:
-                path = printable(str(log.path))
-                yield printable(f"{path} has no result of {case} on {', '.join(lacking)}")
-                break
+    if missing:
+        listed = ", ".join(f"{index}/{count}" for index in missing[:_LISTED])
+        yield f"missing: {listed}{' and more' * (len(missing) > _LISTED)}"
+    elif len(ran) != first.header.cases.count:
+        yield f"the shards have results of {len(ran)} cases, the run has {first.header.cases.count}"
 
 
 def _cases(log: Log) -> list[str]:

@@ -118,16 +118,15 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             record = _parsed(line)
             yield record
             # Whoever asks for the next one has found nothing wrong with it.
-            if keep_lines and record["record"] in ("end", "rerun"):
-                key = record["result"]["case"], record["result"]["backend"]
-                kept[key] = line if record["record"] == "end" else b""
+            if keep_lines and record["record"] == "end":
+                kept[record["result"]["case"], record["result"]["backend"]] = line
 
     try:
         log = log_of(path, parsed())
     except ValueError as error:
         raise _malformed(path, number, str(error)) from error
     log.size, log.digest = len(whole), blake2b(whole).digest()
-    log.lines = {key: line for key, line in kept.items() if line}
+    log.lines = {key: line for key, line in kept.items() if key not in log.rerun}
     return log
 
 
@@ -142,7 +141,10 @@ def log_of(path: Path, records: Iterator[Any]) -> Log:
         ValueError: saying what is wrong with the first that is no record, or not where it stands.
     """
     first = next(records)
-    log = Log(path, _header(check_record(first), first))
+    kind = check_record(first)
+    if kind != "header":
+        raise ValueError(f"found {kind}, expected the header")
+    log = Log(path, Header.from_json(first))
     rules = Rules(log.header, log.results)
     for record in records:
         _take(log, rules, check_record(record), record)
@@ -169,12 +171,6 @@ def _parsed(line: bytes) -> Any:
         raise ValueError(f"found {error}") from None
 
 
-def _header(kind: str, record: dict[str, Any]) -> Header:
-    if kind != "header":
-        raise ValueError(f"found {kind}, expected the header")
-    return Header.from_json(record)
-
-
 def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
     """Add a record that follows the header.
 
@@ -195,7 +191,10 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
         case "footer":
             log.footer = record
             rules.footer(record, finished=log.finished)
-            _require_exit_code(log)
+            if (code := record["exit_code"]) not in _ENDS | INTERRUPTED:
+                raise ValueError(f"found the exit code {code}, with which no run ends")
+            if wrong := contradiction(log.record, part=log.header.shard is not None):
+                raise ValueError(wrong)
         case _:
             result = result_from_json(record["result"])
             if kind == "rerun":
@@ -205,16 +204,6 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
                 rules.end(result)
                 log.rerun.discard((result.case, result.backend))
             log.results[result.case, result.backend] = result
-
-
-def _require_exit_code(log: Log) -> None:
-    record = log.record
-    code = record.exit_code
-    if code not in _ENDS | INTERRUPTED:
-        raise ValueError(f"found the exit code {code}, with which no run ends")
-    wrong = contradiction(record, part=log.header.shard is not None)
-    if wrong:
-        raise ValueError(wrong)
 
 
 def _malformed(path: Path, line: int, what: str) -> UsageError:

@@ -7,6 +7,7 @@ writes a whole log that keeps to them has written a log.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -129,13 +130,8 @@ class Rules:
 
     def resume(self) -> None:
         """Allow results of what has none on some backend, or did not run."""
-        self._closed.clear()
-        for case in self._cases:
-            keys = [(case, backend) for backend in self._backends]
-            found = [self._results[key] for key in keys if key in self._results]
-            ran = all(it.outcome is not Outcome.NOT_RUN for it in found)
-            if ran and len(found) == len(keys):
-                self._closed.update(keys)
+        rows = [whole_row(self._results, case, self._backends) for case in self._cases]
+        self._closed = {(it.case, it.backend) for row in rows for it in row}
 
     def footer(self, record: dict[str, Any], *, finished: bool) -> None:
         """Allow the last record; that its exit code is right is for the caller to see.
@@ -180,6 +176,13 @@ class Rules:
         else:
             right = {Standing.FLAKY if result.flaky else None}
         return "" if result.standing in right else "that stands otherwise to what was expected"
+
+
+def whole_row(results: Mapping[Key, Result], case: str, backends: Collection[str]) -> list[Result]:
+    """Return a case's results; none if it has not run on each of the backends."""
+    row = [results[case, name] for name in backends if (case, name) in results]
+    ran = [it for it in row if it.outcome is not Outcome.NOT_RUN]
+    return ran if len(ran) == len(backends) else []
 
 
 def contradiction(result: Result) -> str:

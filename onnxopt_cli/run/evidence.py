@@ -65,20 +65,20 @@ class Evidence:
             NotAskedError: if that cannot be found out any more.
         """
         operator = sole_operator(content.model)
-        node = content.model.graph.node[0] if operator else None
+        nodes = content.model.graph.node
         if content.rejects:
-            if operator is None or node is None:
+            if operator is None:
                 said = self._of_model(executor, content.model)
                 return f"refused, but {said}" if said else ""
-            said = self._asked(executor, plain_pair(operator, node, content.inputs))
+            said = self._asked(executor, plain_pair(operator, nodes[0], content.inputs))
             return f"refused, but for the same inputs without what is wrong {said}" if said else ""
         if content.trajectory is not None or response.outputs is None:
             return ""
-        if operator is None or node is None:
+        if operator is None:
             return self._without_formula(executor, content, response.outputs)
         if not is_trivial(response.outputs, content.inputs):
             return ""
-        pair = plain_pair(operator, node, content.inputs)
+        pair = plain_pair(operator, nodes[0], content.inputs)
         said = self._asked(executor, pair) if pair else ""
         return f"right, but where right is neither empty nor an input {said}" if said else ""
 
@@ -105,7 +105,7 @@ class Evidence:
             return ""
         said = ""
         for node in nodes:
-            what = self._of_operator(executor, node, _types(content), corpus=False)
+            what = self._of_operator(executor, node, _types(content))
             if not what:
                 return ""
             if what != _NO_CASE:
@@ -115,19 +115,21 @@ class Evidence:
     def _of_model(self, executor: Executor, model: onnx.ModelProto) -> str:
         """Say which operator of a refused model a backend has not shown to compute."""
         for node in model.graph.node:
-            said = self._of_operator(executor, node, corpus=True)
+            said = self._of_operator(executor, node, None)
             if said:
                 return f"of {printable(node.op_type)} {said}"
         return ""
 
     def _of_operator(
-        self,
-        executor: Executor,
-        node: onnx.NodeProto,
-        types: frozenset[np.dtype[Any]] | None = None,
-        *,
-        corpus: bool,
+        self, executor: Executor, node: onnx.NodeProto, types: frozenset[np.dtype[Any]] | None
     ) -> str:
+        """Say why a backend has not shown that it computes a node.
+
+        Args:
+            executor: the backend.
+            node: the node.
+            types: of what it was fed; None if it refused, so that onnx's own cases may tell, too.
+        """
         operator = find_operator(node.domain, node.op_type)
         if operator is not None:
             return self._asked(executor, plain_pair(operator, node, {}))
@@ -137,7 +139,7 @@ class Evidence:
         key = node.domain, node.op_type, types
         if key not in known:
             known[key] = _of_cases(executor, node.op_type, self._neighbours, types)
-        if known[key] == _NO_CASE and corpus:
+        if known[key] == _NO_CASE and types is None:
             known[key] = _of_cases(executor, node.op_type, _corpus(), types)
         return known[key]
 

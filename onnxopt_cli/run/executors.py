@@ -140,10 +140,11 @@ def open_executors(
 
             return stack.enter_context(closing(WorkerLoop()))
 
-        def pool(text: str) -> Pool:
+        def pool(text: str, how: Setting = setting, *, closed: bool = False) -> Pool:
             from onnxopt_cli.isolation.pool import Pool
 
-            return Pool(text, setting.lowering, setting.limits, setting.jobs, loop(), interruption)
+            given = how.lowering, how.limits, how.jobs
+            return Pool(text, *given, loop(), interruption, closed=closed)
 
         remote = setting.cluster and _open_remote(setting.cluster, asked, setting, asker)
         executors: list[Executor] = [*stack.enter_context(remote)] if remote and asked else []
@@ -164,11 +165,8 @@ def open_executors(
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
                 return InProcess(ASKED, never, interruption, None).submit
-            from onnxopt_cli.isolation.pool import Pool
-
             limits = _limits_of_asking(setting.limits)
-            asked = Pool(ASKED, never, limits, setting.jobs, loop(), interruption, closed=True)
-            return asked.submit
+            return pool(ASKED, replace(setting, lowering=never, limits=limits), closed=True).submit
 
         if asker is not None:
             asker.open_workers = partial(open_asked, asker)

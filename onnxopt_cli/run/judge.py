@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff, wrong_outputs
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
 from onnxopt_cli.formula.nodes import all_nodes, operator_names, subgraphs
@@ -63,25 +63,28 @@ def read_question(case: Case) -> AskedCase:
         return AskedCase(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
 
 
-def answered(question: AskedCase, judging: JudgeOptions) -> AskedCase:
-    """Return a question with what must come back, invalid if its case contradicts itself."""
+def answered(
+    question: AskedCase, judging: JudgeOptions, asked: Callable[[], AnswerKey] | None = None
+) -> AskedCase:
+    """Return a question with what must come back, invalid if its case contradicts itself.
+
+    Args:
+        question: what was read.
+        judging: how the user wants outputs to be judged.
+        asked: returns the key that asking has completed; None where nothing was asked.
+    """
     case, content = question.case, question.content
     if content is None or content.rejects:
         return question
     try:
-        question = replace(question, key=answer_key(content, case.location, judging))
+        key = asked() if asked else answer_key(content, case.location, judging)
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
     except MemoryError:
         return starved(case)
-    return with_key(question) if question.key and question.key.contradictions else question
-
-
-def with_key(question: AskedCase) -> AskedCase:
-    """Return a question, invalid if its key says that the case contradicts itself."""
-    if question.key is None or not question.key.contradictions:
-        return question
-    if question.key.formula:
+    if not key.contradictions:
+        return replace(question, key=key)
+    if key.formula:
         why = (
             "the stored outputs contradict the operator's formula beyond any rounding: "
             "the case is wrong, not the backend"
@@ -91,8 +94,7 @@ def with_key(question: AskedCase) -> AskedCase:
             "the stored outputs and what onnx's reference computes contradict each other "
             "beyond any rounding: one of the two is wrong"
         )
-    contradictions = question.key.contradictions
-    return replace(question, key=None, invalid=why, contradictions=contradictions)
+    return replace(question, key=None, invalid=why, contradictions=key.contradictions)
 
 
 def starved(case: Case) -> AskedCase:
@@ -117,24 +119,20 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
         judging: how the user wants outputs to be judged.
     """
     content, key = question.content, question.key
+    assert content is not None  # noqa: S101 - a valid question has some
     diffs: tuple[Diff, ...] = ()
     message = response.message
     curve: Mapping[int, float] = {}
     if response.failure is Outcome.SKIP and not _may_be_skipped(content):
         outcome, message = Outcome.PROTOCOL, "says that a case does not apply which does"
-    elif content is not None and content.rejects:
-        if response.failure is Outcome.ERROR:
-            outcome = Outcome.PASS
-        elif response.failure is not None:
-            outcome = response.failure
-        else:
-            outcome, message = Outcome.FAIL, "accepted what a right backend must refuse"
+    elif content.rejects and response.failure is None:
+        outcome, message = Outcome.FAIL, "accepted what a right backend must refuse"
+    elif content.rejects and response.failure is Outcome.ERROR:
+        outcome = Outcome.PASS
     elif response.failure is not None or response.outputs is None or key is None:
         outcome = response.failure or Outcome.ERROR
-        fault = _fault(content.model) if content is not None and outcome is Outcome.ERROR else ""
-        if fault:
-            outcome = Outcome.INVALID
-            message = f"the model does not pass onnx's check: {fault}"
+        if outcome is Outcome.ERROR and (fault := _fault(content.model)):
+            outcome, message = Outcome.INVALID, f"the model does not pass onnx's check: {fault}"
     else:
         diffs = compare_outputs(
             key.outputs,
@@ -144,11 +142,14 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
             examine=judging.examine,
         )
         if response.changed:
-            message = f"inputs changed: {_listed(response.changed)}"
+            message = f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
-        if content is not None and content.trajectory is not None:
-            curve, words = _course(content.trajectory.recorded, key, response.outputs, diffs)
+        if content.trajectory is not None:
+            # Not worth importing for cases of one step.
+            from onnxopt_cli.run.trajectory import course
+
+            curve, words = course(content.trajectory.recorded, key, response.outputs, diffs)
             message = "; ".join(filter(None, (message, words)))
         # A trajectory that ended early says why itself: its outputs are not of the shape expected.
         said = response.message or all(diff.agrees for diff in diffs)
@@ -199,39 +200,9 @@ def _fault(model: onnx.ModelProto) -> str:
     return ""
 
 
-def _may_be_skipped(content: Content | None) -> bool:
+def _may_be_skipped(content: Content) -> bool:
     """Tell whether lowering refuses a case; a worker that says so may have been told to lie."""
-    return (
-        content is not None and content.rejects and breaks_signature(content.model, content.inputs)
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
-
-
-def _course(
-    recorded: Sequence[int], key: AnswerKey, outputs: Sequence[Value], diffs: Sequence[Diff]
-) -> tuple[Mapping[int, float], str]:
-    """Return how far a backend was off in each step of a trajectory, and what to say of it."""
-    # Not worth importing for cases of one step.
-    from onnxopt_cli.run.trajectory import course, first_weak
-
-    curve = course(recorded, key.outputs, outputs, key.tolerances)
-    words = []
-    if curve.departure:
-        words.append(f"left the budget first in {curve.departure}")
-    if key.formula is not None and any(diff.weak for diff in diffs):
-        weak = first_weak(recorded, key.formula.judgements)
-        words.append(f"the case is too weak to judge everything from step {weak}")
-    return curve.shares, "; ".join(words)
-
-
-def not_run(case: Case, backend: str, why: str) -> Result:
-    """Return the result of a case that did not run."""
-    operators = case.operators or ()
-    return Result(case.id, case.location, operators, backend, Outcome.NOT_RUN, message=why)
+    return content.rejects and breaks_signature(content.model, content.inputs)
 
 
 def _result(

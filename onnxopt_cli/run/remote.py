@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxopt_cli.cluster.crew import Crew, Done, Lost, LostError, real_place
+from onnxopt_cli.cluster.crew import Crew, LostError, real_place
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import Outcome, Result, unanswered
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.isolation.messages import pack_order, read_answer
@@ -30,6 +30,9 @@ class Remote:
         text: the backend as the user asked for it.
         place: its place among the crew's backends.
         crew: the workers.
+
+    Attributes:
+        crew: the same, for whoever has other work for them.
     """
 
     def __init__(self, text: str, place: int, crew: Crew) -> None:
@@ -37,7 +40,7 @@ class Remote:
         self.version = ""
         self.ahead = 1
         self._place = place
-        self._crew = crew
+        self.crew = crew
 
     def ready(self) -> None:
         """Wait until a worker has started it.
@@ -46,8 +49,8 @@ class Remote:
             UsageError: if there is no such backend, or the workers do not agree.
             BackendUnavailable: if it does not start, or no worker comes.
         """
-        self._crew.ready()
-        self.version = str(self._crew.hello[self._place])
+        self.crew.ready()
+        self.version = str(self.crew.hello[self._place])
 
     def submit(self, order: Order) -> Callable[[], Response | str]:
         """Have a model run on a worker."""
@@ -55,7 +58,7 @@ class Remote:
         more = {"backend": self._place, "returned": order.returned, "ours": order.ours}
         frames = values.message({**message, **more})
         order.started()
-        pending = self._crew.ask(b"".join(frames))
+        pending = self.crew.ask(b"".join(frames))
 
         def wait() -> Response | str:
             try:
@@ -68,33 +71,16 @@ class Remote:
 
     def renew(self) -> None:
         """Let the next model meet a fresh process."""
-        self._crew.ask(json.dumps({"request": "renew", "backend": self._place}).encode())()
+        self.crew.ask(json.dumps({"request": "renew", "backend": self._place}).encode())()
 
     def finish(self) -> list[Aside]:
         """Shut it down everywhere; return what it did outside of any case, in words."""
         message = json.dumps({"request": "finish", "backend": self._place}).encode()
         return [
             Aside(str(where), Outcome(outcome), printable(str(what), lines=True))
-            for answer in self._crew.everyone(message)
+            for answer in self.crew.everyone(message)
             for where, outcome, what in read_json(answer)
         ]
-
-    def spread(
-        self,
-        request: str,
-        items: Sequence[Any],
-        read: Callable[[int, Any], Done],
-        stop: Callable[[], object],
-    ) -> Generator[Done | Lost]:
-        """Yield what a function makes of each item on a worker, as :meth:`Crew.spread` does.
-
-        Args:
-            request: the module and function, called with the backends there and an item.
-            items: what JSON can hold.
-            read: makes what is yielded of an item's place and what was returned.
-            stop: tells whether to stop early.
-        """
-        return self._crew.spread(request, items, read, stop=stop)
 
     def rows(
         self, cases: Sequence[Case], names: Sequence[str], stop: Callable[[], object]
@@ -119,27 +105,20 @@ class Remote:
                 raise ValueError("results of another case")
             return row
 
-        found = self._crew.spread("cases", items, read, files.__getitem__, stop)
+        found = self.crew.spread("cases", items, read, files.__getitem__, stop)
         for case, row in zip(cases, found, strict=False):
-            yield _lost(case, names, row) if isinstance(row, Lost) else row
+            if isinstance(row, LostError):
+                why = _LOST + printable(str(row))
+                yield tuple(unanswered(case, name, why, Outcome.CRASH) for name in names)
+            else:
+                yield row
 
 
 def sent(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
     """Return how a worker finds cases, each by its id and its file or none; and all their files."""
     files = [sorted(map(real_place, case.files())) for case in cases]
-    places = [
-        real_place(it.location.path) if mine else "" for it, mine in zip(cases, files, strict=True)
-    ]
-    return [(case.id, place) for case, place in zip(cases, places, strict=True)], files
-
-
-def _lost(case: Case, names: Sequence[str], lost: Lost) -> tuple[Result, ...]:
-    message = _LOST + printable("; ".join(lost))
-    operators = case.operators or ()
-    return tuple(
-        Result(case.id, case.location, operators, name, Outcome.CRASH, message=message)
-        for name in names
-    )
+    pairs = zip(cases, files, strict=True)
+    return [(it.id, real_place(it.location.path) if mine else "") for it, mine in pairs], files
 
 
 def _response(answer: bytes, order: Order) -> Response | str:

@@ -137,19 +137,18 @@ def run_again(
             doubtful.append((result, alone[0]))
     if doubtful:
         calm = [case for case in cases if results[case.id].outcome not in _DEADLY]
-        yield from _in_order(doubtful, list(by_id), calm, by_id, restarted, times)
+        yield from _in_order(doubtful, calm, by_id, restarted, times)
 
 
 def _in_order(
     doubtful: Sequence[tuple[Result, Outcome]],
-    order: Sequence[str],
     calm: Sequence[Case],
     by_id: Mapping[str, Case],
     restarted: Restarted,
     times: int,
 ) -> Iterator[Result]:
     """Yield results of cases whose outcome alone is always the same."""
-    place = {name: index for index, name in enumerate(order)}
+    place = {name: index for index, name in enumerate(by_id)}
     last = max(place[result.case] for result, _ in doubtful)
     once = restarted([case for case in calm if place[case.id] <= last])
     together = {result.case: result.outcome for result in once}

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, with_shared, worse
+from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, unanswered, with_shared, worse
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.isolation.processes import claimed
 from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions
+from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import (
@@ -38,11 +38,9 @@ from onnxopt_cli.run.judge import (
     AskedCase,
     answered,
     judge,
-    not_run,
     read_question,
     starved,
     unasked_result,
-    with_key,
 )
 
 if TYPE_CHECKING:
@@ -155,7 +153,7 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             failed += any(not result.conforms for result in results)
             yield results
     for case in (*(case for case, _ in asked), *cases):
-        yield tuple(plan.review(not_run(case, it.name, stopped)) for it in plan.backends)
+        yield tuple(plan.review(unanswered(case, it.name, stopped)) for it in plan.backends)
     if not stopped:
         asides = tuple(_asides(plan))
         if asides:
@@ -263,23 +261,21 @@ def _ask(plan: Plan, case: Case) -> _Asked:
         question = answered(question, plan.judging)
     if question.invalid or content is None:
         return _Asked(question, ())
-    pending = []
+    pending: list[Pending] = []
     outputs = question.key.outputs if question.key else expected or {}
     returned = total_bytes(outputs.values())
+    loop = content.trajectory is not None
     try:
         for executor in plan.backends:
             started = partial(plan.started, case.id, executor.name)
-            if content.trajectory is None or not content.stepwise:
-                looped = content.trajectory is not None
-                order = Order(
-                    content.model, content.inputs, started, returned=returned, ours=looped
-                )
-                pending.append(executor.submit(order))
-            else:
+            if content.trajectory is not None and content.stepwise:
                 # Not worth importing for cases of one step.
                 from onnxopt_cli.run.trajectory import stepwise
 
                 pending.append(partial(stepwise, executor, content.trajectory, started))
+            else:
+                order = Order(content.model, content.inputs, started, returned=returned, ours=loop)
+                pending.append(executor.submit(order))
     except MemoryError:
         return _Asked(starved(case), ())
     if expected is not None:
@@ -289,15 +285,8 @@ def _ask(plan: Plan, case: Case) -> _Asked:
         for math in dict.fromkeys(declared_math(it.name) for it in plan.backends):
             answer = plan.asker.ask(content, question.key, math)
             if answer is not None:
-                complete[math] = cache(partial(_completed, question, answer))
+                complete[math] = cache(partial(answered, question, plan.judging, answer))
     return _Asked(question, tuple(pending), complete)
-
-
-def _completed(question: AskedCase, answer: Callable[[], AnswerKey]) -> AskedCase:
-    try:
-        return with_key(replace(question, key=answer()))
-    except MemoryError:
-        return starved(question.case)
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
@@ -320,7 +309,7 @@ def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pendin
     try:
         response = pending()
         if isinstance(response, str):
-            return not_run(question.case, executor.name, response)
+            return unanswered(question.case, executor.name, response)
         result = judge(question, executor.name, response, plan.judging)
         if result.outcome is not Outcome.PASS or question.content is None:
             return result
@@ -328,7 +317,7 @@ def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pendin
     except MemoryError:
         return unasked_result(starved(question.case), executor.name)
     except NotAskedError as error:
-        return not_run(question.case, executor.name, str(error))
+        return unanswered(question.case, executor.name, str(error))
     return replace(result, outcome=Outcome.UNPROVEN, message=lacking) if lacking else result
 
 
@@ -338,13 +327,7 @@ def _asides(plan: Plan) -> Iterator[Result]:
         # However many workers there were, the results are the same.
         found: dict[str, Result] = {}
         for aside in executor.finish():
-            result = Result(
-                f"{OUTSIDE_CASES}/{aside.place}",
-                plan.cases[-1].location,
-                (),
-                executor.name,
-                aside.outcome,
-                message=aside.message,
-            )
+            name, where = f"{OUTSIDE_CASES}/{aside.place}", plan.cases[-1].location
+            result = Result(name, where, (), executor.name, aside.outcome, message=aside.message)
             found[aside.place] = worse(found.get(aside.place), plan.review(result))
         yield from found.values()

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import cycle
 from pathlib import Path
@@ -24,7 +23,7 @@ from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import nearest, printable, some_of
-from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.errors import InvalidCase, OnnxoptError, UsageError
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.readings.single_node import sole_operator
@@ -115,20 +114,18 @@ class Selection:
 def _near(words: Collection[str], ids: Sequence[str]) -> dict[str, str]:
     """Return words that match no id, each with a question that names a near one."""
     pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
-    found = {word: _like(word.lower(), pieces) for word in sorted(words)}
-    return {word: f"did you mean {pieces[near]}?" if near else "" for word, near in found.items()}
+    return {word: _question(word, pieces) for word in sorted(words)}
 
 
-def _like(word: str, pieces: Collection[str]) -> str:
-    """Return the piece of an id most like a word, or that begins as it does; empty if none does."""
-    near = get_close_matches(word, pieces, n=1)
-    begins = (
-        piece
-        for end in range(len(word) - 1, 1, -1)
-        for piece in sorted(pieces)
-        if piece.startswith(word[:end])
-    )
-    return near[0] if near else next(begins, "")
+def _question(word: str, pieces: Mapping[str, str]) -> str:
+    """Ask for the piece of an id most like a word, or that begins so; empty if there is none."""
+    if question := nearest(word, pieces.values()):
+        return question
+    for end in range(len(word) - 1, 1, -1):
+        for piece in sorted(pieces):
+            if piece.startswith(word[:end].lower()):
+                return f"did you mean {pieces[piece]}?"
+    return ""
 
 
 def _failed_last(
@@ -152,18 +149,16 @@ def remember(results: Sequence[Result]) -> None:
     if not path.exists() and all(it.conforms for it in results):
         return
     folders = _read(path)
-    known = folders.pop(_here(), {})
-    changed = False
+    before = folders.pop(_here(), {})
+    known = {**before}
     now: dict[str, dict[str, bool]] = {}
     for it in results:
         if it.outcome is not Outcome.NOT_RUN and not it.case.startswith(f"{OUTSIDE_CASES}/"):
             now.setdefault(it.backend, {})[it.case] = it.conforms
     for backend, cases in now.items():
-        before = known.pop(backend, None)
-        known[backend] = [case for case in before or () if case not in cases]
-        known[backend] += [case for case, conforms in cases.items() if not conforms]
-        changed = changed or known[backend] != before
-    if not changed:
+        others = [case for case in known.pop(backend, ()) if case not in cases]
+        known[backend] = others + [case for case, conforms in cases.items() if not conforms]
+    if known == before:
         return
     folders[_here()] = dict([*known.items()][-_BACKENDS:])
     with suppress(OSError, OnnxoptError):
@@ -295,14 +290,12 @@ def _leave_out(
             hint = nearest(name, CAPABILITIES, f"there are {', '.join(CAPABILITIES)}")
             raise UsageError(f"there is no capability {printable(name)!r}", hint=hint)
     needs = [set(capabilities_of(case)) for case in cases]
-    counts = {name: sum(name in it for it in needs) for name in without}
-    return (
-        [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)],
-        {
-            name: f"{counts[name]} case{'s' * (counts[name] != 1)}{': ' * bool(why)}{why}"
-            for name, why in without.items()
-        },
-    )
+    left_out = {}
+    for name, why in without.items():
+        count = sum(name in it for it in needs)
+        left_out[name] = f"{count} case{'s' * (count != 1)}{': ' * bool(why)}{why}"
+    kept = [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)]
+    return kept, left_out
 
 
 #: The capabilities, in the order in which they are shown.
@@ -329,16 +322,14 @@ def capabilities(content: Content) -> tuple[str, ...]:
         given += course.series.values()
         model = course.model
         inputs = course.inputs(1, course.state, lambda array: array, lambda _, like: like)
-    mine: list[Array] = []
-    stored: list[Array] = []
-    for values, found in ((given, mine), ([*(content.expected or {}).values()], stored)):
+    stored = [*(content.expected or {}).values()]
+    for values in (given, stored):
         # It grows by what sequences and maps hold.
         for value in values:
-            if isinstance(value, np.ndarray):
-                found.append(value)
-            elif isinstance(value, (list, dict)):
+            if isinstance(value, (list, dict)):
                 values.extend(value.values() if isinstance(value, dict) else value)
-    arrays = [*mine, *stored]
+    mine = [it for it in given if isinstance(it, np.ndarray)]
+    arrays = mine + [it for it in stored if isinstance(it, np.ndarray)]
     floats = [it for it in arrays if "float" in dtype_name(it.dtype)]
     types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
     attributes = (it.f for node in content.model.graph.node for it in node.attribute)
@@ -382,16 +373,13 @@ def capabilities_of(case: Case) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, _Failures]:
     try:
-        ours = is_ours(path.lstat())
-        found = read_json(read_regular_file(path, _MOST_BYTES)) if ours else {}
-    except (OSError, Malformed, ValueError):
+        found = read_json(read_regular_file(path, _MOST_BYTES)) if is_ours(path.lstat()) else {}
+        return {
+            folder: {backend: [*map(str, cases)] for backend, cases in backends.items()}
+            for folder, backends in found.items()
+        }
+    except (OSError, Malformed, ValueError, TypeError, AttributeError):
         return {}
-    if not isinstance(found, dict) or not all(isinstance(it, dict) for it in found.values()):
-        return {}
-    lists = [cases for backends in found.values() for cases in backends.values()]
-    if not all(isinstance(it, list) and all(isinstance(case, str) for case in it) for it in lists):
-        return {}
-    return found
 
 
 def _here() -> str:

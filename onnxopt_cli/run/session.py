@@ -21,7 +21,7 @@ from onnxopt_cli.cases.collect import Collection, suite_versions
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Outcome, Result, worse
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_CASES, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, NothingSelected, Problem, UsageError
 from onnxopt_cli.expectations.expectations import Expectations, exit_code
@@ -218,15 +218,27 @@ class Session:
         Raises:
             UsageError: if it is no log, cannot be written, or is of another run.
         """
+        from onnxopt_cli.log.header import Header
         from onnxopt_cli.log.reader import read_log
         from onnxopt_cli.log.writer import LogWriter
 
         path = self.terms.log
         assert path is not None  # noqa: S101 - what to begin is what to write
         self._witness = witness
+        self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
         resume = self.terms.resume
         log = read_log(path) if resume else None
-        header = self._header(witness, cases)
+        header = Header(
+            started=self.started,
+            hostname=self.hostname,
+            versions=self._versions,
+            backends=tuple(self._backends.values()),
+            cases=cases,
+            shard=self.terms.shard,
+            expectations=self.expectations.hash,
+            options=self._options,
+            contents=witness.contents,
+        )
         if log is None:
             self._writer = LogWriter.append(path, 0) if resume else LogWriter.create(path)
             self._writer.write(header.to_json())
@@ -265,20 +277,15 @@ class Session:
             return
         from onnxopt_cli.run.rerun import RunInterrupted
 
-        try:
+        with suppress(RunInterrupted):
             for backend in self._backends:
                 yield from self._rerun_on(backend)
-        except RunInterrupted:
-            return
 
     def _rerun_on(self, backend: str) -> Iterator[Result]:
         mine = {case: it for (case, name), it in self.results.items() if name == backend}
         cases = [case for case in self.plan.cases if case.id in mine]
-        suspects = [
-            mine[case.id]
-            for case in cases
-            if not mine[case.id].conforms and (case.id, backend) not in self._settled
-        ]
+        ran = [mine[case.id] for case in cases if (case.id, backend) not in self._settled]
+        suspects = [result for result in ran if not result.conforms]
         if not suspects:
             return
         from onnxopt_cli.run.rerun import restarted_backend, run_again
@@ -332,25 +339,26 @@ class Session:
 
     def _take(self, log: Log) -> None:
         """Take from a log the cases that have run on all backends; all of it if it is finished."""
+        from onnxopt_cli.log.rules import whole_row
+
         self.started, self.hostname = log.header.started, log.header.hostname
         started = date.fromisoformat(log.header.started[:10])
         self.expectations = replace(self.expectations, today=started)
         self._settled = log.rerun
         self._finished = log.finished
-        taken: list[Result] = []
+        results = log.results.values()
+        without_outputs = {it.case for it in results if it.outcome in HARMLESS and not it.diffs}
         for case in self.plan.cases:
-            keys = [(case.id, name) for name in self._backends]
-            rows = [log.results[key] for key in keys if key in log.results]
-            if any(it.outcome in HARMLESS and not it.diffs for it in rows):
+            if case.id in without_outputs:
                 self._require_refusal(case)
-            ran = log.finished or all(it.outcome is not Outcome.NOT_RUN for it in rows)
-            if len(rows) == len(keys) and ran:
-                taken += rows
         if log.finished:
             # What was found wrong in the end, too.
             self._found = log.record.problems
-        outside = f"{OUTSIDE_CASES}/"
-        taken += [it for it in log.results.values() if log.finished or it.case.startswith(outside)]
+            taken = [*results]
+        else:
+            rows = [whole_row(log.results, case.id, self._backends) for case in self.plan.cases]
+            taken = [it for row in rows for it in row]
+            taken += [it for it in results if it.case.startswith(f"{OUTSIDE_CASES}/")]
         self.results |= {(it.case, it.backend): self._review(it) for it in taken}
 
     def _require_refusal(self, case: Case) -> None:
@@ -374,22 +382,6 @@ class Session:
                 f"what differs: {'; '.join(found)}",
                 hint="run it with the same cases, backends and options, or write another log",
             )
-
-    def _header(self, witness: Witness, cases: CaseList) -> Header:
-        from onnxopt_cli.log.header import Header
-
-        self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
-        return Header(
-            started=self.started,
-            hostname=self.hostname,
-            versions=self._versions,
-            backends=tuple(self._backends.values()),
-            cases=cases,
-            shard=self.terms.shard,
-            expectations=self.expectations.hash,
-            options=self._options,
-            contents=witness.contents,
-        )
 
     def _review(self, result: Result) -> Result:
         return self.expectations.review(result, self._backends[result.backend])

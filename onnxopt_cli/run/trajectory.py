@@ -6,17 +6,17 @@ What a step returns is what the next one is fed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from onnxopt_cli.core.case import Trajectory
 from onnxopt_cli.core.compare import element_shares
-from onnxopt_cli.core.tolerance import Tolerance
+from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.isolation.response import Order, Response
-from onnxopt_cli.readings.bound.bound import DerivedOutput
 from onnxopt_cli.readings.bound.chained import derived_array
+from onnxopt_cli.run.answer_key import AnswerKey
 from onnxopt_cli.run.executors import Executor
 
 
@@ -92,57 +92,51 @@ def _stack(rows: list[Array]) -> Value:
     return np.stack(rows) if alike else list(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The course of a trajectory.
-
-    Attributes:
-        shares: by recorded step, the largest share of its limit that an element uses; infinite
-            where it is off by anything and may not be.
-        departure: the first step, and its worst element, over the limit: ``step 37, X_new[4]``;
-            empty if there is none.
-    """
-
-    shares: Mapping[int, float] = field(default_factory=dict)
-    departure: str = ""
-
-
 def course(
-    recorded: Sequence[int],
-    expected: Mapping[str, Value],
-    actual: Sequence[Value],
-    tolerances: Mapping[str, Tolerance],
-) -> Curve:
-    """Follow outputs that were stacked step by step; nothing of those of another structure.
+    recorded: Sequence[int], key: AnswerKey, actual: Sequence[Value], diffs: Sequence[Diff]
+) -> tuple[Mapping[int, float], str]:
+    """Follow outputs that were stacked step by step.
 
     Args:
         recorded: the steps in the order of the rows.
-        expected: the expected outputs by name, in the graph's order.
-        actual: what the backend returned, in that order.
-        tolerances: what each output is judged by.
+        key: what was expected.
+        actual: what the backend returned, in the graph's order.
+        diffs: the outputs, judged.
+
+    Returns:
+        By recorded step, the largest share of its limit that an element uses, infinite where it is
+        off by anything and may not be, nothing if an output has another structure; and what to say
+        of the steps, such as which was the first over the limit: ``step 37, X_new[4]``.
     """
-    most = np.zeros(len(recorded))
-    worst: list[str] = [""] * len(recorded)
-    for (name, mine), theirs in zip(expected.items(), actual, strict=False):
+    most, worst = _largest_shares(len(recorded), key, actual)
+    words = []
+    beyond = np.flatnonzero(most > 1)
+    if beyond.size:
+        words.append(f"left the budget first in step {recorded[beyond[0]]}, {worst[beyond[0]]}")
+    if key.formula is not None and any(diff.weak for diff in diffs):
+        limits = [it.branch.weak for it in key.formula.judgements.values()]
+        rows = [weak.reshape(len(recorded), -1).any(axis=1) for weak in limits]
+        first = recorded[int(np.argmax(np.any(rows, axis=0)))]
+        words.append(f"the case is too weak to judge everything from step {first}")
+    return dict(zip(recorded, most.tolist(), strict=False)), "; ".join(words)
+
+
+def _largest_shares(steps: int, key: AnswerKey, actual: Sequence[Value]) -> tuple[Array, list[str]]:
+    """Return by step the largest share of a limit, and where it is; nothing of other structures."""
+    most = np.zeros(steps)
+    worst: list[str] = [""] * steps
+    for (name, mine), theirs in zip(key.outputs.items(), actual, strict=False):
         if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray):
-            return Curve()
+            return np.zeros(0), []
         if describe(mine) != describe(theirs):
-            return Curve()
-        shares = element_shares(mine, theirs, tolerances[name]).reshape(len(recorded), -1)
+            return np.zeros(0), []
+        shares = element_shares(mine, theirs, key.tolerances[name]).reshape(steps, -1)
         if not shares.size:
             continue
         places = np.argmax(shares, axis=1)
-        rows = shares[np.arange(len(recorded)), places]
+        rows = shares[np.arange(steps), places]
         for row in np.flatnonzero(rows > most):
             index = [*map(int, np.unravel_index(places[row], mine.shape[1:]))]
             worst[row] = f"{name}{index or ''}"
         most = np.maximum(most, rows)
-    beyond = np.flatnonzero(most > 1)
-    departure = f"step {recorded[beyond[0]]}, {worst[beyond[0]]}" if beyond.size else ""
-    return Curve(dict(zip(recorded, most.tolist(), strict=True)), departure)
-
-
-def first_weak(recorded: Sequence[int], judgements: Mapping[str, DerivedOutput]) -> int:
-    """Return the first of the recorded steps of which not everything can be judged."""
-    rows = [it.branch.weak.reshape(len(recorded), -1).any(axis=1) for it in judgements.values()]
-    return recorded[int(np.argmax(np.any(rows, axis=0)))]
+    return most, worst
