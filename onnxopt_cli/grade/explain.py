@@ -48,6 +48,8 @@ _SEEN = 40
 _FIRST, _FIRST_LIKELY = 12, 36
 #: So many mistakes are added to one that reproduces something.
 _DEPTH = 2
+#: Where so many times as many cases are left, what reproduces the others may do so by chance.
+_CHANCE = 3
 #: Of mistakes that do the same so many are compared.
 _ALIKE = 12
 
@@ -446,7 +448,8 @@ class _Search:
             cover = self._cover(without)
             doubtful = {name for it in cover for name in it.names if not self._shows(name)}
             if not doubtful:
-                return cover
+                left = len(self._left(cover))
+                return cover if left <= _CHANCE * (len(self._wrong) - left) else []
             without |= doubtful
 
     def _shows(self, name: str) -> bool:

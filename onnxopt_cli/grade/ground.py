@@ -236,7 +236,11 @@ class _Ground:
         elsewhere = (len(failing) - len(found)) / max(1, len(self._samples) - len(found))
         if self._several and (len(found) <= _FEW or given < _ENOUGH or elsewhere > 1 - _OFTEN):
             return self._often()
-        return f"{_words(_effects(found))} wherever {best}", says
+        # Further inputs may speak against it: how many it has met is for the reader to weigh.
+        failed = f"{len(found)} of {len(failing)}" if len(found) < len(failing) else len(failing)
+        others = len(self._samples) - len(failing)
+        met = f"seen in {failed} inputs that fail, in none of {others} that pass"
+        return f"{_words(_effects(found))} wherever {best} ({met})", says
 
     def _often(self) -> tuple[str, Callable[[Sample], bool] | None]:
         """Count failures where a trait is that all given ones have, and elsewhere.
@@ -418,7 +422,10 @@ def _words(effects: Mapping[str, int]) -> str:
     words = {name: _EFFECTS[effect] for name, effect in effects.items()}
     if len({*words.values()}) > 1:
         return " and ".join(f"{name} is {what}" for name, what in words.items())
-    return f"{' and '.join(words)} {'are' if len(words) > 1 else 'is'} {next(iter(words.values()))}"
+    is_what = f"is {next(iter(words.values()))}"
+    if len(words) > 1:
+        is_what = is_what.replace("is what it was", "are what they were").replace("is ", "are ")
+    return f"{' and '.join(words)} {is_what}"
 
 
 def _unique(columns: Array) -> Array:
