@@ -158,8 +158,7 @@ def badge_report(record: RunRecord) -> str:
         message = f"{against} of {total} do not conform"
     else:
         message = verdict(record)
-    said = scope(record)
-    if said:
+    if said := scope(record):
         message += f" ({said})"
     badge = {
         "schemaVersion": 1,
