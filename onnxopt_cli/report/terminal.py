@@ -294,10 +294,8 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     ]
     table = plain_table(cells, named, [outcome.value for outcome in outcomes])
     left = sum(map(bool, bad.values())) - sum(bool(bad[row]) for row in shown)
-    for count, what in (
-        (left, "others do not all pass"),
-        (len(rows) - len(shown) - left, "others all pass"),
-    ):
+    others = {"others do not all pass": left, "others all pass": len(rows) - len(shown) - left}
+    for what, count in others.items():
         if count:
             table.add_row(Text(f"{count} {what}", style="dim"))
     return table
