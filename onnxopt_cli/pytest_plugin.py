@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(
 
 
 def _asked(config: pytest.Config) -> _Asked:
-    """Return what the options ask for: the cases, the backends, and why which capability lacks.
+    """Return the cases and backends asked for, and the capabilities left out, with why.
 
     Raises:
         pytest.UsageError: if one is wrong.

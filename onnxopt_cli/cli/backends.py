@@ -57,9 +57,7 @@ def check(backend: str) -> int:
     for finding in check_backend(backend):
         stdout().print(rule_line(finding))
         if finding.write:
-            # One line, where no terminal's width has to be kept.
-            wrap = not stdout().is_terminal
-            stdout().print(printable(finding.write), soft_wrap=wrap, markup=False, highlight=False)
+            stdout().print_line(printable(finding.write))
         findings.append(finding)
     stdout().print(rule_summary(findings))
     return max(finding.exit_code for finding in findings)

@@ -47,7 +47,6 @@ def command(context: click.Context, profile: str | None) -> int:
     ]
     stdout().print(Text(f"configuration: {printable(str(found.path))}", "bold"))
     stdout().print(plain_table(rows, ("option", "value", "from")))
-    others = [name for name in found.profiles if name != profile]
-    if others:
+    if others := [name for name in found.profiles if name != profile]:
         stdout().print(Text(f"other profiles: {printable(', '.join(others))}", "dim"))
     return 0

@@ -59,7 +59,6 @@ def command(saved: Path, explain_time: float | None) -> int:
 
 def _judging(options: Mapping[str, Any]) -> JudgeOptions:
     """Return how a saved run judged outputs; what its file does not plainly say is the default."""
-    options = options if isinstance(options, Mapping) else {}
     said: dict[str, Any] = dict.fromkeys(("rtol", "atol", "ulp", "budget", "rule"))
     for name in said:
         value = options.get(name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.completion import complete_report
+from onnxopt_cli.cli.shared_options import report_option
 
 _LOG = click.Path(path_type=Path)
 _SAVED = "LOG|REPORT.json"
@@ -24,15 +24,7 @@ def command() -> None:
 
 @command.command("render")
 @click.argument("saved", metavar=_SAVED, type=_LOG)
-@click.option(
-    "--report",
-    "reports",
-    multiple=True,
-    required=True,
-    metavar="FORMAT=PATH",
-    shell_complete=complete_report,
-    help="What to write, as for onnxopt run; may be given several times.",
-)
+@report_option("What to write, as for onnxopt run; may be given several times.", required=True)
 def render(saved: Path, reports: tuple[str, ...]) -> int:
     """Write reports of a run from its log, finished or not, or from its JSON report.
 

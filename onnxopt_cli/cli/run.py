@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from onnxopt_cli.cli.completion import complete_report
 from onnxopt_cli.cli.shared_options import (
     Number,
     backend_option,
@@ -19,6 +18,7 @@ from onnxopt_cli.cli.shared_options import (
     explain_options,
     jobs_option,
     lower_option,
+    report_option,
     session_options,
     targets_argument,
     tolerance_option,
@@ -90,14 +90,9 @@ class _Parts(click.Command):
 @session_options
 @click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")
 @click.option("--max-fail", type=click.IntRange(min=1), default=None, help="Stop after so many.")
-@click.option(
-    "--report",
-    "reports",
-    multiple=True,
-    metavar="FORMAT=PATH",
-    shell_complete=complete_report,
-    help="Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
-    "html, PATH may be - for standard output.",
+@report_option(
+    "Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
+    "html, PATH may be - for standard output."
 )
 @click.option(
     "--artifacts",

@@ -185,15 +185,13 @@ class Display:
 
     def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
         """Return lines for explanations that say more than the causes which are named above."""
-        said = [
-            it
-            for it in explanations
-            if self._verbose
-            or self._quiet
-            or not (it.causes and it.complete)
-            or any(it.others.values())
-        ]
-        return terminal.explanation_lines(said)
+        if not (self._verbose or self._quiet):
+            explanations = [
+                it
+                for it in explanations
+                if not (it.causes and it.complete) or any(it.others.values())
+            ]
+        return terminal.explanation_lines(explanations)
 
     def _failures(self, record: RunRecord) -> None:
         """Print the causes of failures and an example of each; with -v all failures."""

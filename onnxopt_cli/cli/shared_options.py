@@ -19,6 +19,7 @@ from onnxopt_cli.cli.completion import (
     complete_operator,
     complete_path,
     complete_pattern,
+    complete_report,
     complete_target,
 )
 from onnxopt_cli.errors import UsageError
@@ -194,6 +195,19 @@ worker_options = _together(
     _limit("--startup-timeout", 60.0, "How long a backend may take to start.", **_SECONDS),
     _limit("--memory", "4GiB", _MEMORY, type=_size, metavar="SIZE"),
 )
+
+
+def report_option(help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
+    """Return the option for what is written of a run, given its help."""
+    return click.option(
+        "--report",
+        "reports",
+        multiple=True,
+        metavar="FORMAT=PATH",
+        shell_complete=complete_report,
+        help=help,
+        **others,
+    )
 
 
 def shard_option(of: str) -> _Option:

@@ -47,8 +47,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
 
     console = stdout()
     for name in names:
-        operator = operator_named(name)
-        if operator is not None:
+        if operator := operator_named(name):
             page = mistake_page(operator, _mistake(operator, mistakes)) if mistakes else None
             console.print(*(page or operator_page(operator)), sep="\n")
             continue

@@ -64,8 +64,7 @@ def write_artifacts(
     Raises:
         UsageError: if something cannot be written; nothing is overwritten.
     """
-    failed = failures(record)
-    if failed:
+    if failed := failures(record):
         # Another run may have written there since this one began.
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)

@@ -155,9 +155,7 @@ def _grade(grade: Grade, *, whole: bool) -> dict[str, Any]:
         **({"asked": digest(grade.trials)} if whole else {}),
         **kinds,
         "survivors": [verdict.name for verdict in grade.survivors],
-        "false_alarms": [
-            {"variant": verdict.name, "case": case} for verdict, case in grade.false_alarms
-        ],
+        "false_alarms": [{"variant": it.name, "case": case} for it, case in grade.false_alarms],
         "redundant": grade.redundant,
         "weak": [
             {"case": case, "output": output, "elements": elements}

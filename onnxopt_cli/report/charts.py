@@ -80,8 +80,7 @@ def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     elements = sum(row.elements for row in rows)
     right = counts[0] if counts else 0
     says = f"Spread of errors: {right} of {elements} elements are correctly rounded."
-    apart = sum(row.not_finite for row in rows)
-    if apart:
+    if apart := sum(row.not_finite for row in rows):
         says += f" {apart} are finite on one side only."
     # Each is labelled with the least of the distances that have so many bits.
     bars = [

@@ -50,11 +50,8 @@ def errors(diff: Diff) -> list[str]:
 
 def allowed(diff: Diff) -> str:
     """Say what was allowed of an output with a tolerance, and what would have been enough."""
-    needed = [
-        f"{name} {numbers.error(number)}"
-        for name, number in (("rtol", diff.needed_rtol), ("atol", diff.needed_atol))
-        if number
-    ]
+    pairs = {"rtol": diff.needed_rtol, "atol": diff.needed_atol}
+    needed = [f"{name} {numbers.error(number)}" for name, number in pairs.items() if number]
     enough = f"; would pass with {' or '.join(needed)}" if needed else ""
     return f"allowed: {diff.tolerance}{enough}"
 
@@ -69,10 +66,9 @@ def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
     errors = ("abs error", "rel error", "ulp", "allowed") if diff.tolerance is not None else ()
     rows = [["at", *sides, *errors]]
     for worst in diff.worst:
+        values = (worst.expected, worst.actual)
         row = [place(worst.index, tuple(result.curve))]
-        row += [
-            printable(numbers.element(side, diff.kind)) for side in (worst.expected, worst.actual)
-        ]
+        row += [printable(numbers.element(value, diff.kind)) for value in values]
         if diff.tolerance is not None:
             row += [numbers.error(worst.absolute), numbers.error(worst.relative)]
             row += [numbers.count(worst.ulp), numbers.error(worst.limit)]

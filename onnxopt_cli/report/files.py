@@ -85,14 +85,12 @@ def write_reports(wanted: Sequence[tuple[str, Path]], record: RunRecord) -> None
         try:
             if name == SUMMARY:
                 _append_summary(path, record)
-                continue
-            pieces = map(str.encode, render(name, record))
-            if str(path) != _STDOUT:
-                write_atomically(path, pieces)
-                continue
-            sys.stdout.flush()
-            sys.stdout.buffer.writelines(pieces)
-            sys.stdout.flush()
+            elif str(path) != _STDOUT:
+                write_atomically(path, map(str.encode, render(name, record)))
+            else:
+                sys.stdout.flush()
+                sys.stdout.buffer.writelines(map(str.encode, render(name, record)))
+                sys.stdout.flush()
         except UsageError as error:
             problems.append(error.message)
     if problems:

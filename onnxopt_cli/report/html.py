@@ -158,7 +158,6 @@ def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[dic
     """Yield each backend's accuracy, in numbers and charts."""
     for backend, group in groupby(accuracy(record.results), key=lambda row: row.backend):
         rows = list(group)
-        mine = [it for it in record.results if it.backend == backend and it.curve]
-        curves = {it.case: it.curve for it in mine}
+        curves = {it.case: it.curve for it in record.results if it.backend == backend and it.curve}
         charts = [budget_chart(rows), spread_chart(rows)]
         yield backend, rows, charts + ([curve_chart(curves)] if curves else [])

@@ -64,8 +64,7 @@ def _document(record: RunRecord) -> Element:
         for result in mine:
             _add_result(suite, result, record, names)
         _count(suite, sum(result.seconds for result in mine))
-    problems = [*record.problems, *record.findings]
-    if problems:
+    if problems := [*record.problems, *record.findings]:
         suite = _add_suite(root, suites("case and expectation files"), record)
         for problem in problems:
             place = Location.parse(problem.where)
@@ -116,8 +115,7 @@ def _add_result(suite: Element, result: Result, record: RunRecord, names: FreeNa
     case = _add_case(
         suite, printable(within), printable(name), result.seconds, result.location, names
     )
-    kind = _kind(result)
-    if kind is not None:
+    if kind := _kind(result):
         word = (result.standing or result.outcome).value
         told = headline(result) or result.expectation or word
         child = SubElement(case, kind, type=word, message=printable(told))

@@ -96,8 +96,7 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
     yield Text(mistake.about)
     if mistake.seen_in:
         yield Text(f"seen in {', '.join(mistake.seen_in)}", style="dim")
-    difference = formula_difference(operator, mistake.change(operator.formula))
-    if difference:
+    if difference := formula_difference(operator, mistake.change(operator.formula)):
         yield _heading("Formula")
         styles = {"-": "red", "+": "green", " ": ""}
         for line in difference:
@@ -142,9 +141,7 @@ def case_page(case: Case, content: Content) -> Iterable[RenderableType]:
         expected = _values(content.expected)
     yield from _section("Expected outputs", expected)
     limits = {"all outputs": content.tolerance, **content.output_tolerances}
-    shown = [(name, str(limit)) for name, limit in limits.items() if limit]
-    if shown:
-        yield from _section("Tolerance", shown)
+    yield from _section("Tolerance", [(name, str(it)) for name, it in limits.items() if it])
 
 
 def _values(values: Mapping[str, Value]) -> Iterable[tuple[str, ...]]:

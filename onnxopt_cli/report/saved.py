@@ -149,9 +149,8 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise ValueError("found a summary that is not that of the results")
     # A run that did not finish has none.
     if document["exit_code"] is not None:
-        lists = {name: document[name] for name in ("problems", "findings", "explanations")}
-        exit_code = document["exit_code"]
-        yield {"record": "footer", "exit_code": exit_code, "counts": counts, **lists}
+        said = ("exit_code", "problems", "findings", "explanations")
+        yield {"record": "footer", "counts": counts, **{name: document[name] for name in said}}
 
 
 _EARLIEST = "0001-01-01T00:00:00Z"

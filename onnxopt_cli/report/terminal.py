@@ -88,8 +88,7 @@ def output_lines(result: Result) -> Iterable[Text]:
     """Return a line for each output of a result: how far off it is and what it was judged by."""
     for diff in result.diffs:
         yield Text("  ").append_text(_headline(diff))
-        reason = getattr(diff.tolerance, "reason", "")
-        if reason:
+        if getattr(diff.tolerance, "reason", ""):
             yield Text(f"    by {printable(str(diff.tolerance))}", style="dim")
     if result.message and result.outcome is Outcome.PASS:
         yield Text(f"  {printable(result.message)}", style="yellow")
@@ -117,8 +116,7 @@ def cause_table(groups: Sequence[Alike], examples: int) -> Iterable[RenderableTy
             words.append(f", as {printable(it.results[0].case)}", style="dim")
         table.add_row(f"  {number}.", Text(str(len(it.results)), "bold"), words)
     yield table
-    rest = groups[_CAUSES:]
-    if rest:
+    if rest := groups[_CAUSES:]:
         left = sum(len(it.results) for it in rest)
         yield Text(f"{len(rest)} more causes of {left} failures; -q names all failures", "dim")
 
@@ -296,10 +294,8 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     ]
     table = plain_table(cells, named, [outcome.value for outcome in outcomes])
     left = sum(map(bool, bad.values())) - sum(bool(bad[row]) for row in shown)
-    for count, what in (
-        (left, "others do not all pass"),
-        (len(rows) - len(shown) - left, "others all pass"),
-    ):
+    others = {"others do not all pass": left, "others all pass": len(rows) - len(shown) - left}
+    for what, count in others.items():
         if count:
             table.add_row(Text(f"{count} {what}", style="dim"))
     return table
@@ -336,10 +332,8 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
     time = f" in {seconds + explaining:.1f} s"
     if explaining > _LONG:
         time += f", {explaining:.1f} s of it explaining"
-    lines = [
-        Text.assemble(("expectation ", "bold red"), printable(f"{it.where}: {it.what}"))
-        for it in record.findings
-    ]
+    head = "expectation ", "bold red"
+    lines = [Text.assemble(head, printable(str(it))) for it in record.findings]
     for backend in dict.fromkeys(result.backend for result in record.results):
         mine = [result for result in record.results if result.backend == backend]
         counts = Counter(result.outcome for result in mine)
@@ -347,12 +341,10 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         said = conformity(mine)
         word = said, "bold green" if said == "conforms" else "bold red"
         line = Text.assemble(printable(backend), " ", word, f": {parts}")
-        standings = Counter(it.standing for it in mine if it.standing and not _plain(it))
-        if standings:
+        if standings := Counter(it.standing for it in mine if it.standing and not _plain(it)):
             parts = ", ".join(f"{standings[it]} {it}" for it in Standing if standings[it])
             line.append(f" ({parts})")
-        lowered = sum(result.lowered for result in mine)
-        if lowered:
+        if lowered := sum(result.lowered for result in mine):
             line.append(f", {lowered} of them lowered")
         lines.append(line.append(time, style="dim"))
     return lines

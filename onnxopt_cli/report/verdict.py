@@ -141,6 +141,7 @@ def by_kind(failed: Sequence[Result]) -> list[Result]:
 
     First comes one of each backend, operator and outcome, then a second of each, and so on.
     """
+    # Sorting asks for the key of each once, in their order.
     seen: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
     return sorted(failed, key=lambda it: next(seen[it.backend, it.operators, it.outcome]))
 
@@ -158,8 +159,7 @@ def badge_report(record: RunRecord) -> str:
         message = f"{against} of {total} do not conform"
     else:
         message = verdict(record)
-    said = scope(record)
-    if said:
+    if said := scope(record):
         message += f" ({said})"
     badge = {
         "schemaVersion": 1,
