@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.blocks import LARGE, in_blocks, room
 from onnxopt_cli.core.values import Array
@@ -19,13 +18,13 @@ from onnxopt_cli.readings.part import Part
 from onnxopt_cli.readings.vocabulary import (
     OF_NOTHING,
     VOCABULARY,
+    Joining,
     MatrixProduct,
     Percentile,
     Reduction,
     Row,
     Shorthand,
     product_of,
-    row_of,
 )
 
 
@@ -278,7 +277,7 @@ def _rows(operator: Operator) -> list[Row] | None:
     return None if any(isinstance(it, MatrixProduct) for it in rows) else rows
 
 
-class _Noting(NDArrayOperatorsMixin):
+class _Noting(Joining):
     """An operand that notes what is done with it."""
 
     def __init__(self, rows: list[Row]) -> None:
@@ -287,15 +286,8 @@ class _Noting(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise TypeError("the formula depends on a value in a way that cannot be followed")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        return self._noted(row_of(ufunc, method, options), inputs)
-
-    def __array_function__(
-        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
-    ) -> Any:
-        return self._noted(row_of(function, "__call__", options), inputs)
-
-    def _noted(self, row: Row, inputs: Sequence[Any]) -> Any:
+    def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
+        """Note the row; what is done with the result is noted likewise."""
         if isinstance(row, Shorthand):
             return row.written(*inputs)
         self._rows.append(row)

@@ -54,13 +54,14 @@ an exact rank is whole, or the neighbours are equal, nothing is interpolated and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.formula.percentile import interpolated, neighbours, percentile
 
@@ -256,6 +257,27 @@ def row_of(function: Callable[..., Any], method: str, options: Mapping[str, Any]
     raise NotImplementedError(
         f"a formula cannot use numpy.{function.__name__}{way}; on operands alone it can use {known}"
     )
+
+
+class Joining(NDArrayOperatorsMixin):
+    """An operand that joins in through NumPy's own dispatch.
+
+    Whatever a formula asks of NumPy is looked up in the vocabulary.
+    """
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return self.applied(ufunc, row_of(ufunc, method, options), inputs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        return self.applied(function, row_of(function, "__call__", options), inputs)
+
+    def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
+        """Return what a function yields of operands, at least one of which joins in."""
+        raise NotImplementedError
 
 
 def _root_error(magnitude: Any, a: Approximate) -> Any:

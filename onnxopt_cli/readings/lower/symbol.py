@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import onnx
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array
@@ -26,13 +25,13 @@ from onnxopt_cli.readings.vocabulary import (
     Choice,
     Comparison,
     Elementwise,
+    Joining,
     Logical,
     MatrixProduct,
     Percentile,
     Reduction,
     Row,
     Shorthand,
-    row_of,
 )
 
 _BOOL = np.dtype(np.bool_)
@@ -42,7 +41,7 @@ _WEAK = np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Symbol(NDArrayOperatorsMixin):
+class Symbol(Joining):
     """A tensor of the graph under construction.
 
     Attributes:
@@ -59,19 +58,9 @@ class Symbol(NDArrayOperatorsMixin):
     shape: Shape | None
     weak: bool = False
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Record an arithmetic operation or a comparison."""
-        return _record(self.recorder, row_of(ufunc, method, options), inputs)
-
-    def __array_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        inputs: Sequence[Any],
-        options: Mapping[str, Any],
-    ) -> Any:
-        """Record any other function of NumPy."""
-        return _record(self.recorder, row_of(function, "__call__", options), inputs)
+    def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
+        """Record a function of NumPy."""
+        return _record(self.recorder, row, inputs)
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a symbol has no value yet: write np.where instead of if")
