@@ -13,7 +13,7 @@ from onnxopt_cli.core.blocks import LARGE, in_blocks, room
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.formula.operator import Attribute, Operator
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.part import Part
 from onnxopt_cli.readings.vocabulary import (
     OF_NOTHING,
@@ -184,23 +184,15 @@ def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
     The other tensors are zero, the other scalars one, the other attributes a half, or
     half-way between their limits.
     """
-    given = {name: np.float64(value) for name, value in values.items()}
-    return any(np.isnan(result) for result in _applied(operator, given))
-
-
-def _applied(operator: Operator, values: Mapping[str, object]) -> tuple[Any, ...]:
-    operands: dict[str, object] = {item.name: np.float64(1) for item in operator.scalars}
-    operands |= dict.fromkeys(operator.tensors, np.float64(0))
-    operands |= {
-        item.name: item.choices[0] if item.choices else np.float64(_middle(item))
-        for item in operator.attributes
+    numbers = dict.fromkeys((item.name for item in operator.scalars), 1.0)
+    numbers |= dict.fromkeys(operator.tensors, 0.0)
+    numbers |= {item.name: sum(item.limits or (0.0, 1.0)) / 2 for item in operator.attributes}
+    operands: dict[str, Any] = {
+        name: np.float64(value) for name, value in (numbers | dict(values)).items()
     }
+    operands |= {item.name: item.choices[0] for item in operator.attributes if item.choices}
     with np.errstate(all="ignore"):
-        return operator.formula(**operands | dict(values))
-
-
-def _middle(attribute: Attribute) -> float:
-    return 0.5 if attribute.limits is None else sum(attribute.limits) / 2
+        return any(np.isnan(result) for result in operator.formula(**operands))
 
 
 def has_blocks(call: Call[Any]) -> bool:
