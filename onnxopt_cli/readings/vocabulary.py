@@ -312,19 +312,21 @@ def _logarithm_error(_: Any, a: Approximate) -> Any:
     )
 
 
+def _moved_error(rising: np.ufunc, *operands: Approximate) -> Any:
+    """Return how far a function that never falls moves where all operands do."""
+    value = rising(*(it.value for it in operands))
+    below = value - rising(*(it.value - it.error for it in operands))
+    above = rising(*(it.value + it.error for it in operands)) - value
+    return np.float64(np.maximum(below, above))
+
+
 def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
-    value = step(a.value)
-    below, above = value - step(a.value - a.error), step(a.value + a.error) - value
-    error = np.float64(np.maximum(below, above))
-    return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, error)
+    return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, _moved_error(step, a))
 
 
 def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
     # Far below the other, an operand's own error does not matter.
-    value, largest = choose(a.value, b.value), np.maximum(a.error, b.error)
-    below = value - choose(a.value - a.error, b.value - b.error)
-    above = choose(a.value + a.error, b.value + b.error) - value
-    error = np.float64(np.maximum(below, above))
+    error, largest = _moved_error(choose, a, b), np.maximum(a.error, b.error)
     return np.where(np.isnan(error), largest, np.minimum(error, largest))
 
 
