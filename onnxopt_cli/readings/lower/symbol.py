@@ -98,8 +98,7 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
             name = recorder.node(row.node, a.name, b.name)
             return Symbol(recorder, name, common, _product_shape(a.shape, b.shape), weak=weak)
         case Choice():
-            condition, *branches = operands
-            return _choose(recorder, condition, *branches)
+            return _choose(recorder, *operands)
         case Comparison():
             integers = all(np.issubdtype(_dtype(operand), np.integer) for operand in operands)
             compared = [as_dtype(recorder, it, _INTEGER if integers else common) for it in operands]
@@ -108,13 +107,8 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
         case Logical():
             if any(_dtype(operand) != _BOOL for operand in operands):
                 raise TypeError(f"{row.node} is recorded for booleans only")
-            return _node(
-                recorder,
-                row.node,
-                [as_dtype(recorder, it, _BOOL) for it in operands],
-                _BOOL,
-                weak=True,
-            )
+            typed = [as_dtype(recorder, it, _BOOL) for it in operands]
+            return _node(recorder, row.node, typed, _BOOL, weak=True)
         case Elementwise():
             typed = [as_dtype(recorder, operand, common) for operand in operands]
             return _node(recorder, row.node, typed, common, weak=weak)
