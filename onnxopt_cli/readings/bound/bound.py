@@ -305,9 +305,7 @@ def also_right_from(
         reached = ~(_alike(value, as_nan[place]) & _alike(value, as_one[place]))
         masks: list[AlsoRight] = []
         for special in (np.nan, np.inf, -np.inf):
-            yields = np.zeros(value.shape, bool)
-            for form in forms:
-                yields |= _alike(form[place], np.asarray(special))
+            yields = np.any([_alike(form[place], np.asarray(special)) for form in forms], axis=0)
             # NaN for what is none, or an infinity for NaN.
             mask = reached & yields & (np.isnan(value) != np.isnan(special))
             if mask.any():
