@@ -5,11 +5,11 @@ Tensors are compared in blocks, so that a large one needs no full-size temporari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
-from operator import attrgetter
+from itertools import count, zip_longest
+from operator import itemgetter
 from typing import Any
 
 import ml_dtypes
@@ -43,8 +43,6 @@ _MOST_SURPLUS = _MOST_KEYS = 5
 _LONGEST_KEY = 200
 # Few elements of a block need a limit, where few do: those of so many blocks are asked for at once.
 _ASKED_TOGETHER = 16
-# A distance in ulp has at most 64 bits; one more, because float64 may round it up.
-_ULP_BITS = 66
 
 
 def compare_outputs(
@@ -173,32 +171,25 @@ class _Options:
 
 
 def _compare(name: str, expected: Value, actual: Value, options: _Options) -> Iterator[Diff]:
-    kind, found = describe(expected), describe(actual)
     if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray):
         yield _compare_tensors(name, expected, actual, options)
-    elif isinstance(expected, list) and isinstance(actual, list):
-        if len(expected) != len(actual):
-            yield Diff(name, kind, structure=f"is {found}")
-            return
-        yield Diff(name, kind)
-        for index, (mine, theirs) in enumerate(zip(expected, actual, strict=True)):
-            place = f"{name}[{index}]"
-            yield from _compare(place, mine, theirs, options)
-    elif isinstance(expected, dict) and isinstance(actual, dict):
-        if expected.keys() != actual.keys():
+        return
+    wrong = None
+    parts: Iterable[tuple[Any, Value, Value]] = ()
+    match expected, actual:
+        case list(), list() if len(expected) == len(actual):
+            parts = zip(count(), expected, actual)
+        case dict(), dict() if expected.keys() == actual.keys():
+            parts = ((key, mine, actual[key]) for key, mine in expected.items())
+        case dict(), dict():
             unlike = expected.keys() ^ actual.keys()
             some = sorted(clipped(repr(key), _LONGEST_KEY) for key in unlike)[:_MOST_KEYS]
-            found = f"has {len(unlike)} other keys; on one side only: {', '.join(some)}"
-            yield Diff(name, kind, structure=found)
-            return
-        yield Diff(name, kind)
-        for key, mine in expected.items():
-            place = f"{name}[{key!r}]"
-            yield from _compare(place, mine, actual[key], options)
-    elif expected is None and actual is None:
-        yield Diff(name, kind)
-    else:
-        yield Diff(name, kind, structure=f"is {found}")
+            wrong = f"has {len(unlike)} other keys; on one side only: {', '.join(some)}"
+        case _ if expected is not None or actual is not None:
+            wrong = f"is {describe(actual)}"
+    yield Diff(name, describe(expected), wrong)
+    for key, mine, theirs in parts:
+        yield from _compare(f"{name}[{key!r}]", mine, theirs, options)
 
 
 @cache
@@ -238,10 +229,19 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
             return None
         return _judged(tolerance, mine, theirs, block.start + places, known)
 
-    found = filter(None, in_blocks(judged, size, BLOCK * _ASKED_TOGETHER if known else BLOCK))
-    first = next(found, None)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
-    exact = Diff(
+    found = _Statistics(tolerance, options, expected.shape)
+    if floats:
+        found.max_ulp, found.ulp_counts = 0, [size]
+    block = BLOCK * _ASKED_TOGETHER if known else BLOCK
+    for elements in filter(None, in_blocks(judged, size, block)):
+        found.add(elements)
+    # None where no finite number is enough, and where none is asked for.
+    needed_rtol, needed_atol = (
+        each if isinstance(tolerance, Relative) and np.isfinite(each) else None
+        for each in (found.needed_rtol, found.needed_atol)
+    )
+    return Diff(
         name,
         kind,
         # A diff is kept as long as the run, and a budget holds the case's tensors.
@@ -249,17 +249,18 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         if isinstance(tolerance, Budget)
         else tolerance,
         elements=size,
-        max_ulp=0 if floats else None,
-        needed_rtol=0.0 if isinstance(tolerance, Relative) else None,
-        needed_atol=0.0 if isinstance(tolerance, Relative) else None,
-        ulp_counts=(size,) if floats and size else (),
+        mismatches=found.mismatches,
+        max_absolute=found.max_absolute,
+        max_relative=found.max_relative,
+        max_ulp=found.max_ulp,
+        needed_rtol=needed_rtol,
+        needed_atol=needed_atol,
+        budget_used=found.budget_used,
+        budget_median=_median(np.concatenate(found.shares), size) if found.shares else 0.0,
+        weak=found.weak,
+        ulp_counts=tuple(found.ulp_counts) if any(found.ulp_counts) else (),
+        worst=tuple(element for _, element in found.worst),
     )
-    if first is None:
-        return exact
-    statistics = _Statistics(tolerance, options)
-    for elements in chain([first], found):
-        statistics.add(elements)
-    return statistics.diff(exact, expected.shape)
 
 
 def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
@@ -331,20 +332,6 @@ class _Elements:
     def finite(self) -> Array:
         return np.isfinite(self.distance) & np.isfinite(self.size)
 
-    def only(self, number: int) -> _Elements:
-        """Return one of them alone."""
-        mine = slice(number, number + 1)
-        return _Elements(
-            places=self.places[mine],
-            expected=self.expected[mine],
-            actual=self.actual[mine],
-            distance=self.distance[mine],
-            size=self.size[mine],
-            steps=None if self.steps is None else self.steps[mine],
-            limit=self.limit[mine],
-            weak=self.weak,
-        )
-
 
 def _differing(expected: Array, actual: Array) -> Array:
     """Return the places of two flat arrays that are not equal to the bit, and some that are."""
@@ -382,33 +369,10 @@ def _judged(
     return _Elements(places, expected, actual, distance, size, steps, limit, weak)
 
 
-@dataclass(frozen=True, slots=True)
-class _Worst:
-    """An element that is wrong."""
-
-    judged: _Elements
-    rank: tuple[float, float, int]
-    limited: bool
-
-    def element(self, shape: tuple[int, ...]) -> Element:
-        it = self.judged
-        steps = it.steps if it.finite[0] else None
-        return Element(
-            index=tuple(int(part) for part in np.unravel_index(it.places[0], shape)),
-            expected=_plain(it.expected),
-            actual=_plain(it.actual),
-            absolute=float(it.distance[0]),
-            relative=float(it.relative[0]),
-            ulp=None if steps is None else int(steps[0]),
-            limit=float(it.limit[0]) if self.limited else None,
-            wrong=True,
-        )
-
-
-def _median(shares: Array, zeros: int) -> float:
-    """Return the median of shares and as many zeros, without a copy; the shares change places."""
-    whole = shares.size + zeros
-    middle = [rank - zeros for rank in ((whole - 1) // 2, whole // 2)]
+def _median(shares: Array, size: int) -> float:
+    """Return the median of shares and zeros, so many in all; the shares change places."""
+    zeros = size - shares.size
+    middle = [rank - zeros for rank in ((size - 1) // 2, size // 2)]
     shares.partition([max(rank, 0) for rank in middle])
     return float(np.mean([shares[rank] if rank >= 0 else 0.0 for rank in middle]))
 
@@ -419,6 +383,7 @@ class _Statistics:
 
     tolerance: Tolerance | None
     options: _Options
+    shape: tuple[int, ...]
     mismatches: int = 0
     max_absolute: float = 0.0
     max_relative: float = 0.0
@@ -427,28 +392,29 @@ class _Statistics:
     needed_atol: float = 0.0
     budget_used: float = 0.0
     weak: int = 0
-    judged: int = 0
     # The shares of the derived limits, without those of elements that are equal to the bit: zero.
     shares: list[Array] = field(default_factory=list)
     # Elements by the number of bits of their distance in ulp, of floats.
-    ulp_bits: Array = field(default_factory=lambda: np.zeros(_ULP_BITS, dtype=np.int64))
-    worst: list[_Worst] = field(default_factory=list)
+    ulp_counts: list[int] = field(default_factory=list)
+    # The furthest off, each behind what they are sorted by.
+    worst: list[tuple[tuple[float, float, int], Element]] = field(default_factory=list)
 
     def add(self, it: _Elements) -> None:
         """Take in the elements of a block that were judged."""
-        self.judged += it.places.size
         if it.steps is not None:
             steps = np.where(it.finite, it.steps, np.uint64(0))
             self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
             _, bits = np.frexp(steps[np.isfinite(it.distance)].astype(np.float64))
-            self.ulp_bits += np.bincount(bits, minlength=_ULP_BITS)
+            self.ulp_counts[0] -= it.places.size
+            counts = zip_longest(self.ulp_counts, np.bincount(bits).tolist(), fillvalue=0)
+            self.ulp_counts = list(map(sum, counts))
             if self.options.signed_zeros:
                 it.distance[differs_in_sign_of_zero(it.expected, it.actual)] = np.inf
-        share = it.share
+        share, relative = it.share, it.relative
         wrong = ~(it.distance <= it.limit)
         self.mismatches += int(np.count_nonzero(wrong))
         self.max_absolute = max(self.max_absolute, float(it.distance.max()))
-        self.max_relative = max(self.max_relative, float(it.relative.max()))
+        self.max_relative = max(self.max_relative, float(relative.max()))
         self.budget_used = max(self.budget_used, float(share.max()))
         self.weak += it.weak
         if isinstance(self.tolerance, Budget):
@@ -457,16 +423,26 @@ class _Statistics:
         if isinstance(self.tolerance, Relative):
             self._find_needed(it.distance, it.size)
         if self.options.worst and wrong.any():
-            self._keep_worst(it, share, np.flatnonzero(wrong))
+            self._keep_worst(it, share, relative, np.flatnonzero(wrong))
 
-    def _keep_worst(self, judged: _Elements, share: Array, wrong: Array) -> None:
-        distance, places = judged.distance, judged.places
-        order = np.lexsort((wrong, -distance[wrong], -share[wrong]))[: self.options.worst]
+    def _keep_worst(self, it: _Elements, share: Array, relative: Array, wrong: Array) -> None:
+        order = np.lexsort((wrong, -it.distance[wrong], -share[wrong]))[: self.options.worst]
         limited = isinstance(self.tolerance, Relative | Budget)
+        finite = it.finite
         for number in wrong[order].tolist():
-            rank = -float(share[number]), -float(distance[number]), int(places[number])
-            self.worst.append(_Worst(judged.only(number), rank, limited))
-        self.worst = sorted(self.worst, key=attrgetter("rank"))[: self.options.worst]
+            place, distance = it.places[number], float(it.distance[number])
+            element = Element(
+                index=tuple(map(int, np.unravel_index(place, self.shape))),
+                expected=_plain(it.expected[number : number + 1]),
+                actual=_plain(it.actual[number : number + 1]),
+                absolute=distance,
+                relative=float(relative[number]),
+                ulp=int(it.steps[number]) if it.steps is not None and finite[number] else None,
+                limit=float(it.limit[number]) if limited else None,
+                wrong=True,
+            )
+            self.worst.append(((-float(share[number]), -distance, int(place)), element))
+        self.worst = sorted(self.worst, key=itemgetter(0))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:
         """Find the least rtol beside this atol, and the least atol beside this rtol."""
@@ -484,34 +460,6 @@ class _Statistics:
             short = needed + rtol * size < distance
         needed[short] = np.nextafter(needed[short], np.inf)
         self.needed_atol = max(self.needed_atol, float(needed.max()))
-
-    def diff(self, exact: Diff, shape: tuple[int, ...]) -> Diff:
-        """Return what is found, as changes to the diff of a tensor that is equal to the bit."""
-        relative = isinstance(self.tolerance, Relative)
-        equal = exact.elements - self.judged
-        median = 0.0
-        if self.shares:
-            median = _median(np.concatenate(self.shares), equal)
-        self.ulp_bits[0] += 0 if self.max_ulp is None else equal
-        return replace(
-            exact,
-            mismatches=self.mismatches,
-            max_absolute=self.max_absolute,
-            max_relative=self.max_relative,
-            max_ulp=self.max_ulp,
-            needed_rtol=_finite(self.needed_rtol) if relative else None,
-            needed_atol=_finite(self.needed_atol) if relative else None,
-            budget_used=self.budget_used,
-            budget_median=median,
-            weak=self.weak,
-            ulp_counts=tuple(np.trim_zeros(self.ulp_bits, "b").tolist()),
-            worst=tuple(it.element(shape) for it in self.worst),
-        )
-
-
-def _finite(number: float) -> float | None:
-    """Return a needed rtol or atol; None where no finite one is enough."""
-    return number if np.isfinite(number) else None
 
 
 def _plain(element: Array) -> object:

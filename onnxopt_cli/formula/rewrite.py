@@ -86,19 +86,17 @@ class _Exchange(ast.NodeTransformer):
     """Exchanges the nodes that equal an old one in structure; remembers which never occurred."""
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        self._new: dict[str, ast.expr | list[ast.stmt]] = {}
-        self._texts: dict[str, str] = {}
+        # By the dump of what is old: its text, and what takes its place.
+        self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)
             if len(statements) != 1:
                 raise ValueError(f"{old!r} is not one expression or statement")
             found = statements[0]
             if isinstance(found, ast.Expr):
-                self._new[ast.dump(found.value)] = _parse_expression(new)
-                self._texts[ast.dump(found.value)] = old
+                self._new[ast.dump(found.value)] = old, _parse_expression(new)
             else:
-                self._new[ast.dump(found)] = _parse(new)
-                self._texts[ast.dump(found)] = old
+                self._new[ast.dump(found)] = old, _parse(new)
         self.unseen = set(replace)
         # A dump takes long, and most nodes are of other kinds than the old ones.
         self._kinds = {key.partition("(")[0] for key in self._new}
@@ -107,8 +105,9 @@ class _Exchange(ast.NodeTransformer):
         key = ast.dump(node) if type(node).__name__ in self._kinds else ""
         if key not in self._new:
             return self.generic_visit(node)
-        self.unseen.discard(self._texts[key])
-        return _copied(self._new[key])
+        old, new = self._new[key]
+        self.unseen.discard(old)
+        return _copied(new)
 
 
 def _copied(part: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
 
@@ -37,12 +37,12 @@ def _schema(operator: Operator) -> OpSchema:
         OpSchema.FormalParameter(scalar.name, f"T{scalar.name}", "one element")
         for scalar in operator.scalars
     ]
-    inputs.append(_variadic("inputs", operator.tensors, at_least=len(operator.tensors)))
+    inputs.append(_variadic("inputs", operator.tensors))
     carried = [name for name in operator.outputs if operator.carries(name)]
     outputs = [OpSchema.FormalParameter(name, f"T{operator.outputs[name]}") for name in carried]
     others = [name for name in operator.outputs if name not in carried]
     if others:
-        outputs.append(_variadic("outputs", others, at_least=len(others)))
+        outputs.append(_variadic("outputs", others))
     schema = OpSchema(
         operator.name,
         operator.domain,
@@ -80,7 +80,7 @@ def _infer(operator: Operator, context: InferenceContext) -> None:
         context.set_output_type(output, result)
 
 
-def _variadic(name: str, parts: Iterable[str], *, at_least: int) -> OpSchema.FormalParameter:
+def _variadic(name: str, parts: Sequence[str]) -> OpSchema.FormalParameter:
     every = ", ".join(f"all {part}" for part in parts)
     return OpSchema.FormalParameter(
         name,
@@ -88,7 +88,7 @@ def _variadic(name: str, parts: Iterable[str], *, at_least: int) -> OpSchema.For
         f"{every}: one of each for every tensor",
         param_option=OpSchema.FormalParameterOption.Variadic,
         is_homogeneous=False,
-        min_arity=at_least,
+        min_arity=len(parts),
     )
 
 

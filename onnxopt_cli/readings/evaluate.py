@@ -8,24 +8,23 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.blocks import LARGE, in_blocks, room
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.formula.operator import Attribute, Operator
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.part import Part
 from onnxopt_cli.readings.vocabulary import (
     OF_NOTHING,
     VOCABULARY,
+    Joining,
     MatrixProduct,
     Percentile,
     Reduction,
     Row,
     Shorthand,
     product_of,
-    row_of,
 )
 
 
@@ -185,23 +184,15 @@ def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
     The other tensors are zero, the other scalars one, the other attributes a half, or
     half-way between their limits.
     """
-    given = {name: np.float64(value) for name, value in values.items()}
-    return any(np.isnan(result) for result in _applied(operator, given))
-
-
-def _applied(operator: Operator, values: Mapping[str, object]) -> tuple[Any, ...]:
-    operands: dict[str, object] = {item.name: np.float64(1) for item in operator.scalars}
-    operands |= dict.fromkeys(operator.tensors, np.float64(0))
-    operands |= {
-        item.name: item.choices[0] if item.choices else np.float64(_middle(item))
-        for item in operator.attributes
+    numbers = dict.fromkeys((item.name for item in operator.scalars), 1.0)
+    numbers |= dict.fromkeys(operator.tensors, 0.0)
+    numbers |= {item.name: sum(item.limits or (0.0, 1.0)) / 2 for item in operator.attributes}
+    operands: dict[str, Any] = {
+        name: np.float64(value) for name, value in (numbers | dict(values)).items()
     }
+    operands |= {item.name: item.choices[0] for item in operator.attributes if item.choices}
     with np.errstate(all="ignore"):
-        return operator.formula(**operands | dict(values))
-
-
-def _middle(attribute: Attribute) -> float:
-    return 0.5 if attribute.limits is None else sum(attribute.limits) / 2
+        return any(np.isnan(result) for result in operator.formula(**operands))
 
 
 def has_blocks(call: Call[Any]) -> bool:
@@ -278,7 +269,7 @@ def _rows(operator: Operator) -> list[Row] | None:
     return None if any(isinstance(it, MatrixProduct) for it in rows) else rows
 
 
-class _Noting(NDArrayOperatorsMixin):
+class _Noting(Joining):
     """An operand that notes what is done with it."""
 
     def __init__(self, rows: list[Row]) -> None:
@@ -287,15 +278,8 @@ class _Noting(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise TypeError("the formula depends on a value in a way that cannot be followed")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        return self._noted(row_of(ufunc, method, options), inputs)
-
-    def __array_function__(
-        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
-    ) -> Any:
-        return self._noted(row_of(function, "__call__", options), inputs)
-
-    def _noted(self, row: Row, inputs: Sequence[Any]) -> Any:
+    def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
+        """Note the row; what is done with the result is noted likewise."""
         if isinstance(row, Shorthand):
             return row.written(*inputs)
         self._rows.append(row)

@@ -12,12 +12,11 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.blocks import in_blocks, joined
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.vocabulary import Percentile, Reduction, Row, row_of
+from onnxopt_cli.readings.vocabulary import Joining, Percentile, Reduction, Row
 
 Make = Callable[[Any], Any]
 
@@ -71,7 +70,7 @@ class _ReductionReached(Exception):
     """The formula needs what a function of all elements yields: it, and its operands here."""
 
 
-class _Operand(NDArrayOperatorsMixin):
+class _Operand(Joining):
     """An operand of any reading, and what reductions yield, in the order in which they come."""
 
     def __init__(self, operand: Any, reduced: Iterator[Any]) -> None:
@@ -86,13 +85,8 @@ class _Operand(NDArrayOperatorsMixin):
         """Return it rounded to a type on the way."""
         return _Operand(self.operand.astype(dtype), self.reduced)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        return self._applied(row_of(ufunc, method, options), ufunc, inputs)
-
-    def __array_function__(self, function: Any, _: Any, inputs: Any, options: Any) -> Any:
-        return self._applied(row_of(function, "__call__", options), function, inputs)
-
-    def _applied(self, row: Row, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
+        """Return what a function yields; a shorthand, too, is left to the operands."""
         operands = list(map(_plain, inputs))
         if not isinstance(row, Reduction | Percentile):
             return _Operand(function(*operands), self.reduced)

@@ -78,21 +78,17 @@ def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Co
         dtype, kept = choose(call), set(call.operator.outputs.values())
         # Where an output has a scalar's type, as loss_new has the loss's whatever the layers' are,
         # the scalar's digits are part of the result: it may be widened, but not narrowed.
-        floats = {
-            item.name: np.result_type(dtype, scalar.dtype) if item.name in kept else dtype
-            for item, scalar in zip(call.operator.scalars, call.scalars, strict=True)
-            if scalar.dtype.kind == "f"
-        }
         scalars = tuple(
-            scalar.astype(floats.get(item.name, scalar.dtype))
+            scalar.astype(np.result_type(dtype, scalar.dtype) if item.name in kept else dtype)
+            if scalar.dtype.kind == "f"
+            else scalar
             for item, scalar in zip(call.operator.scalars, call.scalars, strict=True)
         )
+        outputs = compute(replace(call, scalars=scalars))
         places = call.operator.places(len(call.groups))
         return [
             output.astype(call.inputs[like].dtype)
-            for output, (like, _) in zip(
-                compute(replace(call, scalars=scalars)), places, strict=True
-            )
+            for output, (like, _) in zip(outputs, places, strict=True)
         ]
 
     return _group_by_group(convert_and_compute)
@@ -114,16 +110,10 @@ def _with_typed_attributes(call: Call[Array]) -> list[Array]:
 
 def _by_blocks(call: Call[Array]) -> list[Array]:
     """Compute one group in blocks with a remainder, as a vectorised loop does."""
-    shape = call.groups[0][0].shape
-    flat = [np.broadcast_to(tensor, shape).reshape(-1) for tensor in call.groups[0]]
-    starts = range(0, max(flat[0].size, 1), _BLOCK)
-    blocks = [
-        _OWN_TYPES(
-            replace(call, groups=(tuple(tensor[start : start + _BLOCK] for tensor in flat),))
-        )
-        for start in starts
-    ]
-    return [np.concatenate(parts).reshape(shape) for parts in zip(*blocks, strict=True)]
+    first = call.groups[0][0]
+    starts = range(0, max(first.size, 1), _BLOCK)
+    blocks = [_OWN_TYPES(call.at(slice(start, start + _BLOCK))) for start in starts]
+    return [np.concatenate(parts).reshape(first.shape) for parts in zip(*blocks, strict=True)]
 
 
 def _group_by_group(compute: Compute) -> Compute:

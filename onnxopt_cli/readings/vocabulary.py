@@ -54,13 +54,14 @@ an exact rank is whole, or the neighbours are equal, nothing is interpolated and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.formula.percentile import interpolated, neighbours, percentile
 
@@ -258,6 +259,27 @@ def row_of(function: Callable[..., Any], method: str, options: Mapping[str, Any]
     )
 
 
+class Joining(NDArrayOperatorsMixin):
+    """An operand that joins in through NumPy's own dispatch.
+
+    Whatever a formula asks of NumPy is looked up in the vocabulary.
+    """
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return self.applied(ufunc, row_of(ufunc, method, options), inputs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        return self.applied(function, row_of(function, "__call__", options), inputs)
+
+    def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
+        """Return what a function yields of operands, at least one of which joins in."""
+        raise NotImplementedError
+
+
 def _root_error(magnitude: Any, a: Approximate) -> Any:
     # The root is steepest below a. Where the error reaches zero, both sides are looked at.
     below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
@@ -290,19 +312,21 @@ def _logarithm_error(_: Any, a: Approximate) -> Any:
     )
 
 
+def _moved_error(rising: np.ufunc, *operands: Approximate) -> Any:
+    """Return how far a function that never falls moves where all operands do."""
+    value = rising(*(it.value for it in operands))
+    below = value - rising(*(it.value - it.error for it in operands))
+    above = rising(*(it.value + it.error for it in operands)) - value
+    return np.float64(np.maximum(below, above))
+
+
 def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
-    value = step(a.value)
-    below, above = value - step(a.value - a.error), step(a.value + a.error) - value
-    error = np.float64(np.maximum(below, above))
-    return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, error)
+    return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, _moved_error(step, a))
 
 
 def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
     # Far below the other, an operand's own error does not matter.
-    value, largest = choose(a.value, b.value), np.maximum(a.error, b.error)
-    below = value - choose(a.value - a.error, b.value - b.error)
-    above = choose(a.value + a.error, b.value + b.error) - value
-    error = np.float64(np.maximum(below, above))
+    error, largest = _moved_error(choose, a, b), np.maximum(a.error, b.error)
     return np.where(np.isnan(error), largest, np.minimum(error, largest))
 
 

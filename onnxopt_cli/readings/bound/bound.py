@@ -19,7 +19,6 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
@@ -30,11 +29,12 @@ from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded
 from onnxopt_cli.readings.vocabulary import (
     Choice,
     Elementwise,
+    Joining,
     Level,
     Precision,
+    Row,
     Shorthand,
     precision_of,
-    row_of,
 )
 
 T = TypeVar("T", bound=Operand)
@@ -144,29 +144,23 @@ def least_errors(call: Call[Any]) -> list[float]:
     return [(count and count + 1) * unit * (1 - unit) for count in counts]
 
 
-class _Roundings(NDArrayOperatorsMixin):
+class _Roundings(Joining):
     """An operand, as far as the number of roundings goes that its error holds at least."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        row = row_of(ufunc, method, options)
+    def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
+        """Count the roundings of a function's result."""
         if isinstance(row, Shorthand):
             return row.written(*inputs)
+        counts = list(map(_roundings, inputs))
+        if isinstance(row, Choice):
+            return _Roundings(min(counts[1:]))
         if not isinstance(row, Elementwise) or row.exact is not None:
             return _Roundings(0)
-        counts = list(map(_roundings, inputs))
         inherited = min(counts) if row.is_sum else sum(counts) if row.exponents else 0
         return _Roundings(inherited + row.roundings)
-
-    def __array_function__(
-        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
-    ) -> Any:
-        row = row_of(function, "__call__", options)
-        if isinstance(row, Shorthand):
-            return row.written(*inputs)
-        return _Roundings(min(map(_roundings, inputs[1:])) if isinstance(row, Choice) else 0)
 
 
 def _roundings(operand: Any) -> int:
@@ -311,9 +305,7 @@ def also_right_from(
         reached = ~(_alike(value, as_nan[place]) & _alike(value, as_one[place]))
         masks: list[AlsoRight] = []
         for special in (np.nan, np.inf, -np.inf):
-            yields = np.zeros(value.shape, bool)
-            for form in forms:
-                yields |= _alike(form[place], np.asarray(special))
+            yields = np.any([_alike(form[place], np.asarray(special)) for form in forms], axis=0)
             # NaN for what is none, or an infinity for NaN.
             mask = reached & yields & (np.isnan(value) != np.isnan(special))
             if mask.any():

@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxopt_cli.core.blocks import joined
 from onnxopt_cli.core.values import Array
@@ -27,6 +26,7 @@ from onnxopt_cli.readings.vocabulary import (
     Choice,
     Comparison,
     Elementwise,
+    Joining,
     Level,
     Logical,
     MatrixProduct,
@@ -38,11 +38,10 @@ from onnxopt_cli.readings.vocabulary import (
     matrix_product,
     precision_of,
     ranked,
-    row_of,
 )
 
 
-class _Operand(NDArrayOperatorsMixin):
+class _Operand(Joining):
     """What joins in through NumPy's dispatch."""
 
     def __bool__(self) -> bool:
@@ -56,7 +55,7 @@ class _Operand(NDArrayOperatorsMixin):
     @staticmethod
     def joined(blocks: Sequence[Any]) -> Bounded:
         """Return one operand of flat blocks, or of one scalar that comes with each, to reduce."""
-        blocks = [covering(it.first, it.other) if isinstance(it, Either) else it for it in blocks]
+        blocks = list(map(_covered, blocks))
         first: Bounded = blocks[0]
         if not np.ndim(first.value):
             return first
@@ -70,13 +69,26 @@ class _Operand(NDArrayOperatorsMixin):
             all_of("value"), all_of("error"), np.bool_(may_cross), first.precision, doubt
         )
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        return _apply(ufunc, row_of(ufunc, method, options), inputs)
+    def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
+        """Apply a function to its operands: to both results of a choice, if there is one.
 
-    def __array_function__(
-        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
-    ) -> Any:
-        return _apply(function, row_of(function, "__call__", options), inputs)
+        Of operands from several choices, anything between the results of each may be right;
+        likewise of what is not computed element by element.
+        """
+        if isinstance(row, Shorthand):
+            return row.written(*inputs)
+        operands = [_operand(operand) for operand in inputs]
+        choices = [operand for operand in operands if isinstance(operand, Either)]
+        if not choices:
+            return _combined(function, row, operands)
+        condition = choices[0].condition
+        if not isinstance(row, Elementwise) or any(it.condition is not condition for it in choices):
+            return _combined(function, row, list(map(_covered, operands)))
+        first, other = (
+            _combined(function, row, [getattr(it, side, it) for it in operands])
+            for side in ("first", "other")
+        )
+        return Either(first, other, condition)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,32 +240,13 @@ def covering(first: Any, other: Any = None) -> Any:
     return Bounded(first.value, error, may_cross, first.precision)
 
 
+def _covered(operand: Any) -> Any:
+    return covering(operand.first, operand.other) if isinstance(operand, Either) else operand
+
+
 def _operand(operand: Any) -> Any:
     """Return an operand; a plain number is computed with as in the evaluate reading."""
     return operand if isinstance(operand, _Operand) else Bounded(operand, np.float64(0.0))
-
-
-def _apply(function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-    """Apply a function to what operands there are: to both results of a choice, if there is one.
-
-    Of operands from several choices, anything between the results of each may be right; likewise of
-    what is not computed element by element.
-    """
-    if isinstance(row, Shorthand):
-        return row.written(*inputs)
-    operands = [_operand(operand) for operand in inputs]
-    choices = [operand for operand in operands if isinstance(operand, Either)]
-    if not choices:
-        return _combined(function, row, operands)
-    condition = choices[0].condition
-    if not isinstance(row, Elementwise) or any(it.condition is not condition for it in choices):
-        covered = [
-            covering(it.first, it.other) if isinstance(it, Either) else it for it in operands
-        ]
-        return _combined(function, row, covered)
-    firsts = [it.first if isinstance(it, Either) else it for it in operands]
-    others = [it.other if isinstance(it, Either) else it for it in operands]
-    return Either(_combined(function, row, firsts), _combined(function, row, others), condition)
 
 
 def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | Mixed]) -> Any:

@@ -106,15 +106,9 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
         kept = 1 - float(ratio.reshape(-1)[0])
         law, test = f"each element is kept with chance {kept:g}", partial(_test_kept, first, kept)
         if len(node.output) > 1:
-            chances = np.full(first.shape, kept)
-            yield (
-                node.output[1],
-                Drawn(
-                    f"true with chance {kept:g}",
-                    partial(_test_chances, chances),
-                    beside=partial(_test_mask, first, *node.output[:2]),
-                ),
-            )
+            mask = partial(_test_chances, np.full(first.shape, kept))
+            beside = partial(_test_mask, first, *node.output[:2])
+            yield node.output[1], Drawn(f"true with chance {kept:g}", mask, beside=beside)
     yield node.output[0], Drawn(law, test)
 
 

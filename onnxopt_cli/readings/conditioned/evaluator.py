@@ -68,10 +68,7 @@ class Evaluated:
         from onnx.reference.op_run import OpRunExpand
 
         prepare = self._prepare
-        better = [
-            *(type(it, (OpRunExpand,), {"op_domain": ""}) for it in looked_into),
-            *operators(),
-        ]
+        better = [*(type(it, (OpRunExpand,), {}) for it in looked_into), *operators()]
 
         class Visited(ReferenceEvaluator):
             """Subgraphs and functions are run by evaluators of the same class."""

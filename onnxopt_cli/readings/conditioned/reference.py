@@ -71,12 +71,8 @@ def operators() -> list[type]:
     class DequantizeLinear(dequantize._CommonDequantizeLinear):  # type: ignore[misc]  # noqa: SLF001
         """Of every version: the reference has none before 19."""
 
-        op_domain = ""
-
     class GridSample(grid_sample):  # type: ignore[misc]
         """With coordinates as precise as the grid: the reference's are always float32."""
-
-        op_domain = ""
 
         def _run(self, x: Array, grid: Array, mode: Any = None, **rest: Any) -> Any:
             return super()._run(x, grid, _FORMER.get(mode, mode), **rest)
@@ -93,15 +89,11 @@ def operators() -> list[type]:
     class LpNormalization(lp_normalization):  # type: ignore[misc]
         """Of magnitudes."""
 
-        op_domain = ""
-
         def _run(self, x: Array, axis: Any = None, p: Any = None) -> tuple[Array]:
             return (np.copysign(super()._run(np.abs(x), axis, p)[0], x),)
 
     class LpPool(pool):  # type: ignore[misc]
         """Of what lies within: the reference multiplies means by all of a window's elements."""
-
-        op_domain = ""
 
         def _run(self, x: Array, **rest: Any) -> Any:
             rest.pop("count_include_pad", None)
@@ -109,8 +101,6 @@ def operators() -> list[type]:
 
     class LRN(OpRun):
         """With the neighbours of each channel, however many batches there are."""
-
-        op_domain = ""
 
         def _run(self, x: Array, alpha: Any, beta: Any, bias: Any, size: int) -> tuple[Array]:
             before = (size - 1) // 2
@@ -121,15 +111,11 @@ def operators() -> list[type]:
     class RNN(rnn):  # type: ignore[misc]
         """With all activations that need no numbers of their own."""
 
-        op_domain = ""
-
         def choose_act(self, name: str, *numbers: Any) -> Any:
             return _BENDS.get(name.lower()) or super().choose_act(name, *numbers)
 
     class Scan(op_scan.Scan):
         """With what Scan was at first: of batches, behind lengths that are left out."""
-
-        op_domain = ""
 
         def _run(self, *given: Any, **rest: Any) -> tuple[Any, ...]:
             run: Any = super()._run
@@ -141,11 +127,9 @@ def operators() -> list[type]:
     class Scatter(op_scatter_elements.ScatterElements):
         """The earlier name of ScatterElements."""
 
-        op_domain = ""
-
     kind = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
     flat = (_flattening(OpRunUnaryNum, *it) for it in kind.items())
-    pools = type("GlobalLpPool", (OpRun,), {"op_domain": "", "_run": _norm_of_all})
+    pools = type("GlobalLpPool", (OpRun,), {"_run": _norm_of_all})
     ours = [DequantizeLinear, GridSample, LpNormalization, LpPool, LRN, RNN, Scan, Scatter]
     return [*ours, pools, *flat]
 
@@ -158,7 +142,7 @@ def _flattening(base: type, name: str, compute: Callable[[Array, int], Array]) -
             flat, axis = x.reshape(prod(x.shape[:given]), -1), 1
         return (compute(flat, axis).reshape(x.shape).astype(x.dtype) if x.size else x,)
 
-    return type(name, (base,), {"op_domain": "", "_run": run})
+    return type(name, (base,), {"_run": run})
 
 
 def wrong_about(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
@@ -202,88 +186,78 @@ def _hardmax(x: Array, axis: int) -> Array:
     return largest
 
 
+def _modules() -> Any:
+    """Return the reference's modules by name; their types are of no use here."""
+    from onnx.reference import ops
+
+    return ops
+
+
 @cache
 def functions() -> list[tuple[Any, str, Any]]:
     """Return what is run in place of the reference's functions: module, name and function."""
     from onnx.reference.op_run import OpRun
-    from onnx.reference.ops import (
-        op_batch_normalization,
-        op_conv,
-        op_conv_transpose,
-        op_gather_elements,
-        op_gemm,
-        op_global_max_pool,
-        op_matmul,
-        op_max_pool,
-        op_negative_log_likelihood_loss,
-        op_pad,
-        op_pool_common,
-        op_quantize_linear,
-        op_reduce_log_sum_exp,
-        op_resize,
-        op_roi_align,
-        op_unique,
-        op_upsample,
-    )
 
-    quantize: Any = op_quantize_linear
-    common = quantize._CommonQuantizeLinear  # noqa: SLF001
-    roi_align: Any = op_roi_align.RoiAlign
-    resize: Any = op_resize.Resize
-    unique: Any = op_unique.Unique
-    upsample: Any = op_upsample.Upsample
-    max_pool: Any = op_max_pool.MaxPool
-    windows = max_pool._max_pool  # noqa: SLF001
-    transposed: Any = op_conv_transpose.ConvTranspose
-    normalization: Any = op_batch_normalization
-    of_nine = normalization.BatchNormalization_9._run  # noqa: SLF001
-
-    def normalized(self: Any, *given: Array, epsilon: float, **rest: Any) -> tuple[Array, ...]:
-        # With one output it does not train.
-        if len(self.onnx_node.output) > 1:
-            return tuple(of_nine(self, *given, epsilon=epsilon, **rest))
-        return (normalization._batchnorm_test_mode(*given, epsilon=epsilon),)  # noqa: SLF001
-
-    def stretched(self: Any, x: Array, scale: Any = None, mode: str = "", **rest: Any) -> Any:
-        # Once the scales were an attribute.
-        factors = np.array(rest["scales"] if scale is None else scale)
-        if mode != "linear":
-            return repeated(self, x, factors, mode=mode)
-        corner: dict[str, Any] = {"scale_factors": factors}
-        corner["coordinate_transformation_mode"] = "asymmetric"
-        linear = op_resize._linear_coeffs  # noqa: SLF001
-        return (op_resize._interpolate_nd(x, linear, **corner).astype(x.dtype),)  # noqa: SLF001
-
-    def resized(self: Any, x: Array, *given: Any, **rest: Any) -> Any:
-        former = self.run_params["opsets"][""] < _RESIZES
-        return stretched(self, x, *given, **rest) if former else resizes(self, x, *given, **rest)
-
-    repeated, resizes = upsample._run, resize._run  # noqa: SLF001
-    check, padding = "_check_and_fix_outputs", "get_output_shape_explicit_padding"
-    padded = partial(_padded_at_the_end, getattr(op_pool_common, padding))
-    return [
-        (OpRun, check, partialmethod(_checked, getattr(OpRun, check))),
-        (normalization.BatchNormalization_9, "_run", normalized),
-        (op_conv, "im2col", fast_columns),
-        (op_conv, "_conv_implementation", partial(_in_single, op_conv._conv_implementation)),  # noqa: SLF001
-        (op_gather_elements, "gather_numpy", _gathered),
-        (op_global_max_pool, "_global_max_pool", _largest_of_all),
-        (op_matmul, "numpy_matmul", partial(_in_single, op_matmul.numpy_matmul)),
-        *((op_gemm, it, partial(_in_single, getattr(op_gemm, it))) for it in _GEMM),
-        (transposed, "_run", partialmethod(_grouped, transposed._run)),  # noqa: SLF001
-        (max_pool, "_run", partialmethod(_largest, max_pool._run)),  # noqa: SLF001
-        (max_pool, "_max_pool", partialmethod(_padded_alike, windows)),
-        (op_negative_log_likelihood_loss, "_compute_negative_log_likelihood_loss", fast_loss),
-        (op_pad, "_pad_impl", partial(_padded_or_cut, op_pad._pad_impl)),  # noqa: SLF001
-        (op_pool_common, "pool", partial(fast_pool, op_pool_common.pool)),
-        (op_pool_common, padding, padded),
-        (common, "_run", partialmethod(_saturated, common._run, quantize._reshape_input)),  # noqa: SLF001
-        (op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
-        (resize, "_run", resized),
-        (roi_align, "_run", partialmethod(_aligned, roi_align._run)),  # noqa: SLF001
-        (unique, "_run", partialmethod(_in_order, unique._run)),  # noqa: SLF001
-        (upsample, "_run", stretched),
+    ops = _modules()
+    instead: list[tuple[Any, str, Any]] = [
+        (ops.op_conv, "im2col", fast_columns),
+        (ops.op_gather_elements, "gather_numpy", _gathered),
+        (ops.op_global_max_pool, "_global_max_pool", _largest_of_all),
+        (ops.op_negative_log_likelihood_loss, "_compute_negative_log_likelihood_loss", fast_loss),
+        (ops.op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
     ]
+    # These are given the reference's own, behind the node if it is a method.
+    around: list[tuple[Any, str, Any]] = [
+        (OpRun, "_check_and_fix_outputs", _checked),
+        (ops.op_batch_normalization.BatchNormalization_9, "_run", _normalized),
+        (ops.op_conv, "_conv_implementation", _in_single),
+        (ops.op_conv_transpose.ConvTranspose, "_run", _grouped),
+        *((ops.op_gemm, name, _in_single) for name in _GEMM),
+        (ops.op_matmul, "numpy_matmul", _in_single),
+        (ops.op_max_pool.MaxPool, "_max_pool", _padded_alike),
+        (ops.op_max_pool.MaxPool, "_run", _largest),
+        (ops.op_pad, "_pad_impl", _padded_or_cut),
+        (ops.op_pool_common, "get_output_shape_explicit_padding", _padded_at_the_end),
+        (ops.op_pool_common, "pool", fast_pool),
+        (ops.op_quantize_linear._CommonQuantizeLinear, "_run", _saturated),  # noqa: SLF001
+        (ops.op_resize.Resize, "_run", _resized),
+        (ops.op_roi_align.RoiAlign, "_run", _aligned),
+        (ops.op_unique.Unique, "_run", _in_order),
+        (ops.op_upsample.Upsample, "_run", _stretched),
+    ]
+    for owner, name, function in around:
+        given = partialmethod if isinstance(owner, type) else partial
+        instead.append((owner, name, given(function, getattr(owner, name))))
+    return instead
+
+
+def _normalized(
+    node: Any, kept: Any, *given: Array, epsilon: float, **rest: Any
+) -> tuple[Array, ...]:
+    """Train only with several outputs."""
+    if len(node.onnx_node.output) > 1:
+        return tuple(kept(node, *given, epsilon=epsilon, **rest))
+    tested = _modules().op_batch_normalization._batchnorm_test_mode  # noqa: SLF001
+    return (tested(*given, epsilon=epsilon),)
+
+
+def _stretched(
+    node: Any, kept: Any, x: Array, scale: Any = None, mode: str = "", **rest: Any
+) -> Any:
+    """Interpolate linearly, too; once the scales were an attribute."""
+    factors = np.array(rest["scales"] if scale is None else scale)
+    if mode != "linear":
+        return kept(node, x, factors, mode=mode)
+    resize = _modules().op_resize
+    corner = {"scale_factors": factors, "coordinate_transformation_mode": "asymmetric"}
+    return (resize._interpolate_nd(x, resize._linear_coeffs, **corner).astype(x.dtype),)  # noqa: SLF001
+
+
+def _resized(node: Any, kept: Any, *given: Any, **rest: Any) -> Any:
+    former = node.run_params["opsets"][""] < _RESIZES
+    # Upsample is replaced meanwhile, too.
+    run = _modules().op_upsample.Upsample._run if former else kept  # noqa: SLF001
+    return run(node, *given, **rest)
 
 
 def _norm_of_all(_: Any, x: Array, p: int) -> tuple[Array]:
@@ -394,10 +368,11 @@ def _padded_alike(
 
 
 def _saturated(
-    quantize: Any, kept: Any, reshaped: Any, x: Array, scale: Array, *rest: Any, **attributes: Any
+    quantize: Any, kept: Any, x: Array, scale: Array, *rest: Any, **attributes: Any
 ) -> Any:
     """Take no quotient beyond what int32 holds, where it would begin again at the other end."""
     given = (attributes.get(it) for it in ("axis", "block_size"))
+    reshaped = _modules().op_quantize_linear._reshape_input  # noqa: SLF001
     largest = _LARGEST_QUOTIENT * np.abs(reshaped(scale, x.shape, *given).astype(np.float64))
     bounded = np.clip(x, -largest, largest).astype(x.dtype)
     return kept(quantize, bounded, scale, *rest, **attributes)

@@ -67,30 +67,27 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
         return LoweredModel(unchanged, (), 0)
     lowered = inline_formulas(model)
     _require_opset(lowered)
-    names = UniqueNames(lowered)
-    replaced: list[str] = []
-    primitives = 0
+    sweep = _Sweep(UniqueNames(lowered))
     # What ONNX cannot infer through an operator that it does not know, it can once that is lowered.
     while formula_operators(lowered):
-        sweep = _Sweep(names)
+        before = len(sweep.replaced)
         sweep.lower_graph(lowered.graph, _inferred(lowered).graph, {})
-        if sweep.obstacle and not sweep.replaced:
+        if sweep.obstacle and len(sweep.replaced) == before:
             raise sweep.obstacle
-        replaced += sweep.replaced
-        primitives += sweep.primitives
+        sweep.obstacle = None
     _drop_unused_imports(lowered)
-    return LoweredModel(lowered, tuple(replaced), primitives)
+    return LoweredModel(lowered, tuple(sweep.replaced), sweep.primitives)
 
 
 @dataclass(slots=True)
 class _Sweep:
-    """One pass over a model, which lowers the nodes whose inputs' types are known.
+    """Passes over a model, each of which lowers the nodes whose inputs' types are known.
 
     Attributes:
         names: where names of new tensors come from.
         replaced: name of the operator of every node lowered.
         primitives: number of nodes put in their place.
-        obstacle: why the first of the nodes that stayed could not be lowered.
+        obstacle: why the first of the nodes that stay in a pass cannot be lowered.
     """
 
     names: UniqueNames

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import onnx
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array
@@ -26,13 +25,13 @@ from onnxopt_cli.readings.vocabulary import (
     Choice,
     Comparison,
     Elementwise,
+    Joining,
     Logical,
     MatrixProduct,
     Percentile,
     Reduction,
     Row,
     Shorthand,
-    row_of,
 )
 
 _BOOL = np.dtype(np.bool_)
@@ -42,7 +41,7 @@ _WEAK = np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Symbol(NDArrayOperatorsMixin):
+class Symbol(Joining):
     """A tensor of the graph under construction.
 
     Attributes:
@@ -59,19 +58,9 @@ class Symbol(NDArrayOperatorsMixin):
     shape: Shape | None
     weak: bool = False
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Record an arithmetic operation or a comparison."""
-        return _record(self.recorder, row_of(ufunc, method, options), inputs)
-
-    def __array_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        inputs: Sequence[Any],
-        options: Mapping[str, Any],
-    ) -> Any:
-        """Record any other function of NumPy."""
-        return _record(self.recorder, row_of(function, "__call__", options), inputs)
+    def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
+        """Record a function of NumPy."""
+        return _record(self.recorder, row, inputs)
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a symbol has no value yet: write np.where instead of if")
@@ -109,8 +98,7 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
             name = recorder.node(row.node, a.name, b.name)
             return Symbol(recorder, name, common, _product_shape(a.shape, b.shape), weak=weak)
         case Choice():
-            condition, *branches = operands
-            return _choose(recorder, condition, *branches)
+            return _choose(recorder, *operands)
         case Comparison():
             integers = all(np.issubdtype(_dtype(operand), np.integer) for operand in operands)
             compared = [as_dtype(recorder, it, _INTEGER if integers else common) for it in operands]
@@ -119,13 +107,8 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
         case Logical():
             if any(_dtype(operand) != _BOOL for operand in operands):
                 raise TypeError(f"{row.node} is recorded for booleans only")
-            return _node(
-                recorder,
-                row.node,
-                [as_dtype(recorder, it, _BOOL) for it in operands],
-                _BOOL,
-                weak=True,
-            )
+            typed = [as_dtype(recorder, it, _BOOL) for it in operands]
+            return _node(recorder, row.node, typed, _BOOL, weak=True)
         case Elementwise():
             typed = [as_dtype(recorder, operand, common) for operand in operands]
             return _node(recorder, row.node, typed, common, weak=weak)
