@@ -181,7 +181,7 @@ class Display:
         if not all(result.conforms for result in results):
             backends = [BackendIdentity(it.name, it.version) for it in self._plan.backends]
             for problem in self._expectations.near_misses(backends):
-                yield Text(f"{problem.where}: {problem.what}", "yellow")
+                yield Text(f"{printable(problem.where)}: {problem.what}", "yellow")
 
     def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
         """Return lines for explanations that say more than the causes which are named above."""

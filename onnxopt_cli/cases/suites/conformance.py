@@ -160,6 +160,11 @@ class _Questions(Author):
             about = f"{name} for each tensor: catches one for all, and another order."
             shapes: Shapes = [(4,), (2, 3), (5,)]
             yield self.ask(f"{name}_each", about, changed={name: apart}, shapes=shapes)
+            about = f"{name} for each, a double between two floats: catches a count by types."
+            types = {(tensor, 1): WIDE for tensor in self.operator.tensors}
+            yield self.ask(
+                f"{name}_each_type", about, changed={name: apart}, shapes=[(5,)] * 3, types=types
+            )
         for name, (word, value) in product(self.unlimited, (("zero", 0.0), ("large", 25.0))):
             about = f"{name} = {value:g}: catches one that is clipped, replaced or ignored."
             yield self.early_or_late(f"{name}_{word}", about, {name: value})
