@@ -37,18 +37,16 @@ def lower_call(
     """
     recorder = Recorder(new_name)
 
-    def symbol(operand: GraphTensor, name: str, shape: Shape | None) -> Symbol:
-        weak = operand.dtype.kind in "biu"
-        return Symbol(recorder, name, operand.dtype, shape, weak=weak)
-
     def tensor(operand: GraphTensor) -> Symbol:
-        return symbol(operand, operand.name, operand.shape)
+        weak = operand.dtype.kind in "biu"
+        return Symbol(recorder, operand.name, operand.dtype, operand.shape, weak=weak)
 
     def scalar(operand: GraphTensor) -> Symbol:
         if operand.shape == ():
             return tensor(operand)
         rank_0 = recorder.constant(np.zeros(0, dtype=np.int64))
-        return symbol(operand, recorder.node("Reshape", operand.name, rank_0), ())
+        name = recorder.node("Reshape", operand.name, rank_0)
+        return tensor(GraphTensor(name, operand.dtype, ()))
 
     results = call.apply(scalar, tensor, WIDE.type)
     return recorder.finish(
