@@ -154,11 +154,11 @@ class _Roundings(Joining):
         """Count the roundings of a function's result."""
         if isinstance(row, Shorthand):
             return row.written(*inputs)
-        counts = list(map(_roundings, inputs))
         if isinstance(row, Choice):
-            return _Roundings(min(counts[1:]))
+            return _Roundings(min(map(_roundings, inputs[1:])))
         if not isinstance(row, Elementwise) or row.exact is not None:
             return _Roundings(0)
+        counts = list(map(_roundings, inputs))
         inherited = min(counts) if row.is_sum else sum(counts) if row.exponents else 0
         return _Roundings(inherited + row.roundings)
 
