@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -102,6 +103,25 @@ def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
     assert "fail survives a tensor of 10 MB its process was killed by SIGSEGV" in words
     assert "to do: answer outputs, unsupported or an error" in words
     assert words.endswith("10 pass, 1 fail")
+
+
+def test_a_plugin_that_answers_in_place_of_its_process_breaks_the_rule(workplace):
+    (workplace / "forger.py").write_text(
+        "import os, time\n"
+        "class Forger:\n"
+        "    def run(self, model, inputs):\n"
+        "        for descriptor in range(3, 40):\n"
+        "            try:\n"
+        """                os.write(descriptor, b'{"id": 2, "verdict": "maybe"}\\n')\n"""
+        "            except OSError:\n"
+        "                pass\n"
+        "        time.sleep(30)\n"
+    )
+    # In a process of its own the requests are numbered from 1.
+    check = [sys.executable, "-m", "onnxopt_cli", "backends", "check", "python:forger.py:Forger"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "its process sends something else than what was found" in done.stdout
 
 
 def test_a_backend_that_is_misspelt_is_named(onnxopt):

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult, apply_rule, broken
 from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
@@ -19,7 +20,13 @@ from onnxopt_cli.backends.check.subject import CommandSubject, PluginSubject
 from onnxopt_cli.backends.exec.backend import OPTIONS, CommandSession
 from onnxopt_cli.backends.protocol import BREAKDOWNS
 from onnxopt_cli.backends.specification import Specification, parse_specification
-from onnxopt_cli.errors import BackendHangs, BackendUnavailable, OnnxoptError, UsageError
+from onnxopt_cli.errors import (
+    BackendHangs,
+    BackendUnavailable,
+    OnnxoptError,
+    ProtocolBreach,
+    UsageError,
+)
 
 # The process finds modules where this one does.
 _START = f"""\
@@ -30,6 +37,7 @@ serve()
 """
 _SECONDS = 60.0
 _SAID = ("verdict", "found", "hung", "remedy", "write", "exit_code")
+_KINDS = ("str", "str", "bool", "str", "str", "int")
 
 
 def check_backend(text: str) -> Iterator[RuleResult]:
@@ -76,13 +84,22 @@ def _of_plugin(text: str) -> Iterator[RuleResult]:
     try:
         for index, rule in enumerate(PLUGIN_RULES):
             try:
-                found = session.ask({"request": "rule", "rule": index}, lambda answer, _: answer)
+                said = session.ask({"request": "rule", "rule": index}, _read_finding)
             except BREAKDOWNS as error:
                 yield broken(rule, error.message, hung=isinstance(error, BackendHangs))
                 continue
-            yield RuleResult(rule, RuleOutcome(found.pop("verdict")), **found)
+            yield RuleResult(rule, RuleOutcome(said.pop("verdict")), **said)
     finally:
         session.kill()
+
+
+def _read_finding(answer: dict[str, Any], _: memoryview) -> dict[str, Any]:
+    """Return what the process says of a rule; the plugin in it may write there, too."""
+    said = {name: answer.get(name) for name in _SAID}
+    kinds = tuple(type(it).__name__ for it in said.values())
+    if kinds != _KINDS or said["verdict"] not in [*RuleOutcome]:
+        raise ProtocolBreach("sends something else than what was found")
+    return said
 
 
 def serve() -> None:

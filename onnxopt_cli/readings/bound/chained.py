@@ -3,9 +3,9 @@
 What a node returns is known up to an error; so is the gradient that is computed from it, and all of
 that enters a formula again. The reference goes its own way from the first node on, in the wide
 type, and is not rounded in between. Where rounding decides a choice, the error covers both sides.
- An error only grows where the formula lets it grow: averages damp it,
-gradients of steep functions multiply it. Errors are added up as if they never cancelled, so the
-bound of a long trajectory with a steep gradient ends beyond use, and then says so.
+An error only grows where the formula lets it grow: averages damp it, gradients of steep functions
+multiply it. Errors are added up as if they never cancelled, so the bound of a long trajectory with
+a steep gradient ends beyond use, and then says so.
 """
 
 from __future__ import annotations
