@@ -254,7 +254,7 @@ class _Pattern:
         before = printable(self._text[:place])
         raise UsageError(
             f"-k: found {what} at character {place + 1}, expected {expected}",
-            hint=f"{before}{printable(self._text[place:])}\n  {' ' * len(before)}^",
+            hint=f"{before}{printable(self._text[place:])}\n{' ' * len(before)}^",
         )
 
 

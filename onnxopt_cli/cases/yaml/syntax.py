@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 16 * 2**20
 #: Deeper nesting is refused; libyaml's own recursion ends in a crash at some 10^5.
 MAX_DEPTH = 20
+_TOO_DEEP = f"found nesting deeper than {MAX_DEPTH}, expected less"
 #: More values are refused: reading them would take seconds. Large tensors belong into files.
 MAX_NODES = 200_000
 
@@ -367,8 +368,7 @@ class _Builder:
                 except ValueError as error:
                     self.errors.append(FormatError(node, f"found {error}"))
         elif not alias and depth == MAX_DEPTH:
-            what = f"found nesting deeper than {MAX_DEPTH}, expected less"
-            raise FormatError(Node(event.start_mark.line + 1), what)
+            raise FormatError(Node(event.start_mark.line + 1), _TOO_DEEP)
         elif kind is yaml.SequenceStartEvent:
             items = node.items = []
             while type(event := next(self.events)) is not yaml.SequenceEndEvent:
@@ -448,4 +448,8 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
     content = text.split("\n")[line - 1] if text else ""
     if content.lstrip(" ").startswith("\t"):
         return FormatError(Node(line), "found a line indented with a tab, expected spaces")
-    return FormatError(Node(line), f"found no valid YAML: {printable(words)}")
+    # libyaml 0.2.6 reads a thousand brackets ahead, and refuses them before it says of the first.
+    too_deep = "maximum nesting depth" in words
+    return FormatError(
+        Node(line), _TOO_DEEP if too_deep else f"found no valid YAML: {printable(words)}"
+    )
