@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ class _Commands(click.Group):
         for before, word in zip(["", *args], args, strict=False):
             nothing = not word and before.startswith("-")
             # With an empty pattern all cases are run, as pytest runs all tests.
-            if (nothing and before != "-k") or (word.startswith("--") and word.endswith("=")):
+            if (nothing and before != "-k") or re.fullmatch("--[^=]+=", word):
                 what = f"what follows {before if nothing else word} is empty"
                 raise UsageError(what, hint="is a variable not set?")
         return super().resolve_command(ctx, args)

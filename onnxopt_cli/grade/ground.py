@@ -422,10 +422,10 @@ def _words(effects: Mapping[str, int]) -> str:
     words = {name: _EFFECTS[effect] for name, effect in effects.items()}
     if len({*words.values()}) > 1:
         return " and ".join(f"{name} is {what}" for name, what in words.items())
-    is_what = f"is {next(iter(words.values()))}"
-    if len(words) > 1:
-        is_what = is_what.replace("is what it was", "are what they were").replace("is ", "are ")
-    return f"{' and '.join(words)} {is_what}"
+    what = next(iter(words.values()))
+    if len(words) == 1:
+        return f"{next(iter(words))} is {what}"
+    return f"{' and '.join(words)} are {'what they were' if what == 'what it was' else what}"
 
 
 def _unique(columns: Array) -> Array:

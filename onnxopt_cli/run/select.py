@@ -373,13 +373,16 @@ def capabilities_of(case: Case) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, _Failures]:
     try:
-        found = read_json(read_regular_file(path, _MOST_BYTES)) if is_ours(path.lstat()) else {}
-        return {
-            folder: {backend: [*map(str, cases)] for backend, cases in backends.items()}
-            for folder, backends in found.items()
-        }
-    except (OSError, Malformed, ValueError, TypeError, AttributeError):
+        ours = is_ours(path.lstat())
+        found = read_json(read_regular_file(path, _MOST_BYTES)) if ours else {}
+    except (OSError, Malformed, ValueError):
         return {}
+    if not isinstance(found, dict) or not all(isinstance(it, dict) for it in found.values()):
+        return {}
+    lists = [cases for backends in found.values() for cases in backends.values()]
+    if not all(isinstance(it, list) and all(isinstance(case, str) for case in it) for it in lists):
+        return {}
+    return found
 
 
 def _here() -> str:

@@ -36,8 +36,12 @@ from {__name__} import serve
 serve()
 """
 _SECONDS = 60.0
-_SAID = ("verdict", "found", "hung", "remedy", "write", "exit_code")
-_KINDS = ("str", "str", "bool", "str", "str", "int")
+# What is said of a rule, and of which types.
+_SAID = {
+    **dict.fromkeys(("verdict", "found", "remedy", "write"), str),
+    "hung": bool,
+    "exit_code": int,
+}
 
 
 def check_backend(text: str) -> Iterator[RuleResult]:
@@ -96,8 +100,8 @@ def _of_plugin(text: str) -> Iterator[RuleResult]:
 def _read_finding(answer: dict[str, Any], _: memoryview) -> dict[str, Any]:
     """Return what the process says of a rule; the plugin in it may write there, too."""
     said = {name: answer.get(name) for name in _SAID}
-    kinds = tuple(type(it).__name__ for it in said.values())
-    if kinds != _KINDS or said["verdict"] not in [*RuleOutcome]:
+    kinds = {name: type(it) for name, it in said.items()}
+    if kinds != _SAID or said["verdict"] not in [*RuleOutcome]:
         raise ProtocolBreach("sends something else than what was found")
     return said
 

@@ -467,10 +467,8 @@ class _Questions(Author):
         for whole, shape in narrow if self.stepped else ():
             beside = f"{list(shape)} beside {list(whole)}"
             about = f"Operands of shape {beside}: catches another direction."
-            name, shapes = (
-                _name("broadcast", *shape or ("scalar",)),
-                [whole] * (len(self.stepped) + 1),
-            )
+            name = _name("broadcast", *shape or ("scalar",))
+            shapes = [whole] * (len(self.stepped) + 1)
             yield self.ask(name, about, shapes=shapes, narrow=self.narrowed(shape, shape))
         for special in self.operator.tensors:
             about = f"Doubles far beyond float32 in {special}: catches one that comes through it."
