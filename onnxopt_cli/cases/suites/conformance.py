@@ -8,11 +8,11 @@ to cover the space of inputs, not to match the list of known wrong implementatio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from math import prod
 
 import numpy as np
 
@@ -29,7 +29,8 @@ _LITERAL = 24
 #: One tensor of a node: of each rank, without and beyond what is computed at once.
 _ALONE: Shapes = (
     (), (1,), (1, 1), (1, 1, 1), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2),
-    (8,), (1024,), (300, 2), (2, 300), (128, 128),
+    (2, 3, 1, 3, 2), (2, 1, 2, 2, 1, 2, 1, 2),
+    (8,), (1024,), (300, 2), (2, 300), (128, 128), (2, 300, 2), (300, 2, 2),
 )  # fmt: skip
 _LENGTHS = (
     *range(2, 10),
@@ -41,6 +42,7 @@ _NUMBERS = (9, 16, 65)
 _NARROW: Mapping[tuple[int, ...], Shapes] = {
     (3, 3): ((), (1,), (3,), (1, 3), (3, 1)),
     (2, 3, 2): ((2, 1, 2), (1, 3, 1), (1, 1, 2), (2, 1, 1)),
+    (1, 2, 1, 2, 2, 1, 1, 2): ((1, 1, 1, 2, 1, 1, 1, 2), (2, 1, 1, 2)),
 }
 _FAR = 24.691358
 #: What float32 cannot hold, and whether something ordinary stands beside it.
@@ -497,7 +499,7 @@ class _Questions(Author):
         drawn: dict[tuple[str, int], Given] = {
             (tensor, group): self.drawn(tensor, shape, group=group)
             for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes))
-            if prod(shape) > _LITERAL
+            if math.prod(shape) > _LITERAL
         }
         return self.ask(name, about, shapes=shapes, tensors=drawn)
 
@@ -538,8 +540,9 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
             ("enlarging", about, wide, {}),
         ]
     for name, limits in author.limits.items():
-        for word, value in (("low", limits[0] - 0.5), ("high", limits[1] + 0.5)):
-            about = f"{name} = {value:g}: it must not be clipped."
+        beyond = {"low": limits[0] - 0.5, "high": limits[1] + 0.5, "nan": math.nan}
+        for word, value in beyond.items():
+            about = f"{name} = {value:g}: it must not be clipped or replaced."
             cases.append((f"{word}_{name}", about, inputs, {name: (value,)}))
     for name in author.each:
         number = author.within(name, 0.5)
