@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,39 @@ class Deviation:
     seen_in: tuple[str, ...] = ()
     replace: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+def deviation_table(table: str) -> tuple[Deviation, ...]:
+    """Return the deviations of a table.
+
+    Each begins with a line of its name. The lines indented below it say what is wrong in a
+    sentence, and then, as far as they apply::
+
+        seen in PyTorch SGD; TensorFlow
+        X - R * V_new -> X - R * V
+        epsilon = 1e-7
+
+    An arrow stands between what the formula has and what takes its place. A number is the default
+    of an attribute.
+    """
+    rows = re.split(r"\n(?! )", dedent(table).strip())
+    return tuple(_deviation(*map(str.strip, row.splitlines())) for row in rows)
+
+
+def _deviation(name: str, about: str, *details: str) -> Deviation:
+    seen_in: tuple[str, ...] = ()
+    replace: dict[str, str] = {}
+    defaults: dict[str, float] = {}
+    for detail in details:
+        if detail.startswith("seen in "):
+            seen_in += tuple(detail.removeprefix("seen in ").split("; "))
+        elif " -> " in detail:
+            right, wrong = detail.split(" -> ")
+            replace[right] = wrong
+        else:
+            attribute, default = detail.split(" = ")
+            defaults[attribute] = float(default)
+    return Deviation(name, about, seen_in, replace, defaults)
 
 
 #: Of a form that is as accurate as the formula with no attributes.
