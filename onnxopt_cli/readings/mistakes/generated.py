@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, count
 from typing import Any
 
 import ml_dtypes
@@ -448,11 +448,12 @@ def _scalar(position: int, change: Callable[[Array], Array]) -> Compute:
 
 def _counting(position: int) -> Compute:
     def compute(call: Call[Array]) -> list[Array]:
-        single = [
-            _scalar(position, partial(np.add, by))(replace(call, groups=(group,)))
-            for by, group in enumerate(call.groups)
-        ]
-        return [output for members in zip(*single, strict=True) for output in members]
+        before = count()
+
+        def compute_next(group: Call[Array]) -> list[Array]:
+            return _scalar(position, partial(np.add, next(before)))(group)
+
+        return call.by_group(compute_next)
 
     return compute
 
@@ -492,7 +493,7 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
     """Change each output, given the inputs that have its type and its shape."""
     return _outputs(
-        lambda call, new: [change(it, *of) for it, of in zip(new, _sources(call), strict=True)]
+        lambda call, new: [change(it, *of) for it, of in zip(new, call.sources, strict=True)]
     )
 
 
@@ -500,7 +501,7 @@ def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Com
     """Change the groups' outputs of each name, given the tensors that they replace."""
 
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:
-        old = [np.broadcast_to(like, first.shape) for like, first in _sources(call)]
+        old = [np.broadcast_to(like, first.shape) for like, first in call.sources]
         size = len(call.groups)
         kinds = [slice(start, start + size) for start in range(0, len(new), size)]
         return [output for kind in kinds for output in change(new[kind], old[kind])]
@@ -566,12 +567,6 @@ def _branching(array: Array) -> _Branching:
 # Changes that are longer than a row.
 
 
-def _sources(call: Call[Array]) -> list[tuple[Array, Array]]:
-    """Return for each output the inputs that have its element type and its shape."""
-    inputs = call.inputs
-    return [(inputs[like], inputs[base]) for like, base in call.operator.places(len(call.groups))]
-
-
 def _full(tensor: Array, first: Array) -> Array:
     """Return the elements of a tensor that broadcasts to the first one of its group, in order."""
     return np.broadcast_to(tensor, first.shape).ravel()
@@ -597,16 +592,12 @@ def _joined(call: Call[Array]) -> list[Array]:
     """Compute all groups as one that holds all elements; the types are those of the first."""
     full = [[_full(tensor, group[0]) for tensor in group] for group in call.groups]
     joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
-    attributes = {
-        name: value[:1] if isinstance(value, tuple) else value
-        for name, value in call.attributes.items()
-    }
     ends = np.cumsum([tensors[0].size for tensors in full])[:-1]
-    outputs = evaluate(replace(call, groups=(joined,), attributes=attributes))
+    outputs = evaluate(replace(call.group(0), groups=(joined,)))
     parts = [part for output in outputs for part in np.split(output, ends)]
     return [
         part.reshape(first.shape).astype(like.dtype)
-        for part, (like, first) in zip(parts, _sources(call), strict=True)
+        for part, (like, first) in zip(parts, call.sources, strict=True)
     ]
 
 
