@@ -155,12 +155,8 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("A node with one tensor is computed right.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        rows = {
-            f"{name} of the first tensor used for all": lambda groups: groups[:1] * len(groups),
-            f"{name} of several tensors in reverse order": lambda groups: groups[::-1],
-        }
         about = f"Each {operator.tensors[0]} has its own {name}."
-        yield from _rows(about, partial(_tensor_of_other, position), rows)
+        yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
             about = "It grows by one from each tensor of a node to the next."
@@ -312,19 +308,23 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
         about = "What depends on all elements of a tensor depends on those of the others, too."
         yield Implementation("several tensors computed as one", about, compute=_joined)
     for name in (attribute.name for attribute in operator.attributes if attribute.each):
-        rows: Rows = {
-            f"{name} of the first tensor used for all": lambda values: values[:1],
-            f"{name} of several tensors in reverse order": lambda values: values[::-1],
-        }
-        yield from _rows("The node gives one for each.", partial(_numbers_of_other, name), rows)
+        about = "The node gives one for each."
+        yield from _rows(about, partial(_numbers_of_other, name), _of_others(name))
     if carries:
-        rows = {
+        rows: Rows = {
             "all tensors but the first left out": lambda groups: groups[:1],
             "last of several tensors left out": lambda groups: groups[: max(len(groups) - 1, 1)],
         }
         yield from _rows("They do not count.", regrouped, rows)
         rows = {"last element of each tensor left out": lambda it, first: _full(it, first)[:-1]}
         yield from _rows("They do not count.", _each_beside, rows)
+
+
+def _of_others(name: str) -> Rows:
+    return {
+        f"{name} of the first tensor used for all": lambda each: each[:1] * len(each),
+        f"{name} of several tensors in reverse order": lambda each: each[::-1],
+    }
 
 
 # Hooks around the formula: what it is given and what it returns for a group, by name.
