@@ -151,22 +151,18 @@ DEVIATIONS = (
     *REGULARIZED_GRADIENT,
 )
 
-
 FORMS = (
     Form("quotient first", {_STEP: "r * (G_regularized / H_adaptive)"}),
     Form("rate divided by the root first", {_STEP: "r / H_adaptive * G_regularized"}),
     Form(
         "one denominator",
         {
-            "R / (1 + T * decay_factor)": "R",
+            _RATE: "R",
             _STEP: "r * G_regularized / ((1 + T * decay_factor) * H_adaptive)",
         },
     ),
-    Form(
-        "decay by a reciprocal",
-        {"R / (1 + T * decay_factor)": "R * (1 / (1 + T * decay_factor))"},
-    ),
-    Form("square by a power", {"G_regularized * G_regularized": "G_regularized**2"}, ("Keras",)),
+    Form("decay by a reciprocal", {_RATE: "R * (1 / (1 + T * decay_factor))"}),
+    Form("square by a power", {_SQUARE: "G_regularized**2"}, ("Keras",)),
     Form(
         "step negated and added",
         {f"X - {_STEP}": "-r * G_regularized / H_adaptive + X"},

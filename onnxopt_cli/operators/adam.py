@@ -54,9 +54,14 @@ def adam(  # noqa: D417 - the operands are described together
 
 
 _V_NEW = "alpha * V + (1 - alpha) * G_regularized"
-_H_NEW = "beta * H + (1 - beta) * (G_regularized * G_regularized)"
+_SQUARE = "(G_regularized * G_regularized)"
+_H_NEW = f"beta * H + (1 - beta) * {_SQUARE}"
 _ROOT = "np.sqrt(H_new) + epsilon"
-_CORRECTION = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
+_RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
+_CORRECTION = f"np.where(T > 0, {_RATE}, R)"
+# What corrects the moments one by one: V_new, and the root of H_new.
+_OF_V = "np.where(T > 0, 1 - alpha**T, 1)"
+_OF_ROOT = "np.where(T > 0, np.sqrt(1 - beta**T), 1)"
 _STEP = "R_adjusted * V_new / H_sqrt"
 _DECAYED = "(1 - norm_coefficient_post) * X_new"
 _RESULT = f"return {_DECAYED}, V_new, H_new"
@@ -66,12 +71,12 @@ DEVIATIONS = (
     epsilon added after bias correction
         Epsilon is added to the root of the corrected second moment, not of the uncorrected one.
         seen in PyTorch 1.3 and later; optax; ONNX Runtime AdamW mode 0
-        {_ROOT} -> np.sqrt(H_new) + epsilon * np.where(T > 0, np.sqrt(1 - beta**T), 1)
+        {_ROOT} -> np.sqrt(H_new) + epsilon * {_OF_ROOT}
     epsilon added to the root of the corrected H
         As in algorithm 1 of the paper; a negative correction may leave a root, too.
         seen in Apex; tinygrad
         {_ROOT} -> np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon
-        {_CORRECTION} -> R / np.where(T > 0, 1 - alpha**T, 1)
+        {_CORRECTION} -> R / {_OF_V}
     epsilon added after bias correction with the exponent T + 1
         Both moments are corrected as where T counts from 0, then epsilon is added.
         seen in optax, T being its count before the step
@@ -108,7 +113,7 @@ DEVIATIONS = (
         seen in tinygrad
     bias-corrected V returned
         The state V is stored corrected.
-        {_RESULT} -> return {_DECAYED}, V_new / np.where(T > 0, 1 - alpha**T, 1), H_new
+        {_RESULT} -> return {_DECAYED}, V_new / {_OF_V}, H_new
     bias-corrected H returned
         The state H is stored corrected.
         {_RESULT} -> return {_DECAYED}, V_new, H_new / np.where(T > 0, 1 - beta**T, 1)
@@ -123,10 +128,10 @@ DEVIATIONS = (
         {_V_NEW} -> (1 - alpha) * V + alpha * G_regularized
     beta weighs the gradient
         beta and 1 - beta are exchanged.
-        {_H_NEW} -> (1 - beta) * H + beta * (G_regularized * G_regularized)
+        {_H_NEW} -> (1 - beta) * H + beta * {_SQUARE}
     H averages magnitudes
         The gradient's magnitude takes the place of its square.
-        G_regularized * G_regularized -> np.abs(G_regularized)
+        {_SQUARE} -> np.abs(G_regularized)
     AdaMax
         H is the decayed maximum of the gradient's magnitudes.
         {_H_NEW} -> np.maximum(beta * H, np.abs(G_regularized))
@@ -135,7 +140,7 @@ DEVIATIONS = (
         {_ROOT} -> np.sqrt(np.maximum(H, H_new)) + epsilon
     AdaBelief
         H averages the squared distance of the gradient from V_new.
-        G_regularized * G_regularized -> (G_regularized - V_new) * (G_regularized - V_new)
+        {_SQUARE} -> (G_regularized - V_new) * (G_regularized - V_new)
     NAdam
         The step looks ahead as Nesterov's does.
         {_STEP} -> R_adjusted * (alpha * V_new + (1 - alpha) * G_regularized) / H_sqrt
@@ -150,7 +155,7 @@ DEVIATIONS = (
         {_V_NEW} -> alpha * V + (1 - alpha) * G
     regularisation missing in H
         H averages the square of the plain gradient.
-        G_regularized * G_regularized -> G * G
+        {_SQUARE} -> G * G
     regularisation decoupled
         R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
         norm_coefficient * X + G -> G
@@ -188,8 +193,6 @@ DEVIATIONS = (
     *REGULARIZED_GRADIENT,
 )
 
-_RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
-_SQUARE = "(G_regularized * G_regularized)"
 # With a smaller alpha, the difference from a large V loses what is left of V and all of G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
 
@@ -198,27 +201,21 @@ FORMS = (
     Form("rate divided by the root first", {_STEP: "R_adjusted / H_sqrt * V_new"}),
     Form(
         "moments corrected one by one",
-        {
-            _CORRECTION: "R",
-            _STEP: "R * (V_new / np.where(T > 0, 1 - alpha**T, 1))"
-            " / (H_sqrt / np.where(T > 0, np.sqrt(1 - beta**T), 1))",
-        },
+        {_CORRECTION: "R", _STEP: f"R * (V_new / {_OF_V}) / (H_sqrt / {_OF_ROOT})"},
     ),
     # Without a value where the correction of the root is zero.
     Form(
         "root and epsilon corrected one by one",
         {
-            _CORRECTION: f"{_CORRECTION} if beta == 1 else R / np.where(T > 0, 1 - alpha**T, 1)",
-            _ROOT: f"{_ROOT} if beta == 1"
-            " else np.sqrt(H_new) / np.where(T > 0, np.sqrt(1 - beta**T), 1)"
-            " + epsilon / np.where(T > 0, np.sqrt(1 - beta**T), 1)",
+            _CORRECTION: f"{_CORRECTION} if beta == 1 else R / {_OF_V}",
+            _ROOT: f"{_ROOT} if beta == 1 else np.sqrt(H_new) / {_OF_ROOT} + epsilon / {_OF_ROOT}",
         },
     ),
     Form(
         "one denominator",
         {
-            _CORRECTION: "R * np.where(T > 0, np.sqrt(1 - beta**T), 1)",
-            _STEP: "R_adjusted * V_new / (np.where(T > 0, 1 - alpha**T, 1) * H_sqrt)",
+            _CORRECTION: f"R * {_OF_ROOT}",
+            _STEP: f"R_adjusted * V_new / ({_OF_V} * H_sqrt)",
         },
     ),
     Form(

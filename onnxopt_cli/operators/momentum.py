@@ -172,23 +172,18 @@ DEVIATIONS = (
 FORMS = (
     Form(
         "rate distributed over the Nesterov step",
-        {
-            "R * (G_regularized + alpha * V_new)": "(R * G_regularized + (R * alpha) * V_new)",
-        },
+        {f"R * ({_NESTEROV})": "(R * G_regularized + (R * alpha) * V_new)"},
         ("TensorFlow",),
     ),
     Form(
         "Nesterov step term by term",
-        {
-            "X - R * (G_regularized + alpha * V_new)": "X - R * G_regularized"
-            " - R * (alpha * V_new)",
-        },
+        {_NESTEROV_STEP: "X - R * G_regularized - R * (alpha * V_new)"},
     ),
     Form(
         "rate distributed over V_new",
-        {"X - R * V_new": "X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)"},
+        {_STANDARD_STEP: "X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)"},
     ),
-    Form("step negated and added", {"X - R * V_new": "-R * V_new + X"}, ("PyTorch",)),
+    Form("step negated and added", {_STANDARD_STEP: "-R * V_new + X"}, ("PyTorch",)),
 )
 
 MOMENTUM = Operator(
