@@ -70,7 +70,7 @@ def _deviation(name: str, about: str, *details: str) -> Deviation:
     return Deviation(name, about, seen_in, replace, defaults)
 
 
-#: Of a form that is as accurate as the formula with no attributes.
+#: What ``accurate`` is in a form that never is as accurate as the formula.
 NOWHERE = "False"
 
 
@@ -82,7 +82,7 @@ class Form:
     A form is as accurate as the formula where it says so; elsewhere the tolerance is that of the
     form. Some forms subtract infinity from itself: where an input is infinite, that is right, too
     (:func:`~onnxopt_cli.readings.bound.bound.also_right`). They keep NaN in an input. These are
-    no forms, for what they lose:
+    not forms, because of what they lose:
 
     - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.
     - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: rounds twice where X and G cancel.
@@ -113,7 +113,7 @@ class Form:
         """Return the formula as this form writes it, whatever the attributes are.
 
         Raises:
-            ValueError: if the formula has not what is to be replaced.
+            ValueError: if the formula lacks what is to be replaced.
         """
         return rewrite(formula, self.replace)
 
@@ -121,10 +121,10 @@ class Form:
     def written_where_accurate(self, formula: Formula) -> Formula:
         """Return the formula as this form writes it where it is as accurate, or as it is.
 
-        One that is so nowhere is written everywhere.
+        A form that never is as accurate is written everywhere.
 
         Raises:
-            ValueError: if the formula has not what is to be replaced.
+            ValueError: if the formula lacks what is to be replaced.
         """
         if self.accurate in ("", NOWHERE):
             return self.written(formula)

@@ -52,8 +52,8 @@ def _add(operators: list[Operator]) -> list[Operator]:
 def register_schemas() -> None:
     """Make onnx's checker and type inference accept the nodes of all operators.
 
-    Whoever asks onnx of a model calls this before: onnx's own schemas, which it builds when it is
-    first asked, take a while that a run of formulas does not need.
+    Call it before onnx is asked about a model. The first call takes a while, as onnx builds its own
+    schemas then; a run of formulas does without.
     """
     register(OPERATORS)
 

@@ -337,7 +337,7 @@ def _around(
     before: Callable[[Any, Operands], Operands] = lambda _, operands: dict(operands),
     after: Callable[[Any, Operands, Results], Results] = lambda _, __, results: results,
 ) -> Iterator[Implementation]:
-    names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
+    names = operator.input_names(1)
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:

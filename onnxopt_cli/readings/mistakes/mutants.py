@@ -34,7 +34,7 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
     :func:`~onnxopt_cli.readings.mistakes.equivalence.equivalent` recognises them.
     """
     tree = formula_tree(operator.formula)
-    # What the docstring says does not change.
+    # Nothing in the docstring is computed.
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
     choices = [choice for attribute in operator.attributes for choice in attribute.choices]
     numbers = [it.name for it in operator.attributes if not it.choices]
@@ -138,11 +138,11 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
 def _places(
     tree: ast.FunctionDef, names: list[str]
 ) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
-    """Yield every expression: its statement, itself, what exchanges it, and the names before it.
+    """Yield every expression: its statement, itself, what exchanges it, and the numbers before.
 
     Args:
         tree: the formula.
-        names: those of its arguments that are numbers; what it assigns is added on the way.
+        names: its arguments that are numbers; the names that it assigns are added on the way.
     """
     for statement in _statements(tree.body):
         fields = tuple(it for it in ("test", "value") if it in statement._fields)
