@@ -119,10 +119,7 @@ def _workers_are_forked(request):
 def _operators_of_a_test_are_its_own(monkeypatch):
     """What a command adds stays known to its process, and to those that it starts."""
     monkeypatch.setenv(operators.VARIABLE, os.environ.get(operators.VARIABLE, ""))
-    known = [
-        operators.OPERATORS, operators.OPERATOR_FILES,
-        operators._BY_NAME, operators._WITHOUT_SCHEMA,
-    ]  # fmt: skip
+    known = [operators.OPERATORS, operators.OPERATOR_FILES, operators._BY_NAME]
     before = [it.copy() for it in known]
     yield
     for now, it in zip(known, before, strict=True):

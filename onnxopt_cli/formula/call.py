@@ -79,11 +79,8 @@ class Call(Generic[T]):
         yields: dict[str, list[Any]] = {name: [] for name in operator.outputs}
         for index, group in enumerate(self.groups):
             attributes = {
-                # One number for all groups, or one for each.
-                name: number(value[index % len(value)] if isinstance(value, tuple) else value)
-                if not isinstance(value, str)
-                else value
-                for name, value in self.attributes.items()
+                name: value if isinstance(value, str) else number(value)
+                for name, value in self._attributes_of(index).items()
             }
             results = operator.formula(*scalars.values(), *map(tensor, group), **attributes)
             for (name, like), result in zip(operator.outputs.items(), results, strict=True):
@@ -91,15 +88,14 @@ class Call(Generic[T]):
                     scalars[like], yields[name] = result, [result]
                 else:
                     yields[name].append(result)
-        inputs = self.inputs
-        return [
-            (result, inputs[like], inputs[base])
-            for result, (like, base) in zip(
-                chain.from_iterable(yields.values()),
-                operator.places(len(self.groups)),
-                strict=True,
-            )
-        ]
+        yielded = chain.from_iterable(yields.values())
+        return [(result, *of) for result, of in zip(yielded, self.sources, strict=True)]
+
+    @property
+    def sources(self) -> list[tuple[T, T]]:
+        """For each output, the inputs that have its element type and its shape."""
+        inputs, places = self.inputs, self.operator.places(len(self.groups))
+        return [(inputs[like], inputs[base]) for like, base in places]
 
     @property
     def size(self: Call[Array]) -> int:
@@ -121,11 +117,15 @@ class Call(Generic[T]):
 
     def group(self, index: int) -> Call[T]:
         """Return the call of one group alone."""
-        attributes = {
-            name: (value[index % len(value)],) if isinstance(value, tuple) else value
+        attributes = self._attributes_of(index)
+        return replace(self, groups=(self.groups[index],), attributes=attributes)
+
+    def _attributes_of(self, index: int) -> dict[str, float | str]:
+        """Return the attributes of one group: of a tuple, its only number or that of the group."""
+        return {
+            name: value[index % len(value)] if isinstance(value, tuple) else value
             for name, value in self.attributes.items()
         }
-        return replace(self, groups=(self.groups[index],), attributes=attributes)
 
     def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
         """Compute the node's outputs group by group; at once if something is carried over them."""

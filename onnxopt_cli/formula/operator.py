@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,40 @@ class Deviation:
     defaults: Mapping[str, float] = field(default_factory=dict)
 
 
-#: Of a form that is as accurate as the formula with no attributes.
+def deviation_table(table: str) -> tuple[Deviation, ...]:
+    """Return the deviations of a table.
+
+    Each begins with a line of its name. The lines indented below it say what is wrong in a
+    sentence, and then, as far as they apply::
+
+        seen in PyTorch SGD; TensorFlow
+        X - R * V_new -> X - R * V
+        epsilon = 1e-7
+
+    An arrow stands between what the formula has and what takes its place. A number is the default
+    of an attribute.
+    """
+    rows = re.split(r"\n(?! )", dedent(table).strip())
+    return tuple(_deviation(*map(str.strip, row.splitlines())) for row in rows)
+
+
+def _deviation(name: str, about: str, *details: str) -> Deviation:
+    seen_in: tuple[str, ...] = ()
+    replace: dict[str, str] = {}
+    defaults: dict[str, float] = {}
+    for detail in details:
+        if detail.startswith("seen in "):
+            seen_in += tuple(detail.removeprefix("seen in ").split("; "))
+        elif " -> " in detail:
+            right, wrong = detail.split(" -> ")
+            replace[right] = wrong
+        else:
+            attribute, default = detail.split(" = ")
+            defaults[attribute] = float(default)
+    return Deviation(name, about, seen_in, replace, defaults)
+
+
+#: What ``accurate`` is in a form that never is as accurate as the formula.
 NOWHERE = "False"
 
 
@@ -47,7 +82,7 @@ class Form:
     A form is as accurate as the formula where it says so; elsewhere the tolerance is that of the
     form. Some forms subtract infinity from itself: where an input is infinite, that is right, too
     (:func:`~onnxopt_cli.readings.bound.bound.also_right`). They keep NaN in an input. These are
-    no forms, for what they lose:
+    not forms, because of what they lose:
 
     - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.
     - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: rounds twice where X and G cancel.
@@ -78,7 +113,7 @@ class Form:
         """Return the formula as this form writes it, whatever the attributes are.
 
         Raises:
-            ValueError: if the formula has not what is to be replaced.
+            ValueError: if the formula lacks what is to be replaced.
         """
         return rewrite(formula, self.replace)
 
@@ -86,10 +121,10 @@ class Form:
     def written_where_accurate(self, formula: Formula) -> Formula:
         """Return the formula as this form writes it where it is as accurate, or as it is.
 
-        One that is so nowhere is written everywhere.
+        A form that never is as accurate is written everywhere.
 
         Raises:
-            ValueError: if the formula has not what is to be replaced.
+            ValueError: if the formula lacks what is to be replaced.
         """
         if self.accurate in ("", NOWHERE):
             return self.written(formula)

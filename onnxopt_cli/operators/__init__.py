@@ -24,7 +24,6 @@ OPERATORS: list[Operator] = []
 #: The user's files that some of them are from.
 OPERATOR_FILES: list[Path] = []
 _BY_NAME: dict[tuple[str, str], Operator] = {}
-_WITHOUT_SCHEMA: list[Operator] = []
 
 
 def add_operators(path: Path) -> list[Operator]:
@@ -46,7 +45,6 @@ def add_operators(path: Path) -> list[Operator]:
 def _add(operators: list[Operator]) -> list[Operator]:
     new = [operator for operator in operators if operator not in OPERATORS]
     OPERATORS.extend(new)
-    _WITHOUT_SCHEMA.extend(new)
     _BY_NAME.update({(operator.domain, operator.name): operator for operator in new})
     return new
 
@@ -54,11 +52,10 @@ def _add(operators: list[Operator]) -> list[Operator]:
 def register_schemas() -> None:
     """Make onnx's checker and type inference accept the nodes of all operators.
 
-    Whoever asks onnx of a model calls this before: onnx's own schemas, which it builds when it is
-    first asked, take a while that a run of formulas does not need.
+    Call it before onnx is asked about a model. The first call takes a while, as onnx builds its own
+    schemas then; a run of formulas does without.
     """
-    register(_WITHOUT_SCHEMA)
-    _WITHOUT_SCHEMA.clear()
+    register(OPERATORS)
 
 
 def find_operator(domain: str, name: str) -> Operator | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Form, Operator, Scalar
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Form, Operator, Scalar, deviation_table
 from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT, ROOT_AND_EPSILON
 
 
@@ -48,153 +48,108 @@ _ROOT = "np.sqrt(H_new) + epsilon"
 _STEP = "r * G_regularized / H_adaptive"
 
 DEVIATIONS = (
-    Deviation(
-        "epsilon inside the square root",
-        "Epsilon is added before the root is taken.",
-        ("optax", "Keras 3"),
-        replace={_ROOT: "np.sqrt(H_new + epsilon)"},
-    ),
-    Deviation(
-        "epsilon inside the square root, no decay",
-        "Epsilon is added before the root is taken, and R is used as given.",
-        ("Keras 3", "optax where epsilon is not 0"),
-        replace={_ROOT: "np.sqrt(H_new + epsilon)", _RATE: "R"},
-    ),
-    Deviation(
-        "epsilon inside the square root, no decay, no step where H_new is 0",
-        "Epsilon is added before the root is taken, but not to zero; R is used as given.",
-        ("optax",),
-        replace={
-            _ROOT: "np.sqrt(H_new + np.where(H_new > 0, epsilon, 1))",
-            _RATE: "R",
-            _STEP: "np.where(H_new > 0, r * G_regularized / H_adaptive, 0)",
-        },
-    ),
-    Deviation(
-        "epsilon taken as 0",
-        "Nothing is added to the root.",
-        ("TensorFlow ApplyAdagrad",),
-        replace={_ROOT: "np.sqrt(H_new)"},
-    ),
-    Deviation(
-        "epsilon added to H",
-        "Epsilon is added to the sum of squares, and stays in the state.",
-        replace={f"H + {_SQUARE}": f"H + {_SQUARE} + epsilon", _ROOT: "np.sqrt(H_new)"},
-    ),
-    Deviation(
-        "epsilon added to the quotient",
-        "Epsilon is added to G / sqrt(H_new).",
-        replace={_ROOT: "np.sqrt(H_new)", _STEP: "r * (G_regularized / H_adaptive + epsilon)"},
-    ),
-    Deviation(
-        "epsilon defaults to 0",
-        "As documentation that rounds 1e-6 for print says.",
-        ("TVM", "tinygrad"),
-        defaults={"epsilon": 0.0},
-    ),
-    Deviation("epsilon defaults to 1e-7", "As in other libraries.", defaults={"epsilon": 1e-7}),
-    Deviation("epsilon defaults to 1e-10", "As in other libraries.", defaults={"epsilon": 1e-10}),
-    Deviation(
-        "decay_factor taken as 0",
-        "R is used as given.",
-        ("optax", "Keras 3"),
-        replace={_RATE: "R"},
-    ),
-    Deviation(
-        "decay in float32",
-        "1 + T * decay_factor is computed in float32, also where R is double.",
-        ("onnx2fx",),
-        replace={"1 + T * decay_factor": "1 + np.float32(T * decay_factor)"},
-    ),
-    Deviation(
-        "decay without T",
-        "The rate decays once and not with every step.",
-        replace={"T * decay_factor": "decay_factor"},
-    ),
-    Deviation(
-        "decay multiplied",
-        "R grows with T.",
-        replace={_RATE: "R * (1 + T * decay_factor)"},
-    ),
-    Deviation(
-        "decay without the one",
-        "R is divided by T * decay_factor.",
-        replace={"1 + T * decay_factor": "T * decay_factor"},
-    ),
-    Deviation(
-        "decay linear",
-        "R falls in a straight line.",
-        replace={_RATE: "R * (1 - T * decay_factor)"},
-    ),
-    Deviation(
-        "decay by powers",
-        "R is multiplied by 1 - decay_factor in every step.",
-        replace={_RATE: "R * (1 - decay_factor) ** T"},
-    ),
-    Deviation(
-        "decay exponential",
-        "R falls with exp(-T * decay_factor).",
-        replace={_RATE: "R * np.exp(-T * decay_factor)"},
-    ),
-    Deviation(
-        "decay by the root of T",
-        "R falls with the root of T.",
-        replace={_RATE: "R / np.sqrt(1 + T * decay_factor)"},
-    ),
-    Deviation(
-        "decay of H",
-        "The decay divides the old sum of squares, too.",
-        replace={f"H + {_SQUARE}": f"H / (1 + T * decay_factor) + {_SQUARE}"},
-    ),
-    Deviation(
-        "H sums magnitudes",
-        "The gradient's magnitude takes the place of its square.",
-        replace={_SQUARE: "np.abs(G_regularized)"},
-    ),
-    Deviation(
-        "H averages",
-        "The mean of old and new square takes the place of the sum.",
-        replace={f"H + {_SQUARE}": f"(H + {_SQUARE}) / 2"},
-    ),
-    Deviation(
-        "H holds one square for the whole tensor",
-        "The mean of the squares is added to every element.",
-        replace={_SQUARE: f"np.mean({_SQUARE})"},
-    ),
-    Deviation(
-        "root of H returned",
-        "The state H is stored as its root.",
-        replace={"return X_new, H_new": "return X_new, np.sqrt(H_new)"},
-    ),
-    Deviation(
-        "denominator returned",
-        "The state H is stored as the root plus epsilon.",
-        replace={"return X_new, H_new": "return X_new, H_adaptive"},
-    ),
-    Deviation(
-        "regularisation missing in H",
-        "H sums the square of the plain gradient.",
-        replace={_SQUARE: "G * G"},
-    ),
-    Deviation(
-        "regularisation missing in the step",
-        "The step takes the plain gradient.",
-        replace={_STEP: "r * G / H_adaptive"},
-    ),
-    Deviation(
-        "regularisation decoupled",
-        "R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.",
-        replace={"norm_coefficient * X + G": "G", _STEP: f"{_STEP} - r * norm_coefficient * X"},
-    ),
-    Deviation(
-        "shapes as NumPy has them",
-        "Results are cast to their tensors' types; what R and T broadcast to comes back.",
-        ("onnx.reference",),
-    ),
+    *deviation_table(f"""
+    epsilon inside the square root
+        Epsilon is added before the root is taken.
+        seen in optax; Keras 3
+        {_ROOT} -> np.sqrt(H_new + epsilon)
+    epsilon inside the square root, no decay
+        Epsilon is added before the root is taken, and R is used as given.
+        seen in Keras 3; optax where epsilon is not 0
+        {_ROOT} -> np.sqrt(H_new + epsilon)
+        {_RATE} -> R
+    epsilon inside the square root, no decay, no step where H_new is 0
+        Epsilon is added before the root is taken, but not to zero; R is used as given.
+        seen in optax
+        {_ROOT} -> np.sqrt(H_new + np.where(H_new > 0, epsilon, 1))
+        {_RATE} -> R
+        {_STEP} -> np.where(H_new > 0, r * G_regularized / H_adaptive, 0)
+    epsilon taken as 0
+        Nothing is added to the root.
+        seen in TensorFlow ApplyAdagrad
+        {_ROOT} -> np.sqrt(H_new)
+    epsilon added to H
+        Epsilon is added to the sum of squares, and stays in the state.
+        H + {_SQUARE} -> H + {_SQUARE} + epsilon
+        {_ROOT} -> np.sqrt(H_new)
+    epsilon added to the quotient
+        Epsilon is added to G / sqrt(H_new).
+        {_ROOT} -> np.sqrt(H_new)
+        {_STEP} -> r * (G_regularized / H_adaptive + epsilon)
+    epsilon defaults to 0
+        As documentation that rounds 1e-6 for print says.
+        seen in TVM; tinygrad
+        epsilon = 0.0
+    epsilon defaults to 1e-7
+        As in other libraries.
+        epsilon = 1e-7
+    epsilon defaults to 1e-10
+        As in other libraries.
+        epsilon = 1e-10
+    decay_factor taken as 0
+        R is used as given.
+        seen in optax; Keras 3
+        {_RATE} -> R
+    decay in float32
+        1 + T * decay_factor is computed in float32, also where R is double.
+        seen in onnx2fx
+        1 + T * decay_factor -> 1 + np.float32(T * decay_factor)
+    decay without T
+        The rate decays once and not with every step.
+        T * decay_factor -> decay_factor
+    decay multiplied
+        R grows with T.
+        {_RATE} -> R * (1 + T * decay_factor)
+    decay without the one
+        R is divided by T * decay_factor.
+        1 + T * decay_factor -> T * decay_factor
+    decay linear
+        R falls in a straight line.
+        {_RATE} -> R * (1 - T * decay_factor)
+    decay by powers
+        R is multiplied by 1 - decay_factor in every step.
+        {_RATE} -> R * (1 - decay_factor) ** T
+    decay exponential
+        R falls with exp(-T * decay_factor).
+        {_RATE} -> R * np.exp(-T * decay_factor)
+    decay by the root of T
+        R falls with the root of T.
+        {_RATE} -> R / np.sqrt(1 + T * decay_factor)
+    decay of H
+        The decay divides the old sum of squares, too.
+        H + {_SQUARE} -> H / (1 + T * decay_factor) + {_SQUARE}
+    H sums magnitudes
+        The gradient's magnitude takes the place of its square.
+        {_SQUARE} -> np.abs(G_regularized)
+    H averages
+        The mean of old and new square takes the place of the sum.
+        H + {_SQUARE} -> (H + {_SQUARE}) / 2
+    H holds one square for the whole tensor
+        The mean of the squares is added to every element.
+        {_SQUARE} -> np.mean({_SQUARE})
+    root of H returned
+        The state H is stored as its root.
+        return X_new, H_new -> return X_new, np.sqrt(H_new)
+    denominator returned
+        The state H is stored as the root plus epsilon.
+        return X_new, H_new -> return X_new, H_adaptive
+    regularisation missing in H
+        H sums the square of the plain gradient.
+        {_SQUARE} -> G * G
+    regularisation missing in the step
+        The step takes the plain gradient.
+        {_STEP} -> r * G / H_adaptive
+    regularisation decoupled
+        R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        norm_coefficient * X + G -> G
+        {_STEP} -> {_STEP} - r * norm_coefficient * X
+    shapes as NumPy has them
+        Results are cast to their tensors' types; what R and T broadcast to comes back.
+        seen in onnx.reference
+    """),
     *ROOT_AND_EPSILON,
     *REGULARIZED_GRADIENT,
 )
-
 
 FORMS = (
     Form("quotient first", {_STEP: "r * (G_regularized / H_adaptive)"}),
@@ -202,15 +157,12 @@ FORMS = (
     Form(
         "one denominator",
         {
-            "R / (1 + T * decay_factor)": "R",
+            _RATE: "R",
             _STEP: "r * G_regularized / ((1 + T * decay_factor) * H_adaptive)",
         },
     ),
-    Form(
-        "decay by a reciprocal",
-        {"R / (1 + T * decay_factor)": "R * (1 / (1 + T * decay_factor))"},
-    ),
-    Form("square by a power", {"G_regularized * G_regularized": "G_regularized**2"}, ("Keras",)),
+    Form("decay by a reciprocal", {_RATE: "R * (1 / (1 + T * decay_factor))"}),
+    Form("square by a power", {_SQUARE: "G_regularized**2"}, ("Keras",)),
     Form(
         "step negated and added",
         {f"X - {_STEP}": "-r * G_regularized / H_adaptive + X"},

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Form, Operator, Scalar
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Form, Operator, Scalar, deviation_table
 from onnxopt_cli.formula.shared_deviations import (
     BIAS_CORRECTION,
     REGULARIZED_GRADIENT,
@@ -54,216 +54,145 @@ def adam(  # noqa: D417 - the operands are described together
 
 
 _V_NEW = "alpha * V + (1 - alpha) * G_regularized"
-_H_NEW = "beta * H + (1 - beta) * (G_regularized * G_regularized)"
+_SQUARE = "(G_regularized * G_regularized)"
+_H_NEW = f"beta * H + (1 - beta) * {_SQUARE}"
 _ROOT = "np.sqrt(H_new) + epsilon"
-_CORRECTION = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
+_RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
+_CORRECTION = f"np.where(T > 0, {_RATE}, R)"
+# What corrects the moments one by one: V_new, and the root of H_new.
+_OF_V = "np.where(T > 0, 1 - alpha**T, 1)"
+_OF_ROOT = "np.where(T > 0, np.sqrt(1 - beta**T), 1)"
 _STEP = "R_adjusted * V_new / H_sqrt"
-_RESULT = "return (1 - norm_coefficient_post) * X_new, V_new, H_new"
+_DECAYED = "(1 - norm_coefficient_post) * X_new"
+_RESULT = f"return {_DECAYED}, V_new, H_new"
 
 DEVIATIONS = (
-    Deviation(
-        "epsilon added after bias correction",
-        "Epsilon is added to the root of the corrected second moment, not of the uncorrected one.",
-        ("PyTorch 1.3 and later", "optax", "ONNX Runtime AdamW mode 0"),
-        replace={_ROOT: "np.sqrt(H_new) + epsilon * np.where(T > 0, np.sqrt(1 - beta**T), 1)"},
-    ),
-    Deviation(
-        "epsilon added to the root of the corrected H",
-        "As in algorithm 1 of the paper; a negative correction may leave a root, too.",
-        ("Apex", "tinygrad"),
-        replace={
-            _ROOT: "np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon",
-            _CORRECTION: "R / np.where(T > 0, 1 - alpha**T, 1)",
-        },
-    ),
-    Deviation(
-        "epsilon added after bias correction with the exponent T + 1",
-        "Both moments are corrected as where T counts from 0, then epsilon is added.",
-        ("optax, T being its count before the step",),
-        replace={
-            _ROOT: "np.sqrt(H_new) + epsilon * np.sqrt(1 - beta ** (T + 1))",
-            _CORRECTION: "R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))",
-        },
-    ),
-    Deviation(
-        "epsilon inside the square root",
-        "Epsilon is added before the root is taken.",
-        replace={_ROOT: "np.sqrt(H_new + epsilon)"},
-    ),
-    Deviation(
-        "epsilon added to H",
-        "Epsilon is added to the second moment, and stays in the state.",
-        replace={_H_NEW: f"{_H_NEW} + epsilon", _ROOT: "np.sqrt(H_new)"},
-    ),
-    Deviation(
-        "epsilon added to the quotient",
-        "Epsilon is added to V_new / sqrt(H_new).",
-        replace={_ROOT: "np.sqrt(H_new)", _STEP: "R_adjusted * (V_new / H_sqrt + epsilon)"},
-    ),
-    Deviation(
-        "epsilon defaults to 0",
-        "As documentation that rounds 1e-6 for print says.",
-        ("tinygrad",),
-        defaults={"epsilon": 0.0},
-    ),
-    Deviation(
-        "epsilon defaults to 1e-2",
-        "As the test cases of the operator use.",
-        ("TVM",),
-        defaults={"epsilon": 1e-2},
-    ),
-    Deviation(
-        "epsilon defaults to 1e-7",
-        "As in other libraries.",
-        ("Keras",),
-        defaults={"epsilon": 1e-7},
-    ),
-    Deviation("epsilon defaults to 1e-8", "As in the paper.", defaults={"epsilon": 1e-8}),
-    Deviation(
-        "defaults not rounded to float32",
-        "beta left out is the double next to 0.999, and not the float32 that a node would hold.",
-        ("tinygrad",),
-    ),
-    Deviation(
-        "bias-corrected V returned",
-        "The state V is stored corrected.",
-        replace={_RESULT: _RESULT.replace("V_new", "V_new / np.where(T > 0, 1 - alpha**T, 1)")},
-    ),
-    Deviation(
-        "bias-corrected H returned",
-        "The state H is stored corrected.",
-        replace={_RESULT: _RESULT.replace("H_new", "H_new / np.where(T > 0, 1 - beta**T, 1)")},
-    ),
-    Deviation(
-        "V summed instead of averaged",
-        "The gradient enters V without 1 - alpha.",
-        replace={_V_NEW: "alpha * V + G_regularized"},
-    ),
-    Deviation(
-        "H summed instead of averaged",
-        "The squared gradient is added to H, as in Adagrad.",
-        replace={_H_NEW: "H + G_regularized * G_regularized"},
-    ),
-    Deviation(
-        "alpha weighs the gradient",
-        "alpha and 1 - alpha are exchanged.",
-        replace={_V_NEW: "(1 - alpha) * V + alpha * G_regularized"},
-    ),
-    Deviation(
-        "beta weighs the gradient",
-        "beta and 1 - beta are exchanged.",
-        replace={_H_NEW: "(1 - beta) * H + beta * (G_regularized * G_regularized)"},
-    ),
-    Deviation(
-        "H averages magnitudes",
-        "The gradient's magnitude takes the place of its square.",
-        replace={"G_regularized * G_regularized": "np.abs(G_regularized)"},
-    ),
-    Deviation(
-        "AdaMax",
-        "H is the decayed maximum of the gradient's magnitudes.",
-        replace={_H_NEW: "np.maximum(beta * H, np.abs(G_regularized))"},
-    ),
-    Deviation(
-        "AMSGrad",
-        "The larger of the old and the new second moment is used.",
-        replace={_ROOT: "np.sqrt(np.maximum(H, H_new)) + epsilon"},
-    ),
-    Deviation(
-        "AdaBelief",
-        "H averages the squared distance of the gradient from V_new.",
-        replace={
-            "G_regularized * G_regularized": "(G_regularized - V_new) * (G_regularized - V_new)"
-        },
-    ),
-    Deviation(
-        "NAdam",
-        "The step looks ahead as Nesterov's does.",
-        replace={_STEP: "R_adjusted * (alpha * V_new + (1 - alpha) * G_regularized) / H_sqrt"},
-    ),
-    Deviation(
-        "RMSProp",
-        "The step takes the gradient itself instead of V_new.",
-        replace={_STEP: "R_adjusted * G_regularized / H_sqrt"},
-    ),
-    Deviation(
-        "step with the old V",
-        "V enters before its update.",
-        replace={_STEP: "R_adjusted * V / H_sqrt"},
-    ),
-    Deviation(
-        "regularisation missing in V",
-        "V averages the plain gradient.",
-        replace={_V_NEW: "alpha * V + (1 - alpha) * G"},
-    ),
-    Deviation(
-        "regularisation missing in H",
-        "H averages the square of the plain gradient.",
-        replace={"G_regularized * G_regularized": "G * G"},
-    ),
-    Deviation(
-        "regularisation decoupled",
-        "R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.",
-        replace={
-            "norm_coefficient * X + G": "G",
-            _STEP: f"{_STEP} - R * norm_coefficient * X",
-        },
-    ),
-    Deviation(
-        "decay before the step, scaled by R",
-        "X shrinks by R * norm_coefficient_post, and the step is not shrunk.",
-        ("PyTorch AdamW",),
-        replace={
-            f"X - {_STEP}": f"(1 - R * norm_coefficient_post) * X - {_STEP}",
-            _RESULT: "return X_new, V_new, H_new",
-        },
-    ),
-    Deviation(
-        "decay before the step",
-        "X shrinks by norm_coefficient_post, and the step is not shrunk.",
-        replace={
-            f"X - {_STEP}": f"(1 - norm_coefficient_post) * X - {_STEP}",
-            _RESULT: "return X_new, V_new, H_new",
-        },
-    ),
-    Deviation(
-        "decay scaled by R",
-        "The result shrinks by R * norm_coefficient_post.",
-        replace={"1 - norm_coefficient_post": "1 - R * norm_coefficient_post"},
-    ),
-    Deviation(
-        "X_new comes back in double for T > 0",
-        "T is an integer array, whose powers make everything double.",
-        ("onnx.reference",),
-    ),
-    Deviation(
-        "several tensors come back in float32",
-        "One tensor keeps its type.",
-        ("onnx.reference",),
-    ),
-    Deviation(
-        "attributes combined in float32",
-        "1 - alpha, 1 - beta and 1 - norm_coefficient_post are rounded to float32.",
-        ("onnx.reference",),
-    ),
-    Deviation(
-        "types and shapes as NumPy has them",
-        "Nothing is cast: what R and T broadcast and promote to comes back.",
-        ("onnx.reference",),
-    ),
-    Deviation(
-        "shapes as NumPy has them, several tensors in float32",
-        "One tensor comes back in NumPy's type.",
-        ("onnx.reference",),
-    ),
+    *deviation_table(f"""
+    epsilon added after bias correction
+        Epsilon is added to the root of the corrected second moment, not of the uncorrected one.
+        seen in PyTorch 1.3 and later; optax; ONNX Runtime AdamW mode 0
+        {_ROOT} -> np.sqrt(H_new) + epsilon * {_OF_ROOT}
+    epsilon added to the root of the corrected H
+        As in algorithm 1 of the paper; a negative correction may leave a root, too.
+        seen in Apex; tinygrad
+        {_ROOT} -> np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon
+        {_CORRECTION} -> R / {_OF_V}
+    epsilon added after bias correction with the exponent T + 1
+        Both moments are corrected as where T counts from 0, then epsilon is added.
+        seen in optax, T being its count before the step
+        {_ROOT} -> np.sqrt(H_new) + epsilon * np.sqrt(1 - beta ** (T + 1))
+        {_CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
+    epsilon inside the square root
+        Epsilon is added before the root is taken.
+        {_ROOT} -> np.sqrt(H_new + epsilon)
+    epsilon added to H
+        Epsilon is added to the second moment, and stays in the state.
+        {_H_NEW} -> {_H_NEW} + epsilon
+        {_ROOT} -> np.sqrt(H_new)
+    epsilon added to the quotient
+        Epsilon is added to V_new / sqrt(H_new).
+        {_ROOT} -> np.sqrt(H_new)
+        {_STEP} -> R_adjusted * (V_new / H_sqrt + epsilon)
+    epsilon defaults to 0
+        As documentation that rounds 1e-6 for print says.
+        seen in tinygrad
+        epsilon = 0.0
+    epsilon defaults to 1e-2
+        As the test cases of the operator use.
+        seen in TVM
+        epsilon = 1e-2
+    epsilon defaults to 1e-7
+        As in other libraries.
+        seen in Keras
+        epsilon = 1e-7
+    epsilon defaults to 1e-8
+        As in the paper.
+        epsilon = 1e-8
+    defaults not rounded to float32
+        beta left out is the double next to 0.999, and not the float32 that a node would hold.
+        seen in tinygrad
+    bias-corrected V returned
+        The state V is stored corrected.
+        {_RESULT} -> return {_DECAYED}, V_new / {_OF_V}, H_new
+    bias-corrected H returned
+        The state H is stored corrected.
+        {_RESULT} -> return {_DECAYED}, V_new, H_new / np.where(T > 0, 1 - beta**T, 1)
+    V summed instead of averaged
+        The gradient enters V without 1 - alpha.
+        {_V_NEW} -> alpha * V + G_regularized
+    H summed instead of averaged
+        The squared gradient is added to H, as in Adagrad.
+        {_H_NEW} -> H + G_regularized * G_regularized
+    alpha weighs the gradient
+        alpha and 1 - alpha are exchanged.
+        {_V_NEW} -> (1 - alpha) * V + alpha * G_regularized
+    beta weighs the gradient
+        beta and 1 - beta are exchanged.
+        {_H_NEW} -> (1 - beta) * H + beta * {_SQUARE}
+    H averages magnitudes
+        The gradient's magnitude takes the place of its square.
+        {_SQUARE} -> np.abs(G_regularized)
+    AdaMax
+        H is the decayed maximum of the gradient's magnitudes.
+        {_H_NEW} -> np.maximum(beta * H, np.abs(G_regularized))
+    AMSGrad
+        The larger of the old and the new second moment is used.
+        {_ROOT} -> np.sqrt(np.maximum(H, H_new)) + epsilon
+    AdaBelief
+        H averages the squared distance of the gradient from V_new.
+        {_SQUARE} -> (G_regularized - V_new) * (G_regularized - V_new)
+    NAdam
+        The step looks ahead as Nesterov's does.
+        {_STEP} -> R_adjusted * (alpha * V_new + (1 - alpha) * G_regularized) / H_sqrt
+    RMSProp
+        The step takes the gradient itself instead of V_new.
+        {_STEP} -> R_adjusted * G_regularized / H_sqrt
+    step with the old V
+        V enters before its update.
+        {_STEP} -> R_adjusted * V / H_sqrt
+    regularisation missing in V
+        V averages the plain gradient.
+        {_V_NEW} -> alpha * V + (1 - alpha) * G
+    regularisation missing in H
+        H averages the square of the plain gradient.
+        {_SQUARE} -> G * G
+    regularisation decoupled
+        R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        norm_coefficient * X + G -> G
+        {_STEP} -> {_STEP} - R * norm_coefficient * X
+    decay before the step, scaled by R
+        X shrinks by R * norm_coefficient_post, and the step is not shrunk.
+        seen in PyTorch AdamW
+        X - {_STEP} -> (1 - R * norm_coefficient_post) * X - {_STEP}
+        {_RESULT} -> return X_new, V_new, H_new
+    decay before the step
+        X shrinks by norm_coefficient_post, and the step is not shrunk.
+        X - {_STEP} -> (1 - norm_coefficient_post) * X - {_STEP}
+        {_RESULT} -> return X_new, V_new, H_new
+    decay scaled by R
+        The result shrinks by R * norm_coefficient_post.
+        1 - norm_coefficient_post -> 1 - R * norm_coefficient_post
+    X_new comes back in double for T > 0
+        T is an integer array, whose powers make everything double.
+        seen in onnx.reference
+    several tensors come back in float32
+        One tensor keeps its type.
+        seen in onnx.reference
+    attributes combined in float32
+        1 - alpha, 1 - beta and 1 - norm_coefficient_post are rounded to float32.
+        seen in onnx.reference
+    types and shapes as NumPy has them
+        Nothing is cast: what R and T broadcast and promote to comes back.
+        seen in onnx.reference
+    shapes as NumPy has them, several tensors in float32
+        One tensor comes back in NumPy's type.
+        seen in onnx.reference
+    """),
     *BIAS_CORRECTION,
     *ROOT_AND_EPSILON,
     *REGULARIZED_GRADIENT,
 )
 
-_RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
-_SQUARE = "(G_regularized * G_regularized)"
-_DECAYED = "(1 - norm_coefficient_post) * X_new"
 # With a smaller alpha, the difference from a large V loses what is left of V and all of G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
 
@@ -272,27 +201,21 @@ FORMS = (
     Form("rate divided by the root first", {_STEP: "R_adjusted / H_sqrt * V_new"}),
     Form(
         "moments corrected one by one",
-        {
-            _CORRECTION: "R",
-            _STEP: "R * (V_new / np.where(T > 0, 1 - alpha**T, 1))"
-            " / (H_sqrt / np.where(T > 0, np.sqrt(1 - beta**T), 1))",
-        },
+        {_CORRECTION: "R", _STEP: f"R * (V_new / {_OF_V}) / (H_sqrt / {_OF_ROOT})"},
     ),
     # Without a value where the correction of the root is zero.
     Form(
         "root and epsilon corrected one by one",
         {
-            _CORRECTION: f"{_CORRECTION} if beta == 1 else R / np.where(T > 0, 1 - alpha**T, 1)",
-            _ROOT: f"{_ROOT} if beta == 1"
-            " else np.sqrt(H_new) / np.where(T > 0, np.sqrt(1 - beta**T), 1)"
-            " + epsilon / np.where(T > 0, np.sqrt(1 - beta**T), 1)",
+            _CORRECTION: f"{_CORRECTION} if beta == 1 else R / {_OF_V}",
+            _ROOT: f"{_ROOT} if beta == 1 else np.sqrt(H_new) / {_OF_ROOT} + epsilon / {_OF_ROOT}",
         },
     ),
     Form(
         "one denominator",
         {
-            _CORRECTION: "R * np.where(T > 0, np.sqrt(1 - beta**T), 1)",
-            _STEP: "R_adjusted * V_new / (np.where(T > 0, 1 - alpha**T, 1) * H_sqrt)",
+            _CORRECTION: f"R * {_OF_ROOT}",
+            _STEP: f"R_adjusted * V_new / ({_OF_V} * H_sqrt)",
         },
     ),
     Form(

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np  # noqa: F401 - the deviations use it
 
-from onnxopt_cli.formula.operator import NOWHERE, Attribute, Deviation, Form, Operator
+from onnxopt_cli.formula.operator import (
+    NOWHERE,
+    Attribute,
+    Deviation,
+    Form,
+    Operator,
+    deviation_table,
+)
 
 
 def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
@@ -53,50 +60,38 @@ DEVIATIONS = (
             f" / np.maximum(np.sqrt(np.sum(({_RESIDUAL}) * ({_RESIDUAL}))), 1e-300)"
         },
     ),
-    Deviation(
-        "rho halved",
-        "The half of the penalty stays in its gradient.",
-        replace={_PENALTY: f"rho / 2 * ({_RESIDUAL})"},
-    ),
-    Deviation(
-        "rho doubled",
-        "The gradient of rho * ||W - Z + U||^2.",
-        replace={_PENALTY: f"2 * rho * ({_RESIDUAL})"},
-    ),
-    Deviation(
-        "rho left out", "The residual is added as it is.", replace={_PENALTY: f"({_RESIDUAL})"}
-    ),
-    Deviation(
-        "U subtracted",
-        "The dual variable has the other sign.",
-        replace={_RESIDUAL: "W - Z - U"},
-    ),
-    Deviation("U left out", "The dual variable does not enter.", replace={_RESIDUAL: "W - Z"}),
-    Deviation(
-        "U not scaled",
-        "The dual variable is taken for the multiplier itself.",
-        replace={_PENALTY: "(rho * (W - Z) + U)"},
-    ),
-    Deviation(
-        "Z left out",
-        "The weights are drawn to zero instead of to the pruned ones.",
-        replace={_RESIDUAL: "W + U"},
-    ),
-    Deviation(
-        "gradient subtracted",
-        "The penalty is climbed instead of descended.",
-        replace={f"G + {_PENALTY}": f"G - {_PENALTY}"},
-    ),
-    Deviation(
-        "sign of the residual",
-        "The gradient of a sum of magnitudes.",
-        replace={_RESIDUAL: f"np.sign({_RESIDUAL})"},
-    ),
-    Deviation(
-        "averaged over the elements",
-        "The penalty is taken for a mean of squares.",
-        replace={_PENALTY: f"{_PENALTY} / np.maximum(np.size(G), 1)"},
-    ),
+    *deviation_table(f"""
+    rho halved
+        The half of the penalty stays in its gradient.
+        {_PENALTY} -> rho / 2 * ({_RESIDUAL})
+    rho doubled
+        The gradient of rho * ||W - Z + U||^2.
+        {_PENALTY} -> 2 * rho * ({_RESIDUAL})
+    rho left out
+        The residual is added as it is.
+        {_PENALTY} -> ({_RESIDUAL})
+    U subtracted
+        The dual variable has the other sign.
+        {_RESIDUAL} -> W - Z - U
+    U left out
+        The dual variable does not enter.
+        {_RESIDUAL} -> W - Z
+    U not scaled
+        The dual variable is taken for the multiplier itself.
+        {_PENALTY} -> (rho * (W - Z) + U)
+    Z left out
+        The weights are drawn to zero instead of to the pruned ones.
+        {_RESIDUAL} -> W + U
+    gradient subtracted
+        The penalty is climbed instead of descended.
+        G + {_PENALTY} -> G - {_PENALTY}
+    sign of the residual
+        The gradient of a sum of magnitudes.
+        {_RESIDUAL} -> np.sign({_RESIDUAL})
+    averaged over the elements
+        The penalty is taken for a mean of squares.
+        {_PENALTY} -> {_PENALTY} / np.maximum(np.size(G), 1)
+    """),
 )
 
 ADMM_GRADIENT = Operator(

@@ -10,10 +10,10 @@ from onnxopt_cli.formula.operator import (
     FLOATS,
     NOWHERE,
     Attribute,
-    Deviation,
     Form,
     Operator,
     Scalar,
+    deviation_table,
 )
 
 
@@ -52,88 +52,56 @@ _SQUARED = "np.sum(residual * residual)"
 _RESIDUAL = "W - Z + U"
 _SCALED = f"rho / 2 * {_SQUARED}"
 
-DEVIATIONS = (
-    Deviation(
-        "norm not squared",
-        "The norm takes the place of its square.",
-        (
-            "the published code of the ADMM pruning article that gives the formula",
-            "bzantium/pytorch-admm-pruning",
-        ),
-        replace={_SQUARED: f"np.sqrt({_SQUARED})"},
-    ),
-    Deviation(
-        "root of the norm",
-        "The root of the norm takes the place of its square.",
-        ("NNI 2.9",),
-        replace={_SQUARED: f"np.sqrt(np.sqrt({_SQUARED}))"},
-    ),
-    Deviation(
-        "rho under the norm",
-        "The residual is scaled by the root of rho / 2, and its norm is not squared.",
-        replace={_SCALED: f"np.sqrt({_SCALED})"},
-    ),
-    Deviation(
-        "rho without the half",
-        "The penalty is twice as large.",
-        replace={"rho / 2": "rho"},
-    ),
-    Deviation(
-        "magnitudes summed",
-        "The sum of the magnitudes takes the place of that of the squares.",
-        replace={_SQUARED: "np.sum(np.abs(residual))"},
-    ),
-    Deviation(
-        "mean of the squares",
-        "The sum is divided by the number of elements.",
-        replace={_SQUARED: "np.mean(residual * residual)"},
-    ),
-    Deviation(
-        "square of the sum",
-        "The elements are added before they are squared.",
-        replace={_SQUARED: "np.sum(residual) ** 2"},
-    ),
-    Deviation(
-        "largest square",
-        "The largest element alone counts.",
-        replace={_SQUARED: "np.max(residual * residual, initial=0)"},
-    ),
-    Deviation(
-        "U subtracted",
-        "The dual variable has the other sign.",
-        replace={_RESIDUAL: "W - Z - U"},
-    ),
-    Deviation(
-        "U left out",
-        "The penalty of the method of multipliers without its dual variable.",
-        replace={_RESIDUAL: "W - Z"},
-    ),
-    Deviation(
-        "Z left out",
-        "The weights decay towards zero instead of towards the pruned ones.",
-        replace={_RESIDUAL: "W + U"},
-    ),
-    Deviation(
-        "loss left out",
-        "Only the penalty is returned.",
-        replace={f"loss + {_SCALED}": _SCALED},
-    ),
-    Deviation(
-        "loss scaled, too",
-        "rho / 2 multiplies the sum of loss and squares.",
-        replace={f"loss + {_SCALED}": f"rho / 2 * (loss + {_SQUARED})"},
-    ),
-    Deviation(
-        "unscaled dual variable",
-        "U is taken for the multiplier itself, which enters as a product.",
-        replace={_SCALED: "rho / 2 * np.sum((W - Z) * (W - Z)) + np.sum(U * (W - Z))"},
-    ),
-    Deviation(
-        "squared dual variable subtracted",
-        "The constant of the unscaled form is kept, which moves the loss but not its gradient.",
-        replace={_SCALED: f"{_SCALED} - rho / 2 * np.sum(U * U)"},
-    ),
-)
+DEVIATIONS = deviation_table(f"""
+    norm not squared
+        The norm takes the place of its square.
+        seen in the published code of the ADMM pruning article that gives the formula
+        seen in bzantium/pytorch-admm-pruning
+        {_SQUARED} -> np.sqrt({_SQUARED})
+    root of the norm
+        The root of the norm takes the place of its square.
+        seen in NNI 2.9
+        {_SQUARED} -> np.sqrt(np.sqrt({_SQUARED}))
+    rho under the norm
+        The residual is scaled by the root of rho / 2, and its norm is not squared.
+        {_SCALED} -> np.sqrt({_SCALED})
+    rho without the half
+        The penalty is twice as large.
+        rho / 2 -> rho
+    magnitudes summed
+        The sum of the magnitudes takes the place of that of the squares.
+        {_SQUARED} -> np.sum(np.abs(residual))
+    mean of the squares
+        The sum is divided by the number of elements.
+        {_SQUARED} -> np.mean(residual * residual)
+    square of the sum
+        The elements are added before they are squared.
+        {_SQUARED} -> np.sum(residual) ** 2
+    largest square
+        The largest element alone counts.
+        {_SQUARED} -> np.max(residual * residual, initial=0)
+    U subtracted
+        The dual variable has the other sign.
+        {_RESIDUAL} -> W - Z - U
+    U left out
+        The penalty of the method of multipliers without its dual variable.
+        {_RESIDUAL} -> W - Z
+    Z left out
+        The weights decay towards zero instead of towards the pruned ones.
+        {_RESIDUAL} -> W + U
+    loss left out
+        Only the penalty is returned.
+        loss + {_SCALED} -> {_SCALED}
+    loss scaled, too
+        rho / 2 multiplies the sum of loss and squares.
+        loss + {_SCALED} -> rho / 2 * (loss + {_SQUARED})
+    unscaled dual variable
+        U is taken for the multiplier itself, which enters as a product.
+        {_SCALED} -> rho / 2 * np.sum((W - Z) * (W - Z)) + np.sum(U * (W - Z))
+    squared dual variable subtracted
+        The constant of the unscaled form is kept, which moves the loss but not its gradient.
+        {_SCALED} -> {_SCALED} - rho / 2 * np.sum(U * U)
+""")
 
 ADMM_PENALTY = Operator(
     name="AdmmPenalty",

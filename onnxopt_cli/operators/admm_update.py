@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import NOWHERE, Deviation, Form, Operator
+from onnxopt_cli.formula.operator import NOWHERE, Form, Operator, deviation_table
 from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.formula.shared_deviations import PERCENT, wrong_thresholds
 
@@ -59,56 +59,36 @@ _U_NEW = "U_new = U + W - Z_new"
 _Z_NEW = "Z_new = np.where(np.abs(V) < threshold, 0, V)"
 
 DEVIATIONS = (
-    Deviation(
-        "U with the old Z",
-        "The dual variable is moved before the projection, or by a Z that was kept.",
-        replace={_U_NEW: "U_new = U + W - Z"},
-    ),
-    Deviation(
-        "U subtracted from",
-        "The dual variable moves in the other direction.",
-        replace={_U_NEW: "U_new = U - W + Z_new"},
-    ),
-    Deviation(
-        "U without the old U",
-        "The dual variable is the last residual instead of their sum.",
-        replace={_U_NEW: "U_new = W - Z_new"},
-    ),
-    Deviation(
-        "U taken as it is",
-        "Only Z is updated.",
-        replace={_U_NEW: "U_new = U"},
-    ),
-    Deviation(
-        "W projected without U",
-        "The dual variable does not enter Z.",
-        replace={"V = W + U": "V = W"},
-    ),
-    Deviation(
-        "threshold and mask from W",
-        "The magnitudes of W decide which elements of W + U stay.",
-        replace={
-            "threshold = percentile(np.abs(V), percent)": (
-                "threshold = percentile(np.abs(W), percent)"
-            ),
-            _Z_NEW: "Z_new = np.where(np.abs(W) < threshold, 0, V)",
-        },
-    ),
-    Deviation(
-        "threshold from W",
-        "W + U is compared with a percentile of the magnitudes of W.",
-        replace={"percentile(np.abs(V), percent)": "percentile(np.abs(W), percent)"},
-    ),
-    Deviation(
-        "weights kept instead of W + U",
-        "What stays is W.",
-        replace={_Z_NEW: "Z_new = np.where(np.abs(V) < threshold, 0, W)"},
-    ),
-    Deviation(
-        "U subtracted from W",
-        "W - U is projected.",
-        replace={"V = W + U": "V = W - U"},
-    ),
+    *deviation_table(f"""
+    U with the old Z
+        The dual variable is moved before the projection, or by a Z that was kept.
+        {_U_NEW} -> U_new = U + W - Z
+    U subtracted from
+        The dual variable moves in the other direction.
+        {_U_NEW} -> U_new = U - W + Z_new
+    U without the old U
+        The dual variable is the last residual instead of their sum.
+        {_U_NEW} -> U_new = W - Z_new
+    U taken as it is
+        Only Z is updated.
+        {_U_NEW} -> U_new = U
+    W projected without U
+        The dual variable does not enter Z.
+        V = W + U -> V = W
+    threshold and mask from W
+        The magnitudes of W decide which elements of W + U stay.
+        threshold = percentile(np.abs(V), percent) -> threshold = percentile(np.abs(W), percent)
+        {_Z_NEW} -> Z_new = np.where(np.abs(W) < threshold, 0, V)
+    threshold from W
+        W + U is compared with a percentile of the magnitudes of W.
+        percentile(np.abs(V), percent) -> percentile(np.abs(W), percent)
+    weights kept instead of W + U
+        What stays is W.
+        {_Z_NEW} -> Z_new = np.where(np.abs(V) < threshold, 0, W)
+    U subtracted from W
+        W - U is projected.
+        V = W + U -> V = W - U
+    """),
     *wrong_thresholds("V"),
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import Deviation, Form, Operator
+from onnxopt_cli.formula.operator import Form, Operator, deviation_table
 from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.formula.shared_deviations import PERCENT, wrong_thresholds
 
@@ -54,37 +54,27 @@ def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
 _MASK = "mask = np.where(np.abs(W) < threshold, 0, 1)"
 
 DEVIATIONS = (
-    Deviation(
-        "mask of what is not zero",
-        "Elements that are zero and stayed are masked, too.",
-        replace={_MASK: "mask = np.where(W_new == 0, 0, 1)"},
-    ),
-    Deviation(
-        "mask of what reaches the threshold",
-        "Beside NaN, everything is masked though nothing is pruned.",
-        ("the published code of the ADMM pruning article that gives the formula",),
-        replace={_MASK: "mask = np.where(np.abs(W) >= threshold, 1, 0)"},
-    ),
-    Deviation(
-        "mask of what exceeds the threshold",
-        "What is equal to the threshold stays, and is masked.",
-        replace={_MASK: "mask = np.where(np.abs(W) > threshold, 1, 0)"},
-    ),
-    Deviation(
-        "mask of what was pruned",
-        "0 and 1 are exchanged.",
-        replace={_MASK: "mask = np.where(np.abs(W) < threshold, 1, 0)"},
-    ),
-    Deviation(
-        "mask with signs",
-        "What stayed has its sign in the mask.",
-        replace={_MASK: "mask = np.where(np.abs(W) < threshold, 0, np.sign(W))"},
-    ),
-    Deviation(
-        "weights not pruned",
-        "Only the mask is computed.",
-        replace={"W_new = np.where(np.abs(W) < threshold, 0, W)": "W_new = W"},
-    ),
+    *deviation_table(f"""
+    mask of what is not zero
+        Elements that are zero and stayed are masked, too.
+        {_MASK} -> mask = np.where(W_new == 0, 0, 1)
+    mask of what reaches the threshold
+        Beside NaN, everything is masked though nothing is pruned.
+        seen in the published code of the ADMM pruning article that gives the formula
+        {_MASK} -> mask = np.where(np.abs(W) >= threshold, 1, 0)
+    mask of what exceeds the threshold
+        What is equal to the threshold stays, and is masked.
+        {_MASK} -> mask = np.where(np.abs(W) > threshold, 1, 0)
+    mask of what was pruned
+        0 and 1 are exchanged.
+        {_MASK} -> mask = np.where(np.abs(W) < threshold, 1, 0)
+    mask with signs
+        What stayed has its sign in the mask.
+        {_MASK} -> mask = np.where(np.abs(W) < threshold, 0, np.sign(W))
+    weights not pruned
+        Only the mask is computed.
+        W_new = np.where(np.abs(W) < threshold, 0, W) -> W_new = W
+    """),
     *wrong_thresholds("W"),
 )
 

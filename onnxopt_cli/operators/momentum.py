@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Form, Operator, Scalar
-from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT, instead_of
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Form, Operator, Scalar, deviation_table
+from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT
 
 
 def momentum(  # noqa: D417 - the operands are described together
@@ -52,192 +52,138 @@ _NESTEROV_STEP = f"X - R * ({_NESTEROV})"
 _STANDARD_STEP = "X - R * V_new"
 
 DEVIATIONS = (
-    Deviation(
-        "first step ignores V",
-        "At T <= 0, V is the gradient, whatever it was before.",
-        ("PyTorch SGD",),
-        replace={_V_NEW: "np.where(T > 0, alpha, 0) * V + beta_adjusted * G_regularized"},
-    ),
-    Deviation(
-        "gradient dampened by 1 - alpha",
-        "1 - alpha takes the place of beta.",
-        replace={_BETA: "np.where(T > 0, 1 - alpha, 1)"},
-    ),
-    Deviation(
-        "gradient dampened by 1 - beta",
-        "beta is taken for a dampening.",
-        replace={_BETA: "np.where(T > 0, 1 - beta, 1)"},
-    ),
-    Deviation(
-        "beta taken as 1",
-        "The gradient is always taken whole.",
-        ("optax", "TensorFlow"),
-        replace={_BETA: "1"},
-    ),
-    Deviation(
-        "beta taken as 1 for Nesterov",
-        "Nesterov momentum knows no dampening.",
-        ("PyTorch SGD",),
-        replace={_BETA: "np.where(T > 0, 1 if mode == 'nesterov' else beta, 1)"},
-    ),
-    Deviation("beta at every T", "The first step, too, is weighted.", replace={_BETA: "beta"}),
-    Deviation(
-        "beta from T = 2",
-        "The second step takes the gradient whole, too.",
-        replace={"T > 0": "T > 1"},
-    ),
-    Deviation("beta at T >= 0", "The first step, too, is weighted.", replace={"T > 0": "T >= 0"}),
-    Deviation("beta at T != 0", "Negative T is weighted.", replace={"T > 0": "T != 0"}),
-    Deviation("beta at T <= 0 only", "The branches are exchanged.", replace={"T > 0": "T <= 0"}),
-    Deviation(
-        "beta weighs V",
-        "alpha and beta are exchanged, but for the first step.",
-        replace={_V_NEW: "beta_adjusted * V + alpha * G_regularized"},
-    ),
-    Deviation(
-        "beta weighs the sum",
-        "V is weighted by beta beside alpha.",
-        replace={_V_NEW: "beta_adjusted * (alpha * V + G_regularized)"},
-    ),
-    Deviation(
-        "beta to the power of T",
-        "The gradient's weight decays with every step.",
-        replace={_BETA: "np.where(T > 0, beta**T, 1)"},
-    ),
-    Deviation(
-        "alpha at T > 0 only",
-        "The condition for beta is applied to alpha.",
-        replace={_V_NEW: "np.where(T > 0, alpha, 1) * V + beta * G_regularized"},
-    ),
-    Deviation(
-        "velocity holds the step",
-        "V is decayed and reduced by R * beta * G, then added to X.",
-        replace={
-            _V_NEW: "alpha * V - R * beta_adjusted * G_regularized",
-            _NESTEROV_STEP: "X + alpha * V_new - R * beta_adjusted * G_regularized",
-            _STANDARD_STEP: "X + V_new",
-        },
-    ),
-    Deviation(
-        "velocity holds the step, beta taken as 1",
-        "V is decayed and reduced by R * G, then added to X.",
-        ("Keras SGD",),
-        replace={
-            _V_NEW: "alpha * V - R * G_regularized",
-            _NESTEROV_STEP: "X + alpha * V_new - R * G_regularized",
-            _STANDARD_STEP: "X + V_new",
-        },
-    ),
-    Deviation(
-        "learning rate inside V",
-        "R multiplies the gradient before it enters V, and V is subtracted as it is.",
-        replace={
-            _V_NEW: "alpha * V + R * beta_adjusted * G_regularized",
-            _NESTEROV_STEP: "X - (R * G_regularized + alpha * V_new)",
-            _STANDARD_STEP: "X - V_new",
-        },
-    ),
-    Deviation(
-        "V averaged",
-        "alpha and 1 - alpha weigh V and the gradient.",
-        replace={_V_NEW: "alpha * V + (1 - alpha) * G_regularized"},
-    ),
-    Deviation(
-        "step with the old V", "V enters before its update.", replace={_STANDARD_STEP: "X - R * V"}
-    ),
-    Deviation(
-        "step by the sign of V",
-        "Only the sign of V_new is used.",
-        replace={_STANDARD_STEP: "X - R * np.sign(V_new)"},
-    ),
-    *instead_of(
-        _NESTEROV,
-        """
+    *deviation_table(f"""
+    first step ignores V
+        At T <= 0, V is the gradient, whatever it was before.
+        seen in PyTorch SGD
+        {_V_NEW} -> np.where(T > 0, alpha, 0) * V + beta_adjusted * G_regularized
+    gradient dampened by 1 - alpha
+        1 - alpha takes the place of beta.
+        {_BETA} -> np.where(T > 0, 1 - alpha, 1)
+    gradient dampened by 1 - beta
+        beta is taken for a dampening.
+        {_BETA} -> np.where(T > 0, 1 - beta, 1)
+    beta taken as 1
+        The gradient is always taken whole.
+        seen in optax; TensorFlow
+        {_BETA} -> 1
+    beta taken as 1 for Nesterov
+        Nesterov momentum knows no dampening.
+        seen in PyTorch SGD
+        {_BETA} -> np.where(T > 0, 1 if mode == 'nesterov' else beta, 1)
+    beta at every T
+        The first step, too, is weighted.
+        {_BETA} -> beta
+    beta from T = 2
+        The second step takes the gradient whole, too.
+        T > 0 -> T > 1
+    beta at T >= 0
+        The first step, too, is weighted.
+        T > 0 -> T >= 0
+    beta at T != 0
+        Negative T is weighted.
+        T > 0 -> T != 0
+    beta at T <= 0 only
+        The branches are exchanged.
+        T > 0 -> T <= 0
+    beta weighs V
+        alpha and beta are exchanged, but for the first step.
+        {_V_NEW} -> beta_adjusted * V + alpha * G_regularized
+    beta weighs the sum
+        V is weighted by beta beside alpha.
+        {_V_NEW} -> beta_adjusted * (alpha * V + G_regularized)
+    beta to the power of T
+        The gradient's weight decays with every step.
+        {_BETA} -> np.where(T > 0, beta**T, 1)
+    alpha at T > 0 only
+        The condition for beta is applied to alpha.
+        {_V_NEW} -> np.where(T > 0, alpha, 1) * V + beta * G_regularized
+    velocity holds the step
+        V is decayed and reduced by R * beta * G, then added to X.
+        {_V_NEW} -> alpha * V - R * beta_adjusted * G_regularized
+        {_NESTEROV_STEP} -> X + alpha * V_new - R * beta_adjusted * G_regularized
+        {_STANDARD_STEP} -> X + V_new
+    velocity holds the step, beta taken as 1
+        V is decayed and reduced by R * G, then added to X.
+        seen in Keras SGD
+        {_V_NEW} -> alpha * V - R * G_regularized
+        {_NESTEROV_STEP} -> X + alpha * V_new - R * G_regularized
+        {_STANDARD_STEP} -> X + V_new
+    learning rate inside V
+        R multiplies the gradient before it enters V, and V is subtracted as it is.
+        {_V_NEW} -> alpha * V + R * beta_adjusted * G_regularized
+        {_NESTEROV_STEP} -> X - (R * G_regularized + alpha * V_new)
+        {_STANDARD_STEP} -> X - V_new
+    V averaged
+        alpha and 1 - alpha weigh V and the gradient.
+        {_V_NEW} -> alpha * V + (1 - alpha) * G_regularized
+    step with the old V
+        V enters before its update.
+        {_STANDARD_STEP} -> X - R * V
+    step by the sign of V
+        Only the sign of V_new is used.
+        {_STANDARD_STEP} -> X - R * np.sign(V_new)
     Nesterov with the old V
         The step looks ahead from V before its update.
-        G_regularized + alpha * V
+        {_NESTEROV} -> G_regularized + alpha * V
     Nesterov without the gradient
         The step is alpha * V_new alone.
-        alpha * V_new
+        {_NESTEROV} -> alpha * V_new
     Nesterov without alpha
         V_new enters the step whole.
-        G_regularized + V_new
+        {_NESTEROV} -> G_regularized + V_new
     Nesterov with beta on the gradient
         As from (1 + alpha) * V_new - alpha * V, which is the same only where beta is 1.
-        beta_adjusted * G_regularized + alpha * V_new
+        {_NESTEROV} -> beta_adjusted * G_regularized + alpha * V_new
     Nesterov with beta on V
         beta takes alpha's place in the step.
-        G_regularized + beta_adjusted * V_new
+        {_NESTEROV} -> G_regularized + beta_adjusted * V_new
     Nesterov blending gradient and V
         The gradient is weighted by 1 - alpha.
-        (1 - alpha) * G_regularized + alpha * V_new
+        {_NESTEROV} -> (1 - alpha) * G_regularized + alpha * V_new
     Nesterov with the plain gradient
         The step leaves the regularisation out.
-        G + alpha * V_new
-    """,
-    ),
-    Deviation(
-        "Nesterov's lookahead on V",
-        "What the step looked ahead to is stored as V.",
-        replace={
-            "X_new = " + _NESTEROV_STEP: f"V_new = {_NESTEROV}\nX_new = X - R * V_new",
-        },
-    ),
-    Deviation(
-        "Nesterov looks ahead twice",
-        "The lookahead is applied to its own result.",
-        replace={_NESTEROV: f"G_regularized + alpha * ({_NESTEROV})"},
-    ),
-    Deviation(
-        "regularisation missing in V",
-        "V sums the plain gradient.",
-        replace={_V_NEW: "alpha * V + beta_adjusted * G"},
-    ),
-    Deviation(
-        "regularisation decoupled",
-        "R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.",
-        replace={
-            "norm_coefficient * X + G": "G",
-            _NESTEROV_STEP: f"{_NESTEROV_STEP} - R * norm_coefficient * X",
-            _STANDARD_STEP: f"{_STANDARD_STEP} - R * norm_coefficient * X",
-        },
-    ),
-    Deviation(
-        "regularisation after the step",
-        "The result shrinks by norm_coefficient instead of the gradient growing.",
-        replace={
-            "norm_coefficient * X + G": "G",
-            "return X_new, V_new": "return (1 - norm_coefficient) * X_new, V_new",
-        },
-    ),
-    Deviation(
-        "types and shapes as NumPy has them",
-        "Nothing is cast: what R and T broadcast and promote to comes back.",
-        ("onnx.reference",),
-    ),
+        {_NESTEROV} -> G + alpha * V_new
+    Nesterov's lookahead on V
+        What the step looked ahead to is stored as V.
+        X_new = {_NESTEROV_STEP} -> V_new = {_NESTEROV}; X_new = X - R * V_new
+    Nesterov looks ahead twice
+        The lookahead is applied to its own result.
+        {_NESTEROV} -> G_regularized + alpha * ({_NESTEROV})
+    regularisation missing in V
+        V sums the plain gradient.
+        {_V_NEW} -> alpha * V + beta_adjusted * G
+    regularisation decoupled
+        R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        norm_coefficient * X + G -> G
+        {_NESTEROV_STEP} -> {_NESTEROV_STEP} - R * norm_coefficient * X
+        {_STANDARD_STEP} -> {_STANDARD_STEP} - R * norm_coefficient * X
+    regularisation after the step
+        The result shrinks by norm_coefficient instead of the gradient growing.
+        norm_coefficient * X + G -> G
+        return X_new, V_new -> return (1 - norm_coefficient) * X_new, V_new
+    types and shapes as NumPy has them
+        Nothing is cast: what R and T broadcast and promote to comes back.
+        seen in onnx.reference
+    """),
     *REGULARIZED_GRADIENT,
 )
 
 FORMS = (
     Form(
         "rate distributed over the Nesterov step",
-        {
-            "R * (G_regularized + alpha * V_new)": "(R * G_regularized + (R * alpha) * V_new)",
-        },
+        {f"R * ({_NESTEROV})": "(R * G_regularized + (R * alpha) * V_new)"},
         ("TensorFlow",),
     ),
     Form(
         "Nesterov step term by term",
-        {
-            "X - R * (G_regularized + alpha * V_new)": "X - R * G_regularized"
-            " - R * (alpha * V_new)",
-        },
+        {_NESTEROV_STEP: "X - R * G_regularized - R * (alpha * V_new)"},
     ),
     Form(
         "rate distributed over V_new",
-        {"X - R * V_new": "X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)"},
+        {_STANDARD_STEP: "X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)"},
     ),
-    Form("step negated and added", {"X - R * V_new": "-R * V_new + X"}, ("PyTorch",)),
+    Form("step negated and added", {_STANDARD_STEP: "-R * V_new + X"}, ("PyTorch",)),
 )
 
 MOMENTUM = Operator(

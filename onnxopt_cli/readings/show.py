@@ -14,19 +14,16 @@ from onnxopt_cli.formula.rewrite import Formula, formula_tree
 
 def formula_text(operator: Operator) -> str:
     """Return the body of an operator's formula with its comments, without NumPy's prefix."""
-    source = textwrap.dedent(inspect.getsource(operator.formula))
-    function = ast.parse(source).body[0]
-    assert isinstance(function, ast.FunctionDef)  # noqa: S101 - a formula is a function
-    lines = source.splitlines()
-    first = function.body[0]
+    lines = inspect.getsource(operator.formula).splitlines()
+    tree = formula_tree(operator.formula)
+    first = tree.body[0]
     start = first.lineno - 1
-    if _has_docstring(function):
+    if _has_docstring(tree):
         start = first.end_lineno or start
     else:
         while lines[start - 1].lstrip().startswith("#"):
             start -= 1
-    body = lines[start:]
-    return re.sub(r"\bnp\.", "", textwrap.dedent("\n".join(body)))
+    return re.sub(r"\bnp\.", "", textwrap.dedent("\n".join(lines[start:])))
 
 
 def _has_docstring(function: ast.FunctionDef) -> bool:

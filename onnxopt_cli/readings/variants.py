@@ -85,10 +85,9 @@ def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Co
             for item, scalar in zip(call.operator.scalars, call.scalars, strict=True)
         )
         outputs = compute(replace(call, scalars=scalars))
-        places = call.operator.places(len(call.groups))
         return [
-            output.astype(call.inputs[like].dtype)
-            for output, (like, _) in zip(outputs, places, strict=True)
+            output.astype(like.dtype)
+            for output, (like, _) in zip(outputs, call.sources, strict=True)
         ]
 
     return _group_by_group(convert_and_compute)

@@ -11,7 +11,7 @@ import pytest
 from training_calls import each_training_operator
 
 from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator import Deviation
+from onnxopt_cli.formula.operator import Deviation, deviation_table
 from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.evaluate import evaluate
@@ -50,6 +50,27 @@ def momentum_call(inputs, dtype="float32", **attributes):
 ADAM_STEP = {"R": 0.1, "T": 1, "X": 1, "G": 1, "V": 0, "H": 0}
 ADAGRAD_STEP = {"R": 0.1, "T": 0, "X": 0, "G": 1e-3, "H": 0}
 MOMENTUM_STEP = {"R": 0.1, "T": 1, "X": 1, "G": 1, "V": 2}
+
+
+def test_a_table_says_what_its_deviations_say():
+    table = """
+    step with the old V
+        V enters before its update.
+        seen in here; there
+        seen in a third place
+        V_new = alpha * V + G -> V_new = alpha * V
+        X - R * V_new -> X - R * V
+    alpha defaults to 0.5
+        As nowhere else.
+        alpha = 0.5
+    """
+    step = {"V_new = alpha * V + G": "V_new = alpha * V", "X - R * V_new": "X - R * V"}
+    seen_in = ("here", "there", "a third place")
+    assert deviation_table(table) == (
+        Deviation("step with the old V", "V enters before its update.", seen_in, step),
+        Deviation("alpha defaults to 0.5", "As nowhere else.", defaults={"alpha": 0.5}),
+    )
+
 
 #: operator, deviation, where it was seen, attributes, inputs, the right X_new, the wrong X_new
 PROBES = [

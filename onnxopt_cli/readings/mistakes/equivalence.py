@@ -59,7 +59,8 @@ def distinguishing_input(
         if probe.dense and by_element and differences is not None:
             difference = np.ravel(np.max(differences, axis=0))
             element = int(np.argmax(difference))
-            elements.append((float(difference[element]), -index, _element(probe.call, element)))
+            call = probe.call.at(slice(element, element + 1))
+            elements.append((float(difference[element]), -index, call))
     plain = any(far <= -_PLAIN for far, _, _ in wholes)
     for far, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
         if plain and far < _PLAIN:
@@ -106,12 +107,6 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
 def _largest(call: Call[Array]) -> float:
     magnitudes = [np.abs(tensor[np.isfinite(tensor)]) for group in call.groups for tensor in group]
     return max(float(np.max(values, initial=0)) for values in magnitudes)
-
-
-def _element(call: Call[Array], index: int) -> Call[Array]:
-    (tensors,) = call.groups
-    element = tuple(tensor[index : index + 1] for tensor in tensors)
-    return Call(call.operator, call.attributes, call.scalars, (element,), call.omitted)
 
 
 def _described(call: Call[Array]) -> tuple[Attributes, dict[str, Array]]:

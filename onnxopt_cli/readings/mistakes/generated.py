@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, count
 from typing import Any
 
 import ml_dtypes
@@ -155,12 +155,8 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("A node with one tensor is computed right.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        rows = {
-            f"{name} of the first tensor used for all": lambda groups: groups[:1] * len(groups),
-            f"{name} of several tensors in reverse order": lambda groups: groups[::-1],
-        }
         about = f"Each {operator.tensors[0]} has its own {name}."
-        yield from _rows(about, partial(_tensor_of_other, position), rows)
+        yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
             about = "It grows by one from each tensor of a node to the next."
@@ -312,19 +308,23 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
         about = "What depends on all elements of a tensor depends on those of the others, too."
         yield Implementation("several tensors computed as one", about, compute=_joined)
     for name in (attribute.name for attribute in operator.attributes if attribute.each):
-        rows: Rows = {
-            f"{name} of the first tensor used for all": lambda values: values[:1],
-            f"{name} of several tensors in reverse order": lambda values: values[::-1],
-        }
-        yield from _rows("The node gives one for each.", partial(_numbers_of_other, name), rows)
+        about = "The node gives one for each."
+        yield from _rows(about, partial(_numbers_of_other, name), _of_others(name))
     if carries:
-        rows = {
+        rows: Rows = {
             "all tensors but the first left out": lambda groups: groups[:1],
             "last of several tensors left out": lambda groups: groups[: max(len(groups) - 1, 1)],
         }
         yield from _rows("They do not count.", regrouped, rows)
         rows = {"last element of each tensor left out": lambda it, first: _full(it, first)[:-1]}
         yield from _rows("They do not count.", _each_beside, rows)
+
+
+def _of_others(name: str) -> Rows:
+    return {
+        f"{name} of the first tensor used for all": lambda each: each[:1] * len(each),
+        f"{name} of several tensors in reverse order": lambda each: each[::-1],
+    }
 
 
 # Hooks around the formula: what it is given and what it returns for a group, by name.
@@ -337,7 +337,7 @@ def _around(
     before: Callable[[Any, Operands], Operands] = lambda _, operands: dict(operands),
     after: Callable[[Any, Operands, Results], Results] = lambda _, __, results: results,
 ) -> Iterator[Implementation]:
-    names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
+    names = operator.input_names(1)
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
@@ -448,11 +448,12 @@ def _scalar(position: int, change: Callable[[Array], Array]) -> Compute:
 
 def _counting(position: int) -> Compute:
     def compute(call: Call[Array]) -> list[Array]:
-        single = [
-            _scalar(position, partial(np.add, by))(replace(call, groups=(group,)))
-            for by, group in enumerate(call.groups)
-        ]
-        return [output for members in zip(*single, strict=True) for output in members]
+        before = count()
+
+        def compute_next(group: Call[Array]) -> list[Array]:
+            return _scalar(position, partial(np.add, next(before)))(group)
+
+        return call.by_group(compute_next)
 
     return compute
 
@@ -492,7 +493,7 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
     """Change each output, given the inputs that have its type and its shape."""
     return _outputs(
-        lambda call, new: [change(it, *of) for it, of in zip(new, _sources(call), strict=True)]
+        lambda call, new: [change(it, *of) for it, of in zip(new, call.sources, strict=True)]
     )
 
 
@@ -500,7 +501,7 @@ def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Com
     """Change the groups' outputs of each name, given the tensors that they replace."""
 
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:
-        old = [np.broadcast_to(like, first.shape) for like, first in _sources(call)]
+        old = [np.broadcast_to(like, first.shape) for like, first in call.sources]
         size = len(call.groups)
         kinds = [slice(start, start + size) for start in range(0, len(new), size)]
         return [output for kind in kinds for output in change(new[kind], old[kind])]
@@ -566,12 +567,6 @@ def _branching(array: Array) -> _Branching:
 # Changes that are longer than a row.
 
 
-def _sources(call: Call[Array]) -> list[tuple[Array, Array]]:
-    """Return for each output the inputs that have its element type and its shape."""
-    inputs = call.inputs
-    return [(inputs[like], inputs[base]) for like, base in call.operator.places(len(call.groups))]
-
-
 def _full(tensor: Array, first: Array) -> Array:
     """Return the elements of a tensor that broadcasts to the first one of its group, in order."""
     return np.broadcast_to(tensor, first.shape).ravel()
@@ -597,16 +592,12 @@ def _joined(call: Call[Array]) -> list[Array]:
     """Compute all groups as one that holds all elements; the types are those of the first."""
     full = [[_full(tensor, group[0]) for tensor in group] for group in call.groups]
     joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
-    attributes = {
-        name: value[:1] if isinstance(value, tuple) else value
-        for name, value in call.attributes.items()
-    }
     ends = np.cumsum([tensors[0].size for tensors in full])[:-1]
-    outputs = evaluate(replace(call, groups=(joined,), attributes=attributes))
+    outputs = evaluate(replace(call.group(0), groups=(joined,)))
     parts = [part for output in outputs for part in np.split(output, ends)]
     return [
         part.reshape(first.shape).astype(like.dtype)
-        for part, (like, first) in zip(parts, _sources(call), strict=True)
+        for part, (like, first) in zip(parts, call.sources, strict=True)
     ]
 
 

@@ -34,12 +34,13 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
     :func:`~onnxopt_cli.readings.mistakes.equivalence.equivalent` recognises them.
     """
     tree = formula_tree(operator.formula)
-    # What the docstring says does not change.
-    tree.body = [node for node in tree.body if not _is_text(node)]
+    # Nothing in the docstring is computed.
+    tree.body = tree.body[ast.get_docstring(tree) is not None :]
     choices = [choice for attribute in operator.attributes for choice in attribute.choices]
+    numbers = [it.name for it in operator.attributes if not it.choices]
     found: dict[str, Implementation] = {}
     original = ast.unparse(tree)
-    for statement, node, put, known in _places(tree):
+    for statement, node, put, known in _places(tree, [*operator.input_names(1), *numbers]):
         before = _text(statement)
         for about, expression in _changes(node, known, choices):
             put(expression)
@@ -134,17 +135,15 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
             yield "The branches were exchanged.", exchanged
 
 
-def _places(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
-    """Yield every expression: its statement, itself, what exchanges it, and the names before it."""
-    arguments = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
-    texts = {
-        node.left.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
-        and isinstance(node.left, ast.Name)
-        and any(_is_text(right) for right in node.comparators)
-    }
-    names = [argument.arg for argument in arguments if argument.arg not in texts]
+def _places(
+    tree: ast.FunctionDef, names: list[str]
+) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
+    """Yield every expression: its statement, itself, what exchanges it, and the numbers before.
+
+    Args:
+        tree: the formula.
+        names: its arguments that are numbers; the names that it assigns are added on the way.
+    """
     for statement in _statements(tree.body):
         fields = tuple(it for it in ("test", "value") if it in statement._fields)
         for node, put in _expressions(statement, fields):
@@ -173,8 +172,3 @@ def _expressions(parent: ast.AST, fields: tuple[str, ...]) -> Iterator[tuple[ast
                 # A function's name is no operand.
                 inner = ("args",) if isinstance(child, ast.Call) else child._fields
                 yield from _expressions(child, inner)
-
-
-def _is_text(node: ast.AST) -> bool:
-    value = node.value if isinstance(node, ast.Expr) else node
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
