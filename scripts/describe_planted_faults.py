@@ -251,7 +251,7 @@ def examine(operator, trials, seed):
         samples = [sample(call, right, fault.outputs(call)) for call, right in trials]
         if any(it.failed for it in samples):
             break
-    words, says = common_ground(operator, samples, fault.outputs)
+    words, says = common_ground(samples, fault.outputs)
     if says is None:
         return fault.words, words, None, None
     failing, passing = [], []

@@ -287,11 +287,11 @@ class _Search:
             yield
             returned = seen.returned if len(samples) < len(left) else None
             samples.append(sample(seen.call, seen.right, returned))
-        words, says = common_ground(self.operator, list(samples), asking if ask else None)
+        words, says = common_ground(samples, asking if ask else None)
         if says is None and ask:
             # There may be several reasons.
             yield
-            one, says = common_ground(self.operator, list(samples), asking, several=True)
+            one, says = common_ground(samples, asking, several=True)
             if says is not None:
                 words = one
                 places = [at for at, it in zip(places, samples, strict=False) if says(it)]

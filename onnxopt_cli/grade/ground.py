@@ -20,7 +20,6 @@ import numpy as np
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.grade.further import further
 from onnxopt_cli.grade.traits import WRONG, Trait, feature_places, features, traits
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
@@ -154,20 +153,13 @@ def _equal(one: Array, other: Array) -> Array:
 
 
 def common_ground(
-    operator: Operator,
-    samples: list[Sample],
-    ask: Ask | None,
-    seed: int = 0,
-    *,
-    several: bool = False,
+    samples: Sequence[Sample], ask: Ask | None, *, several: bool = False
 ) -> tuple[str, Callable[[Sample], bool] | None]:
     """Return what failing cases have in common; nothing if no sentence does.
 
     Args:
-        operator: of all nodes.
-        samples: what is known; what the backend is asked is added.
+        samples: what is known of nodes of one operator.
         ask: asks the backend; None if it cannot be asked.
-        seed: of the further inputs.
         several: whether failures may have several reasons; then a sentence is enough that holds in
             as many failing cases as any, if the backend can be asked.
 
@@ -177,17 +169,15 @@ def common_ground(
     failing = sum(it.failed for it in samples)
     if not ask and (failing < _FEW or failing == len(samples)):
         return "", None
-    random = Random(seed)  # noqa: S311 - no secret
-    return _Ground(operator, samples, random, several=several and ask is not None).sentence(ask)
+    return _Ground(samples, several=several and ask is not None).sentence(ask)
 
 
 class _Ground:
-    def __init__(
-        self, operator: Operator, samples: list[Sample], random: Random, *, several: bool
-    ) -> None:
-        self._operator, self._samples, self._random = operator, samples, random
+    def __init__(self, samples: Sequence[Sample], *, several: bool) -> None:
+        self._samples, self._node = list(samples), samples[0].call
+        self._random = Random(0)  # noqa: S311 - no secret
         self._several, self._given = several, sum(it.failed for it in samples)
-        self._places = feature_places(operator)
+        self._places = feature_places(self._node)
         self._effects: dict[str, int] = {}
         self._rows: dict[Sample, tuple[Array, Array]] = {}
         self._pool: list[Sample] = []
@@ -249,7 +239,7 @@ class _Ground:
         """
         if not self._several:
             return "", None
-        known = sorted(traits(self._operator, {}), key=lambda it: it.cost)
+        known = sorted(traits(self._node, {}), key=lambda it: it.cost)
         failed = np.array([it.failed for it in self._samples])
         rows = [self._features(it)[0] for it in self._samples]
         has = np.stack([self._columns(known, it).any(axis=0) for it in rows])
@@ -292,7 +282,7 @@ class _Ground:
             values = np.unique(np.concatenate(wrong)[:, place])
             if np.all(np.isfinite(values)) and np.all(values == np.round(values)):
                 seen[name] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
-        known = sorted(traits(self._operator, seen), key=lambda it: it.cost)
+        known = sorted(traits(self._node, seen), key=lambda it: it.cost)
         columns = self._columns(known, everything)
         ends = np.cumsum([len(it) for it in wrong])
         holds = [part.any(axis=0) for part in np.split(columns[: ends[-1]], ends[:-1])]
