@@ -104,10 +104,9 @@ def planted_json(found: Sequence[Planted]) -> str:
 
 def audit_json(grades: Sequence[Grade], shard: object = None) -> str:
     """Return all grades as JSON text, of a shard with all that it takes to join it with others."""
-    document: dict[str, Any] = {"schema": SCHEMA}
-    if shard:
-        document["shard"] = str(shard)
-    document["operators"] = [_grade(grade, whole=bool(shard)) for grade in grades]
+    part = {"shard": str(shard)} if shard else {}
+    operators = [_grade(grade, whole=bool(shard)) for grade in grades]
+    document = {"schema": SCHEMA, **part, "operators": operators}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 

@@ -165,5 +165,5 @@ def _telling_first(results: Sequence[Result]) -> list[Result]:
             elements,
         )
 
-    best = min(range(len(results)), key=lambda index: rank(results[index]))
-    return [results[best], *results[:best], *results[best + 1 :]]
+    best = min(results, key=rank)
+    return [best, *(it for it in results if it is not best)]
