@@ -23,7 +23,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
-from onnxopt_cli.report.verdict import scope
+from onnxopt_cli.report.verdict import scope, tallies
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
@@ -54,16 +54,15 @@ def _text(root: Element) -> str:
 def _document(record: RunRecord) -> Element:
     root = Element("testsuites", name="onnxopt")
     names, suites = (FreeNames("{} ({})", alike=_read_as) for _ in range(2))
-    for backend in record.backends:
-        mine = [result for result in record.results if result.backend == backend.name]
+    for backend in tallies(record):
         suite = _add_suite(root, suites(printable(backend.name)), record)
         properties = SubElement(suite, "properties")
         own = {"backend": backend.version, "scope": scope(record)}
         for name, value in {**record.versions, **own}.items():
             SubElement(properties, "property", name=printable(name), value=printable(value))
-        for result in mine:
+        for result in backend.results:
             _add_result(suite, result, record, names)
-        _count(suite, sum(result.seconds for result in mine))
+        _count(suite, sum(result.seconds for result in backend.results))
     if problems := [*record.problems, *record.findings]:
         suite = _add_suite(root, suites("case and expectation files"), record)
         for problem in problems:
