@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import islice
 from operator import and_
 from random import Random
 
@@ -22,7 +21,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.grade.further import further
 from onnxopt_cli.grade.traits import WRONG, Trait, feature_places, features, traits
-from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
+from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 
 #: Asks a backend a node; None if it returns nothing.
@@ -90,7 +89,7 @@ class Sample:
 
 
 def sample(
-    call: Call[Array], right: Sequence[DerivedOutput], returned: Sequence[Array] | None = None
+    call: Call[Array], right: Sequence[Branch], returned: Sequence[Array] | None = None
 ) -> Sample:
     """Return what a backend's outputs say of a node; None for what is right."""
     marked: dict[str, list[Array]] = {name: [] for name in call.operator.outputs}
@@ -137,9 +136,8 @@ def _outputs(call: Call[Array]) -> Iterator[tuple[str, Array]]:
             yield name, np.broadcast_to(inputs[like], inputs[base].shape)
 
 
-def _wrong(judged: DerivedOutput, output: Array) -> Array:
+def _wrong(branch: Branch | None, output: Array) -> Array:
     wrong = np.ones(output.shape, bool)
-    branch: Branch | None = judged.branch
     with np.errstate(all="ignore"):
         while branch is not None:
             near = np.abs(output.astype(float) - branch.expected) <= branch.limit
@@ -161,7 +159,7 @@ def common_ground(
         samples: what is known of nodes of one operator.
         ask: asks the backend; None if it cannot be asked.
         several: whether failures may have several reasons; then a sentence is enough that holds in
-            as many failing cases as any, if the backend can be asked.
+            as many failing cases as any. Only for a backend that can be asked.
 
     Returns:
         The sentence, or that two cannot be told apart; and what it says of a node, if it is clear.
@@ -169,7 +167,7 @@ def common_ground(
     failing = sum(it.failed for it in samples)
     if not ask and (failing < _FEW or failing == len(samples)):
         return "", None
-    return _Ground(samples, several=several and ask is not None).sentence(ask)
+    return _Ground(samples, several=several).sentence(ask)
 
 
 class _Ground:
@@ -200,7 +198,8 @@ class _Ground:
                 call = self._pool.pop(at).call
                 returned = ask(call)
                 if returned is not None:
-                    self._samples.append(sample(call, bound(call), returned))
+                    right = [it.branch for it in bound(call)]
+                    self._samples.append(sample(call, right, returned))
         passed = sum(self._features(it)[0].size > 0 for it in self._samples if not it.failed)
         # Of earlier inputs those are left that were not asked.
         if np.mean(said[0, -_MORE:]) > _ALWAYS or (ask and not (stable and passed >= _PASSED)):
@@ -219,7 +218,7 @@ class _Ground:
 
     def _plainest(self, best: str) -> tuple[str, Callable[[Sample], bool] | None]:
         """Return the plainest sentence, if enough of what fails is where it says."""
-        says = partial(self._says, list(self._pairs[0]))
+        says = partial(self._says, [self._known[at] for at in self._pairs[0]])
         failing = [it for it in self._samples if it.failed]
         found = [it for it in failing if says(it)]
         given = sum(map(says, failing[: self._given])) / max(1, self._given)
@@ -243,21 +242,19 @@ class _Ground:
         failed = np.array([it.failed for it in self._samples])
         rows = [self._features(it)[0] for it in self._samples]
         has = np.stack([self._columns(known, it).any(axis=0) for it in rows])
-        share, elsewhere = (
-            np.sum(where & failed[:, None], axis=0) / np.maximum(1, np.sum(where, axis=0))
-            for where in (has, ~has)
-        )
+        # Of each trait: inputs that have it and those that do not; how many of either fail.
+        where = np.stack([has, ~has])
+        inputs, bad = where.sum(axis=1), (where & failed[:, None]).sum(axis=1)
+        share, elsewhere = bad / np.maximum(1, inputs)
         given = has[np.flatnonzero(failed)[: self._given]].all(axis=0)
-        usable = given & (np.sum(has & failed[:, None], axis=0) > 2 * _FEW)
-        usable &= (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS) & (has.mean(axis=0) <= _ALWAYS)
+        usable = given & (bad[0] > 2 * _FEW) & (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS)
+        usable &= has.mean(axis=0) <= _ALWAYS
         if not usable.any():
             return "", None
         at = int(np.argmax(np.where(usable, share - elsewhere, -1)))
-        trait = known[at]
-        bad, other = (int(np.sum(failed & where)) for where in (has[:, at], ~has[:, at]))
-        most, rest = int(np.sum(has[:, at])), int(np.sum(~has[:, at]))
-        words = f"wrong in {bad} of {most} inputs where {trait.words}, in {other} of {rest} others"
-        return words, lambda node: bool(np.any(self._columns([trait], self._features(node)[0])))
+        with_it, others = (f"{bad[row, at]} of {inputs[row, at]}" for row in (0, 1))
+        words = f"wrong in {with_it} inputs where {known[at].words}, in {others} others"
+        return words, partial(self._says, [known[at]])
 
     def _separate(self) -> None:
         """Find the sentences that hold in all failing samples and in no other, plainest first."""
@@ -290,7 +287,7 @@ class _Ground:
         self._known, columns = [known[at] for at in kept], columns[:, kept]
         parts = np.split(columns[: ends[-1]], ends[:-1])
         passed = _unique(columns[ends[-1] :])
-        alive = self._hold(map(_unique, parts), passed.T @ passed == 0)
+        alive = self._hold([*map(_unique, parts)], passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
         total = costs[first] + np.where(first == second, 0, costs[second] + 0.5)
@@ -307,17 +304,13 @@ class _Ground:
         self._pairs = np.stack([first, second], axis=1)[order]
         self._costs = total[order]
 
-    def _hold(self, failing: Iterator[Array], alive: Array) -> Array:
+    def _hold(self, failing: Sequence[Array], alive: Array) -> Array:
         """Tell which of some pairs of traits hold in all failing samples, or in as many as any."""
-        if not self._several:
-            for own in failing:
-                alive &= own.T @ own > 0
-            return alive
-        # Further inputs may fail for other reasons.
         reached = np.zeros(alive.shape, int)
-        for own in islice(failing, self._given):
+        # Where there are several reasons, further inputs may fail for others.
+        for own in failing[: self._given] if self._several else failing:
             reached += alive & (own.T @ own > 0)
-        return reached == max(1, reached.max())
+        return reached == (max(1, reached.max()) if self._several else len(failing))
 
     def _features(self, node: Sample) -> tuple[Array, Array]:
         """Return the features of a node's elements that may be wrong, and marks of them."""
@@ -344,11 +337,9 @@ class _Ground:
         for bases in (failing, failing, others) * ((_MORE if self._pool else _POOL) // 3):
             call = further(self._random, self._random.choice(bases))
             if call is not None:
-                near = (
-                    (it, _VISIBLE * np.finfo(it.dtype).eps * np.abs(it)) for it in evaluate(call)
-                )
-                right = [DerivedOutput(it, it, np.nan_to_num(error), 1.0) for it, error in near]
-                it = sample(call, right)
+                outputs = evaluate(call)
+                steps = (_VISIBLE * np.finfo(it.dtype).eps * np.abs(it) for it in outputs)
+                it = sample(call, [*map(Branch, outputs, map(np.nan_to_num, steps))])
                 # Where a fault may not show, less is learnt.
                 shows = [marks.any() for marks in self._marks(it) if marks.size]
                 if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
@@ -389,9 +380,10 @@ class _Ground:
     def _words(self, at: int) -> str:
         return " and ".join(dict.fromkeys(self._known[place].words for place in self._pairs[at]))
 
-    def _says(self, pair: Sequence[int], node: Sample) -> bool:
+    def _says(self, conditions: Sequence[Trait], node: Sample) -> bool:
+        """Tell whether an element of a node has all of some traits."""
         rows, _ = self._features(node)
-        return bool(np.any(np.all(self._columns([self._known[at] for at in pair], rows), axis=1)))
+        return bool(self._columns(conditions, rows).all(axis=1).any())
 
 
 def _effects(samples: Sequence[Sample]) -> dict[str, int]:

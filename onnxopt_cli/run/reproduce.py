@@ -17,7 +17,7 @@ from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array, NumberKind, kind_of, total_bytes
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
+from onnxopt_cli.readings.bound.bound import FACTOR, bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.single_node import sole_call
@@ -46,12 +46,12 @@ class Observation:
     returned: Sequence[Array] = ()
 
     @cached_property
-    def right(self) -> Sequence[DerivedOutput]:
+    def right(self) -> list[Branch]:
         """What the formula says of each output, with the usual limits, which cost much."""
         formula = self.key.formula
         if formula is None or formula.factor != FACTOR:
-            return bound(self.call)
-        return tuple(formula.judgements.values())
+            return [it.branch for it in bound(self.call)]
+        return [it.branch for it in formula.judgements.values()]
 
 
 def returned_arrays(result: Result) -> list[Array]:
@@ -105,7 +105,7 @@ def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observ
     )
     if not derived or judging.signed_zeros:
         right = seen.right
-        if _judged([it.expected for it in right], returned, (it.budget for it in right)):
+        if _judged([it.expected for it in right], returned, right):
             return "within rounding"
     return seen
 
@@ -128,7 +128,7 @@ def agrees_with(implementation: Implementation, seen: Observation, judging: Judg
     if not rounds or len(outputs) != len(seen.key.outputs):
         return False
     # Another order of operations may have rounded to what is right.
-    own = _own_budgets(implementation, seen.call, outputs, implementation.precision)
+    own = _own_limits(implementation, seen.call, outputs, implementation.precision)
     right = [it for it in seen.key.outputs.values() if isinstance(it, np.ndarray)]
     return len(own) == len(right) and _judged(outputs, right, own)
 
@@ -138,7 +138,8 @@ def reproduces(implementation: Implementation, seen: Observation, judging: Judge
     outputs = implementation.run(seen.call)
     if not _returns(implementation, outputs, seen):
         return False
-    return _equal(outputs, seen.returned) or not conforms(outputs, seen, judging)
+    mine, theirs = ([it.tobytes() for it in each] for each in (outputs, seen.returned))
+    return mine == theirs or not conforms(outputs, seen, judging)
 
 
 def returns(implementation: Implementation, call: Call[Array], returned: Sequence[Array]) -> bool:
@@ -160,7 +161,8 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
     fits = not coarse or all(_fits(output, coarse) for output in seen.returned)
     limits = [_rounding(output) for output in outputs]
     # Where only types are wrong, other outputs may have all digits of theirs.
-    if (fits or implementation.precision is None) and _agree(outputs, seen.returned, limits):
+    loosely = fits or implementation.precision is None
+    if loosely and _judged(outputs, seen.returned, map(Branch, outputs, limits)):
         return True
     if not fits:
         return False
@@ -172,16 +174,10 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
     loose = coarse or implementation.rounds
     if not loose and not all(map(_near, outputs, seen.returned, limits)):
         return False
-    if _agree(outputs, seen.returned, limits):
+    if _judged(outputs, seen.returned, map(Branch, outputs, limits)):
         return True
-    own = _own_budgets(implementation, seen.call, outputs, coarse)
+    own = _own_limits(implementation, seen.call, outputs, coarse)
     return bool(own) and _judged(outputs, seen.returned, own)
-
-
-def _equal(outputs: Sequence[Array], returned: Sequence[Array]) -> bool:
-    """Tell whether outputs of one structure are the same, bit for bit."""
-    pairs = zip(outputs, returned, strict=True)
-    return all(mine.tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
 
 def _near(output: Array, returned: Array, limit: Array) -> bool:
@@ -209,12 +205,12 @@ def _coarse(
     return None
 
 
-def _own_budgets(
+def _own_limits(
     implementation: Implementation,
     call: Call[Array],
     outputs: Sequence[Array],
     coarse: np.dtype[Any] | None,
-) -> list[Budget]:
+) -> list[Branch]:
     """Return how far what has this mistake may be off; empty if no bound is known.
 
     Args:
@@ -233,7 +229,7 @@ def _own_budgets(
         return []
     if [it.expected.shape for it in judgements] != [it.shape for it in outputs]:
         return []
-    return [it.budget for it in judgements]
+    return [it.branch for it in judgements]
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
@@ -256,13 +252,9 @@ def _rounding(output: Array) -> Array:
     return np.where(np.isfinite(size), _SPACINGS * epsilon * size, 0.0)
 
 
-def _agree(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Array]) -> bool:
-    right = map(Branch, expected, limits)
-    return _judged(expected, actual, (Budget(it.at, FACTOR) for it in right))
-
-
-def _judged(expected: Sequence[Array], actual: Sequence[Array], given: Iterable[Budget]) -> bool:
+def _judged(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Branch]) -> bool:
+    """Tell whether outputs are as expected, within limits."""
     names = [str(index) for index in range(len(expected))]
-    budgets = dict(zip(names, given, strict=True))
+    budgets = {name: Budget(it.at, FACTOR) for name, it in zip(names, limits, strict=True)}
     values = dict(zip(names, expected, strict=True))
     return largest_share(values, actual, budgets.__getitem__) <= 1
