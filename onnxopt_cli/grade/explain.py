@@ -132,12 +132,12 @@ class _Found:
     Attributes:
         names: of the mistakes.
         mistake: all of them in one implementation.
-        cases: places of the wrong cases.
+        cases: those of the wrong cases.
     """
 
     names: tuple[str, ...]
     mistake: Implementation
-    cases: frozenset[int] = frozenset()
+    cases: frozenset[Observation] = frozenset()
 
     def beside(self, base: _Found | None) -> _Found | None:
         """Return these mistakes after those of a base; None if they cannot be made at once."""
@@ -178,7 +178,7 @@ class _Search:
         self._untried: Counter[str] = Counter()
         self._found: list[_Found] = []
         self._possible: list[_Found] = []
-        self._ground: tuple[str, frozenset[int]] = ("", frozenset())
+        self._ground: tuple[str, frozenset[Observation]] = ("", frozenset())
         self._began = False
         self._tried_alone = False
         self._complete = False
@@ -187,8 +187,8 @@ class _Search:
         self.progress(f"explaining {self.operator.name}: {what}")
 
     @property
-    def _all(self) -> frozenset[int]:
-        return frozenset(range(len(self._wrong)))
+    def _all(self) -> frozenset[Observation]:
+        return frozenset(self._wrong)
 
     def alone(self, *, likely: bool) -> Iterator[None]:
         """Read the failing cases, and try each known mistake alone.
@@ -269,8 +269,7 @@ class _Search:
     ) -> Iterator[None]:
         """Look for what the failing cases have in common that no mistake reproduces."""
         cover = self._supported() if self._wrong else []
-        places = sorted(self._left(cover))
-        left = self._in_order(places)
+        left = self._in_order(self._left(cover))
         if not left or not self._complete:
             return
 
@@ -283,7 +282,7 @@ class _Search:
 
         self._tell("what failing cases have in common")
         samples: list[Sample] = []
-        for seen in (*left, *self._read_passed(), *self._in_order(self._all.difference(places))):
+        for seen in (*left, *self._read_passed(), *self._in_order(self._all.difference(left))):
             yield
             returned = seen.returned if len(samples) < len(left) else None
             samples.append(sample(seen.call, seen.right, returned))
@@ -294,8 +293,8 @@ class _Search:
             one, says = common_ground(samples, asking, several=True)
             if says is not None:
                 words = one
-                places = [at for at, it in zip(places, samples, strict=False) if says(it)]
-        self._ground = (words, frozenset(places) if words else frozenset())
+                left = [seen for seen, it in zip(left, samples, strict=False) if says(it)]
+        self._ground = (words, frozenset(left) if words else frozenset())
 
     def explanation(self, stopped: str) -> Explanation | None:
         """Return what the search has found; None if there was nothing to look for.
@@ -356,36 +355,38 @@ class _Search:
         strange = isinstance(seen, Observation) and seen.call.operator is not self.operator
         return "without formula" if strange else seen
 
-    def _try(self, trial: _Found, places: Iterable[int], first: int = _FIRST) -> Iterator[None]:
+    def _try(
+        self, trial: _Found, cases: Iterable[Observation], first: int = _FIRST
+    ) -> Iterator[None]:
         """Take note of what reproduces failing cases, and agrees with those that passed.
 
         Args:
             trial: the mistakes.
-            places: of failing cases of which they must reproduce some.
+            cases: failing cases of which they must reproduce some.
             first: how many of these are looked at; the others only if one of them is reproduced.
         """
         found = []
         # Where something reproduces everything, only its equals are worth naming beside it.
         whole = any(len(it.cases) == len(self._wrong) for it in self._found)
-        few = self._few(sorted(places), first)
-        for place in (*few, *sorted(self._all.difference(few))):
-            if reproduces(trial.mistake, self._wrong[place], self.judging):
-                found.append(place)
+        few = self._few(self._in_order(cases), first)
+        for seen in (*few, *self._in_order(self._all.difference(few))):
+            if reproduces(trial.mistake, seen, self.judging):
+                found.append(seen)
             elif whole:
                 return
-            elif place == few[-1] and not found:
+            elif seen is few[-1] and not found:
                 break
             yield
         if found and (yield from self._agrees(trial.mistake)):
             self._found.append(replace(trial, cases=frozenset(found)))
 
-    def _few(self, places: Sequence[int], count: int) -> list[int]:
+    def _few(self, cases: Sequence[Observation], count: int) -> Sequence[Observation]:
         """Return a few cases: what reproduces none of them, is not tried on others.
 
         They are of all sorts in the smaller half, where a case costs least.
         """
-        small = places[: max(count, len(places) // 2)]
-        return list(small[:: -(-len(small) // count)])
+        small = cases[: max(count, len(cases) // 2)]
+        return small[:: -(-len(small) // count)]
 
     def _agrees(
         self, mistake: Implementation, most: int | None = None
@@ -406,12 +407,13 @@ class _Search:
                 self._right.append(seen)
                 yield seen
 
-    def _in_order(self, places: Iterable[int]) -> list[Observation]:
+    def _in_order(self, cases: Iterable[Observation]) -> list[Observation]:
         """Return some of the wrong cases, the smallest first."""
-        return [self._wrong[place] for place in sorted(places)]
+        chosen = frozenset(cases)
+        return [it for it in self._wrong if it in chosen]
 
-    def _left(self, found: Iterable[_Found]) -> frozenset[int]:
-        """Return the places of the wrong cases that none of these reproduces."""
+    def _left(self, found: Iterable[_Found]) -> frozenset[Observation]:
+        """Return the wrong cases that none of these reproduces."""
         return self._all.difference(*(it.cases for it in found))
 
     def _cover(self, without: frozenset[str] = frozenset()) -> list[_Found]:
@@ -423,12 +425,8 @@ class _Search:
         cover: list[_Found] = []
         left = self._all
         usable = [it for it in self._found if not without.intersection(it.names)]
-        while usable and left:
-            gains = [len(it.cases & left) for it in usable]
-            best = max(gains)
-            if not best:
-                break
-            alike = [it for it, gain in zip(usable, gains, strict=True) if gain == best]
+        while best := max((len(it.cases & left) for it in usable), default=0):
+            alike = [it for it in usable if len(it.cases & left) == best]
             chosen = min(alike, key=self._cost)
             cover.append(replace(chosen, cases=chosen.cases & left))
             left -= chosen.cases
@@ -461,12 +459,12 @@ class _Search:
             # All of these are affected.
             return True
         having = self._all - self._left(mine)
-        affected = [
-            place
-            for place, seen in enumerate(self._wrong)
+        affected = {
+            seen
+            for seen in self._wrong
             if mistake and not conforms(mistake.run(seen.call), seen, self.judging)
-        ]
-        return 2 * len(having.intersection(affected)) >= len(affected)
+        }
+        return 2 * len(having & affected) >= len(affected)
 
     def _causes(self, cover: Sequence[_Found]) -> tuple[tuple[Cause, ...], Counter[str]]:
         """Return what a cover says, and the errors that nothing in it accounts for."""
