@@ -197,16 +197,14 @@ def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
             yield content
 
 
-def _computed(outputs: Sequence[Value], content: Content) -> set[int]:
-    """Return the places of the outputs that are neither constant nor inputs."""
-    expected = list((content.expected or {}).values())
-    return {
-        place
-        for place, (value, right) in enumerate(zip(outputs, expected, strict=False))
-        if isinstance(value, np.ndarray)
+def _computed(outputs: Sequence[Value], content: Content) -> bool:
+    """Tell whether an output is neither a constant nor an input."""
+    return any(
+        isinstance(value, np.ndarray)
         and describe(value) == describe(right)
         and (_varies(value, content) if value.size > 1 else _is_new(value, content))
-    }
+        for value, right in zip(outputs, (content.expected or {}).values(), strict=False)
+    )
 
 
 def _varies(value: Array, content: Content) -> bool:
