@@ -86,14 +86,11 @@ def planted_page(found: Sequence[Planted]) -> Iterable[RenderableType]:
 
 def _caught(found: Sequence[Planted]) -> tuple[str, str, str]:
     """Return how many errors there are, and the shares that the tolerances catch."""
-
-    def share(caught: int) -> str:
-        return f"{math.floor(1000 * caught / len(found)) / 10:g} %"
-
     if not found:
         return "", "", ""
-    ours = sum(it.conditioned for it in found)
-    return str(len(found)), share(sum(it.onnx for it in found)), share(ours)
+    caught = sum(it.onnx for it in found), sum(it.conditioned for it in found)
+    onnx, ours = (f"{math.floor(1000 * it / len(found)) / 10:g} %" for it in caught)
+    return str(len(found)), onnx, ours
 
 
 def planted_json(found: Sequence[Planted]) -> str:
