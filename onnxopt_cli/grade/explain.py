@@ -244,7 +244,7 @@ class _Search:
         """Return pairs of possible mistakes that a person would name.
 
         Args:
-            seen: whether only mistakes of the operator's own will do that programs are known for.
+            seen: whether only those of its own mistakes count that programs are known to make.
         """
         own = {it.name for it in self.operator.deviations if it.seen_in or not seen}
         chosen = [it for it in self._possible if it.mistake.name in own]
@@ -258,7 +258,7 @@ class _Search:
         """Try mistakes, alone or beside what reproduces something, on what is left."""
         for base in bases:
             for number, mistake in enumerate(mistakes):
-                self._tell(f"{number} of {len(mistakes)} {what} more")
+                self._tell(f"{number} of {len(mistakes)} more {what}")
                 yield
                 left = self._left(self._found)
                 if left and (both_at_once := mistake.beside(base)):

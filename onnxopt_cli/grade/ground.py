@@ -273,20 +273,19 @@ class _Ground:
         if not wrong:
             self._pairs = self._pairs[:0]
             return
-        everything = np.concatenate([*wrong, *right])
+        bad = np.concatenate(wrong)
         seen: dict[str, list[float]] = {}
         for name, place in self._places.items():
-            values = np.unique(np.concatenate(wrong)[:, place])
+            values = np.unique(bad[:, place])
             if np.all(np.isfinite(values)) and np.all(values == np.round(values)):
                 seen[name] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
         known = sorted(traits(self._node, seen), key=lambda it: it.cost)
-        columns = self._columns(known, everything)
-        ends = np.cumsum([len(it) for it in wrong])
-        holds = [part.any(axis=0) for part in np.split(columns[: ends[-1]], ends[:-1])]
+        columns = self._columns(known, bad)
+        ends = np.cumsum([len(it) for it in wrong])[:-1]
+        holds = [part.any(axis=0) for part in np.split(columns, ends)]
         kept = np.flatnonzero(np.any(holds, axis=0) if self._several else np.all(holds, axis=0))
-        self._known, columns = [known[at] for at in kept], columns[:, kept]
-        parts = np.split(columns[: ends[-1]], ends[:-1])
-        passed = _unique(columns[ends[-1] :])
+        self._known, parts = [known[at] for at in kept], np.split(columns[:, kept], ends)
+        passed = _unique(self._columns(self._known, np.concatenate([bad[:0], *right])))
         alive = self._hold([*map(_unique, parts)], passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
@@ -326,9 +325,11 @@ class _Ground:
         return [np.maximum.reduce(each) for each in zip(*outputs, strict=True)]
 
     def _columns(self, known: Sequence[Trait], rows: Array) -> Array:
+        found = np.empty((len(rows), len(known)), bool)
         with np.errstate(all="ignore"):
-            found = [np.asarray(it.holds(rows[:, self._places[it.feature]])) for it in known]
-        return np.stack(found, axis=1)
+            for column, it in zip(found.T, known, strict=True):
+                column[:] = it.holds(rows[:, self._places[it.feature]])
+        return found
 
     def _fill_pool(self) -> None:
         """Draw further inputs, most near to failing ones."""
