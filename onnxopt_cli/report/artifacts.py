@@ -69,17 +69,16 @@ def write_artifacts(
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
     folders = {it.name: folder / free(_file_name(it.name)) for it in record.backends}
-    made: set[str] = set()
+    made: set[Path] = set()
     for result in failed:
         files = _files(result, cases.get(result.case), judging)
         files["README.txt"] = _readme(result, record).encode()
         backend = folders[result.backend]
         target = backend / f"test_{free(_file_name(result.case), backend.name)}"
         try:
-            if backend.name not in made:
-                # No other run may have made it meanwhile.
-                backend.mkdir()
-                made.add(backend.name)
+            # No other run may have made it meanwhile.
+            backend.mkdir(exist_ok=backend in made)
+            made.add(backend)
             for part, data in files.items():
                 path = target / part
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -70,8 +70,7 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
         for key in dict.fromkeys([*after, *before])
         for change in _changes(before.get(key), after.get(key))
     ]
-    order = list(Direction)
-    return sorted(changes, key=lambda change: order.index(change.direction))
+    return sorted(changes, key=lambda change: [*Direction].index(change.direction))
 
 
 def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Change]:

@@ -150,20 +150,18 @@ def failure_panel(
         note: what stands below it.
         more: a command that shows more of what is wrong.
     """
-    parts: list[RenderableType] = []
-    if about:
-        parts.append(Text(printable(about if whole else clipped(about, _ABOUT)), style="italic"))
-    if result.outcome is Outcome.INVALID:
-        # The file is to blame, and is what to open.
-        parts.append(Text(printable(str(result.location)), style="bold"))
+    # Where the file is to blame, it is what to open.
+    place = str(result.location) if result.outcome is Outcome.INVALID else ""
     message = diff_text.remark(result, "" if whole else "-v shows them")
-    if message:
-        parts.append(Text(printable(message, lines=True)))
-    if result.expectation:
-        parts.append(Text(printable(result.expectation), style="yellow"))
-    if result.printed:
-        lines = result.printed.splitlines()
-        parts.append(Text("\n".join(lines if whole else lines[-_ELEMENTS:]), style="dim"))
+    printed = result.printed.splitlines()
+    told = (
+        (printable(about if whole else clipped(about, _ABOUT)), "italic"),
+        (printable(place), "bold"),
+        (printable(message, lines=True), ""),
+        (printable(result.expectation), "yellow"),
+        ("\n".join(printed if whole else printed[-_ELEMENTS:]), "dim"),
+    )
+    parts: list[RenderableType] = [Text(text, style) for text, style in told if text]
     wrong = [diff for diff in result.diffs if not diff.agrees]
     shown = wrong if whole else sorted(wrong, key=partial(_worst, message))[:1]
     for diff in shown:
@@ -286,8 +284,7 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     bad = {row: sum(counts[*row, it] for it in outcomes if it not in HARMLESS) for row in rows}
     shown = rows
     if len(rows) > _FEW:
-        most = sorted((row for row in rows if bad[row]), key=lambda row: -bad[row])[:_FEW]
-        shown = [row for row in rows if row in most]
+        shown = sorted(sorted(filter(bad.get, rows), key=lambda row: -bad[row])[:_FEW])
     if not shown:
         return None
     named = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
