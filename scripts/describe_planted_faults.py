@@ -243,6 +243,11 @@ def draw_call(operator, random):
     )
 
 
+def limits(call):
+    """Return what is right of a node's outputs, and how far off it may be."""
+    return [it.branch for it in bound(call)]
+
+
 def examine(operator, trials, seed):
     """Return what is said of a fault: its words, the sentence, precision and recall."""
     random = Random(seed)
@@ -251,7 +256,7 @@ def examine(operator, trials, seed):
         samples = [sample(call, right, fault.outputs(call)) for call, right in trials]
         if any(it.failed for it in samples):
             break
-    words, says = common_ground(operator, samples, fault.outputs)
+    words, says = common_ground(samples, fault.outputs)
     if says is None:
         return fault.words, words, None, None
     failing, passing = [], []
@@ -269,7 +274,7 @@ def examine(operator, trials, seed):
             break
     said, failed = [], []
     for call in (*failing, *passing):
-        fresh = sample(call, bound(call), fault.outputs(call))
+        fresh = sample(call, limits(call), fault.outputs(call))
         said.append(says(fresh))
         failed.append(fresh.failed)
     both = sum(a and b for a, b in zip(said, failed, strict=True))
@@ -289,8 +294,8 @@ def main() -> int:
     for operator in OPERATORS:
         if options.operators and operator.name not in options.operators:
             continue
-        calls = [it.call for it in trials[operator.name] if it.elements < 10_000]
-        known = [(call, bound(call)) for call in calls]
+        calls = [it.call for it in trials[operator.name] if it.call.size < 10_000]
+        known = [(call, limits(call)) for call in calls]
         seeds = range(options.seed * 100_000, options.seed * 100_000 + options.faults)
 
         def one(seed, operator=operator, known=known):

@@ -54,20 +54,19 @@ class AuditedCase:
         case: its id.
         call: the node and its inputs.
         key: the outputs and how far off they may be.
-        elements: number of elements of all tensors.
     """
 
     case: str
     call: Call[Array]
     key: AnswerKey
-    elements: int
 
     @property
     def turn(self) -> tuple[bool, int]:
         """Sorts first what rejects most: many elements in double, of those that take no time."""
         doubles = all(getattr(it, "dtype", None) == np.float64 for it in self.key.outputs.values())
-        first = doubles and self.elements <= _LARGE
-        return not first, -self.elements if first else self.elements
+        elements = self.call.size
+        first = doubles and elements <= _LARGE
+        return not first, -elements if first else elements
 
     def excess(self, outputs: Sequence[Array]) -> float:
         """Return the largest share of its limit that an output uses; over 1 is a rejection."""
@@ -181,9 +180,9 @@ def find_trials(
         if key.contradictions:
             problems.append(Problem(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
-            trials[call.operator.name].append(AuditedCase(case.id, call, key, call.size))
+            trials[call.operator.name].append(AuditedCase(case.id, call, key))
     for mine in trials.values():
-        mine.sort(key=lambda trial: trial.elements)
+        mine.sort(key=lambda trial: trial.call.size)
     return trials, problems
 
 
@@ -221,8 +220,8 @@ def audit(
     present = [operator for operator in OPERATORS if trials[operator.name]]
     tasks: list[Task] = []
     for operator in present:
-        for kind, implementations in _implementations(operator).items():
-            tasks += [(operator, kind, index) for index in range(len(implementations))]
+        for kind, implementations in KINDS.items():
+            tasks += [(operator, kind, index) for index in range(len(implementations(operator)))]
         # By now all limits are known.
         tasks.append((operator, WEAK, 0))
     if shard:
@@ -258,44 +257,29 @@ def outcome(
             for output, judgement in trial.key.formula.judgements.items()
             if (elements := judgement.weak)
         ]
-    one = implementation(task)
-    if kind == "right":
-        return Verdict(one.name, one.about, tuple(it.excess(one.run(it.call)) for it in mine))
-    return _of_wrong(operator, one, mine, thorough=thorough)
+    one, wrong = implementation(task), kind != "right"
+    excess: list[float | None] = [None] * len(mine)
+    largest, rejections = 0.0, 0
+    for index in sorted(range(len(mine)), key=lambda it: mine[it].turn):
+        # A right one is put to all cases.
+        if wrong and rejections > 1 and mine[index].call.size > _LARGE:
+            continue
+        if wrong and largest > _CLEAR and not thorough:
+            break
+        excess[index] = share = mine[index].excess(one.run(mine[index].call))
+        largest, rejections = max(largest, share), rejections + (share > 1)
+    same, apart = False, None
+    if wrong and not rejections:
+        same = equivalent(operator, one)
+        apart = None if same else distinguishing_input(operator, one)
+    return Verdict(one.name, one.about, tuple(excess), same, apart)
 
 
 def implementation(task: Task) -> Implementation:
     """Return the implementation that a task is about."""
     operator, kind, index = task
-    return _implementations(operator)[kind][index]
+    return KINDS[kind](operator)[index]
 
 
-#: Of implementations, as fields of a grade.
-KINDS = ("named", "automatic", "right")
-
-
-def _implementations(operator: Operator) -> dict[str, tuple[Implementation, ...]]:
-    return dict(
-        zip(KINDS, (deviations(operator), mutants(operator), variants(operator)), strict=True)
-    )
-
-
-def _of_wrong(
-    operator: Operator,
-    implementation: Implementation,
-    trials: Sequence[AuditedCase],
-    *,
-    thorough: bool,
-) -> Verdict:
-    excess: list[float | None] = [None] * len(trials)
-    largest, rejections = 0.0, 0
-    for index in sorted(range(len(trials)), key=lambda it: trials[it].turn):
-        if rejections > 1 and trials[index].elements > _LARGE:
-            continue
-        if largest > _CLEAR and not thorough:
-            break
-        excess[index] = share = trials[index].excess(implementation.run(trials[index].call))
-        largest, rejections = max(largest, share), rejections + (share > 1)
-    same = not rejections and equivalent(operator, implementation)
-    apart = None if rejections or same else distinguishing_input(operator, implementation)
-    return Verdict(implementation.name, implementation.about, tuple(excess), same, apart)
+#: Of implementations, as fields of a grade: what returns those of an operator.
+KINDS = {"named": deviations, "automatic": mutants, "right": variants}

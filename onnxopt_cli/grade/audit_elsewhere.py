@@ -75,10 +75,6 @@ def outcomes(
         if name := operators.get(case.id):
             items[name].append(item)
             files[name] += [path for path in paths if path not in files[name][-1:]]
-
-    def read(place: int, answer: Any) -> Verdict | Sequence[Weak]:
-        return _outcome_from_json(answer, tasks[place])
-
     opener = f"{__name__}:open_audit"
     with closing(Crew(cluster, opener, (items, judging, thorough))) as crew:
         crew.ready()
@@ -87,7 +83,7 @@ def outcomes(
         answers = crew.spread(
             "outcomes",
             named,
-            read,
+            lambda place, answer: _outcome_from_json(answer, tasks[place]),
             lambda place: files[named[place][0]],
             part=lambda place: named[place][0],
         )

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
+from operator import attrgetter
 from time import monotonic
 
 import numpy as np
@@ -84,33 +85,33 @@ def explain(
             Without it, further inputs cannot tell what failing cases have in common.
     """
     end = monotonic() + seconds
-    searches = list(_searches(results, cases, judging or JudgeOptions()))
+    searches = list(_searches(results, cases, judging or JudgeOptions(), progress))
     for likely in (True, False):
-        _share([search.alone(likely=likely) for search in searches], end, progress)
-        _share([search.together(likely=likely) for search in searches], end, progress)
-    _share([search.described(ask) for search in searches], end, progress)
+        _share([search.alone(likely=likely) for search in searches], end)
+        _share([search.together(likely=likely) for search in searches], end)
+    _share([search.described(ask) for search in searches], end)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     found = (search.explanation(stopped) for search in searches)
     return [it for it in found if it is not None]
 
 
-def _share(tasks: Sequence[Iterator[str]], end: float, progress: Callable[[str], None]) -> None:
+def _share(tasks: Sequence[Iterator[None]], end: float) -> None:
     """Go on with each task in turn, each for an equal part of the time that is left."""
     while tasks and monotonic() < end:
         unfinished = []
         for place, task in enumerate(tasks):
             now = monotonic()
             until = now + (end - now) / (len(tasks) - place)
-            for doing in task:
-                progress(doing)
-                if monotonic() >= until:
-                    unfinished.append(task)
-                    break
+            if any(monotonic() >= until for _ in task):
+                unfinished.append(task)
         tasks = unfinished
 
 
 def _searches(
-    results: Sequence[Result], cases: Mapping[str, Case], judging: JudgeOptions
+    results: Sequence[Result],
+    cases: Mapping[str, Case],
+    judging: JudgeOptions,
+    progress: Callable[[str], None],
 ) -> Iterator[_Search]:
     known: dict[tuple[str, ...], Operator] = {(operator.name,): operator for operator in OPERATORS}
     groups: dict[tuple[str, Operator], list[Result]] = {}
@@ -121,7 +122,7 @@ def _searches(
             groups.setdefault((result.backend, operator), []).append(result)
     for (backend, operator), group in groups.items():
         if any(it.outcome is Outcome.FAIL and returned_arrays(it) for it in group):
-            yield _Search(backend, operator, group, cases, judging)
+            yield _Search(backend, operator, group, cases, judging, progress)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,51 +132,65 @@ class _Found:
     Attributes:
         names: of the mistakes.
         mistake: all of them in one implementation.
-        cases: places of the wrong cases.
+        cases: those of the wrong cases.
     """
 
     names: tuple[str, ...]
     mistake: Implementation
-    cases: frozenset[int]
+    cases: frozenset[Observation] = frozenset()
+
+    def beside(self, base: _Found | None) -> _Found | None:
+        """Return these mistakes after those of a base; None if they cannot be made at once."""
+        if base is None:
+            return self
+        names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)
+        return _Found(names, mistake) if mistake and len({*names}) == len(names) else None
 
 
+@dataclass(eq=False)
 class _Search:
     """The search for what explains the failures of a backend in an operator.
 
-    What takes long is an iterator over small steps, of which each says what it is at.
+    What takes long is an iterator over small steps.
+
+    Attributes:
+        backend: the backend's name.
+        operator: the operator.
+        results: those of the backend in the operator.
+        cases: the cases by id.
+        judging: how the run judged outputs.
+        progress: called with what is going on.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        operator: Operator,
-        results: Sequence[Result],
-        cases: Mapping[str, Case],
-        judging: JudgeOptions,
-    ) -> None:
-        self._backend = backend
-        self._operator = operator
-        self._failing = [it for it in results if it.failing]
-        passed = sorted(filter(_is_right, results), key=_elements)
+    backend: str
+    operator: Operator
+    results: Sequence[Result]
+    cases: Mapping[str, Case]
+    judging: JudgeOptions
+    progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        passed = sorted(filter(_is_right, self.results), key=_elements)
         self._passed = [it for it in passed if _elements(it) <= _MOST_ELEMENTS]
-        self._cases = cases
-        self._judging = judging
         self._wrong: list[Observation] = []
         self._refused: list[Observation] = []
         self._right: list[Observation] = []
         self._untried: Counter[str] = Counter()
         self._found: list[_Found] = []
-        self._possible: list[Implementation] = []
-        self._ground: tuple[str, frozenset[int]] = ("", frozenset())
+        self._possible: list[_Found] = []
+        self._ground: tuple[str, frozenset[Observation]] = ("", frozenset())
         self._began = False
         self._tried_alone = False
         self._complete = False
 
-    @property
-    def _all(self) -> frozenset[int]:
-        return frozenset(range(len(self._wrong)))
+    def _tell(self, what: str) -> None:
+        self.progress(f"explaining {self.operator.name}: {what}")
 
-    def alone(self, *, likely: bool) -> Iterator[str]:
+    @property
+    def _all(self) -> frozenset[Observation]:
+        return frozenset(self._wrong)
+
+    def alone(self, *, likely: bool) -> Iterator[None]:
         """Read the failing cases, and try each known mistake alone.
 
         Args:
@@ -184,108 +199,102 @@ class _Search:
         if likely:
             yield from self._read_failing()
             self._began = True
-        known = [it for it in all_deviations(self._operator) if self._is_likely(it) is likely]
+        known = [it for it in all_deviations(self.operator) if self._is_likely(it) is likely]
         for number, mistake in enumerate(known if self._wrong else ()):
-            doing = f"explaining {self._operator.name}: {number} of {len(known)} mistakes"
-            yield doing
-            if (yield from self._agrees(mistake, doing, _FIRST)):
-                self._possible.append(mistake)
+            self._tell(f"{number} of {len(known)} mistakes")
+            yield
+            if (yield from self._agrees(mistake, _FIRST)):
+                self._possible.append(_Found((mistake.name,), mistake))
                 first = _FIRST_LIKELY if likely else _FIRST
-                yield from self._try((mistake.name,), mistake, self._all, doing, first)
+                yield from self._try(self._possible[-1], self._all, first)
         if not likely:
             self._tried_alone = True
             self._complete = not self._left(self._found)
 
     def _is_likely(self, mistake: Implementation) -> bool:
         """Tell whether a mistake is the operator's own, or one of what many programs lack."""
-        own = mistake.name in {it.name for it in self._operator.deviations}
-        unread = any(mistake.name.startswith(it) for it in self._unread)
-        return own or unread or mistake.precision == np.float32
+        own = mistake.name in {it.name for it in self.operator.deviations}
+        return own or mistake.name.startswith(self._unread) or mistake.precision == np.float32
 
     @property
-    def _unread(self) -> list[str]:
-        """How mistakes begin of what has no argument for an attribute, so never reads it."""
-        return [f"{it.name} taken as" for it in self._operator.attributes]
+    def _unread(self) -> tuple[str, ...]:
+        """How the names begin of mistakes that never read an attribute."""
+        return tuple(f"{it.name} taken as" for it in self.operator.attributes)
 
-    def together(self, *, likely: bool) -> Iterator[str]:
+    def together(self, *, likely: bool) -> Iterator[None]:
         """Try several known mistakes at once, where single ones leave something unexplained."""
         if not self._wrong or not (likely or self._tried_alone):
             return
         if not self._found and not likely:
-            yield from self._pairs([None])
+            yield from self._try_beside([None], self._pairs(), "pairs")
         for _ in range(_DEPTH):
             before = len(self._found)
             bases = self._cover()
             # What reproduces few cases may have been overlooked while there were many.
-            for base in [*bases, None] if bases else []:
-                for number, other in enumerate(self._possible):
-                    doing = f"explaining {self._operator.name}: {number} more mistakes"
-                    yield from self._try_beside(base, (other.name,), other, doing)
+            yield from self._try_beside([*bases, None] if bases else [], self._possible, "mistakes")
             if len(self._found) == before:
                 break
         if self._found and self._left(self._found) and not likely:
-            yield from self._pairs([None, *self._cover()[:1]])
+            # Beside others, only what programs are known to do.
+            pairs = self._pairs(seen=True)
+            yield from self._try_beside([None, *self._cover()[:1]], pairs, "pairs")
         self._complete = not likely
 
-    def _pairs(self, bases: Sequence[_Found | None]) -> Iterator[str]:
-        """Try two mistakes at once, alone or beside what reproduces something."""
-        # Beside others, only what programs are known to do.
-        own = {it.name for it in self._operator.deviations if it.seen_in or len(bases) == 1}
-        chosen = [it for it in self._possible if it.name in own]
-        unread = [it for it in self._possible if it.name.startswith(tuple(self._unread))]
+    def _pairs(self, *, seen: bool = False) -> list[_Found]:
+        """Return pairs of possible mistakes that a person would name.
+
+        Args:
+            seen: whether only those of its own mistakes count that programs are known to make.
+        """
+        own = {it.name for it in self.operator.deviations if it.seen_in or not seen}
+        chosen = [it for it in self._possible if it.mistake.name in own]
+        unread = [it for it in self._possible if it.mistake.name.startswith(self._unread)]
         couples = [*product(unread, chosen), *combinations(chosen, 2)]
-        for number, (base, couple) in enumerate(product(bases, couples)):
-            doing = f"explaining {self._operator.name}: {number} of {len(couples)} pairs"
-            names = (couple[0].name, couple[1].name)
-            yield from self._try_beside(base, names, both(*couple), doing)
+        return [*filter(None, (second.beside(first) for first, second in couples))]
 
     def _try_beside(
-        self,
-        base: _Found | None,
-        names: tuple[str, ...],
-        mistake: Implementation | None,
-        doing: str,
-    ) -> Iterator[str]:
-        """Try a mistake, alone or beside what reproduces something, on what is left."""
-        yield doing
-        if base is not None:
-            names, mistake = (*base.names, *names), mistake and both(base.mistake, mistake)
-        left = self._left(self._found)
-        if mistake is not None and left and len(set(names)) == len(names):
-            yield from self._try(names, mistake, left, doing)
+        self, bases: Sequence[_Found | None], mistakes: Sequence[_Found], what: str
+    ) -> Iterator[None]:
+        """Try mistakes, alone or beside what reproduces something, on what is left."""
+        for base in bases:
+            for number, mistake in enumerate(mistakes):
+                self._tell(f"{number} of {len(mistakes)} more {what}")
+                yield
+                left = self._left(self._found)
+                if left and (both_at_once := mistake.beside(base)):
+                    yield from self._try(both_at_once, left)
 
     def described(
         self, ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None
-    ) -> Iterator[str]:
+    ) -> Iterator[None]:
         """Look for what the failing cases have in common that no mistake reproduces."""
         cover = self._supported() if self._wrong else []
-        places = sorted(self._left(cover))
-        left = self._in_order(places)
+        left = self._in_order(self._left(cover))
         if not left or not self._complete:
             return
 
         def asking(call: Call[Array]) -> Sequence[Array] | None:
             """Ask the backend; what is explained is nothing more to explain, and as if right."""
-            returned = ask(self._backend, call) if ask else None
+            returned = ask(self.backend, call) if ask else None
             if returned and any(returns(it.mistake, call, returned) for it in cover):
                 return evaluate(call)
             return returned
 
-        doing = f"explaining {self._operator.name}: what failing cases have in common"
+        self._tell("what failing cases have in common")
         samples: list[Sample] = []
-        for seen in (*left, *self._read_passed(), *self._in_order(self._all.difference(places))):
-            yield doing
+        for seen in (*left, *self._read_passed(), *self._in_order(self._all.difference(left))):
+            yield
             returned = seen.returned if len(samples) < len(left) else None
             samples.append(sample(seen.call, seen.right, returned))
-        words, says = common_ground(self._operator, list(samples), asking if ask else None)
+        words, says = common_ground(samples, asking if ask else None)
         if says is None and ask:
             # There may be several reasons.
-            yield doing
-            one, says = common_ground(self._operator, list(samples), asking, several=True)
+            yield
+            one, says = common_ground(samples, asking, several=True)
             if says is not None:
                 words = one
-                places = [at for at, it in zip(places, samples, strict=False) if says(it)]
-        self._ground = (words, frozenset(places) if words else frozenset())
+                left = [seen for seen, it in zip(left, samples, strict=False) if says(it)]
+        self._ground = (words, frozenset(left) if words else frozenset())
 
     def explanation(self, stopped: str) -> Explanation | None:
         """Return what the search has found; None if there was nothing to look for.
@@ -294,10 +303,10 @@ class _Search:
             stopped: says when the search was stopped, if it was.
         """
         if not self._began:
-            failing = Counter(str(it.outcome) for it in self._failing)
+            failing = Counter(str(it.outcome) for it in self.results if it.failing)
             others = {"not tried": failing}
             note = f"{UNEXPLAINED}, {stopped}"
-            return Explanation(self._backend, self._operator.name, (), others, note, False)
+            return Explanation(self.backend, self.operator.name, (), others, note, False)
         if not self._wrong:
             return None
         cover = self._supported()
@@ -309,8 +318,7 @@ class _Search:
             left -= common
         others = {UNEXPLAINED: Counter({"fail": len(left)})} if left else {}
         if cover:
-            others["not reproduced"] = errors
-            others["not tried"] = self._untried
+            others |= {"not reproduced": errors, "not tried": self._untried}
         else:
             others["not tried"] = self._untried + errors
         if cover:
@@ -323,11 +331,12 @@ class _Search:
             note = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
         else:
             note = f"{stopped}, before all known mistakes were tried; none so far reproduces"
-        return Explanation(self._backend, self._operator.name, causes, others, note, self._complete)
+        return Explanation(self.backend, self.operator.name, causes, others, note, self._complete)
 
-    def _read_failing(self) -> Iterator[str]:
+    def _read_failing(self) -> Iterator[None]:
         """Read the cases that failed, and count those that nothing can be tried on."""
-        for result in self._failing:
+        self._tell("reading failing cases")
+        for result in filter(attrgetter("failing"), self.results):
             seen: Observation | str = str(result.outcome)
             if _elements(result) > _MOST_ELEMENTS:
                 seen = "large"
@@ -337,63 +346,56 @@ class _Search:
                 self._untried[seen] += 1
             else:
                 (self._wrong if seen.returned else self._refused).append(seen)
-            yield f"explaining {self._operator.name}"
+            yield
         # Small cases first: they cost least.
         self._wrong.sort(key=lambda it: it.call.size)
 
     def _evidence(self, result: Result) -> Observation | str:
-        seen = observe(result, self._cases.get(result.case), self._judging)
-        strange = isinstance(seen, Observation) and seen.call.operator is not self._operator
+        seen = observe(result, self.cases.get(result.case), self.judging)
+        strange = isinstance(seen, Observation) and seen.call.operator is not self.operator
         return "without formula" if strange else seen
 
     def _try(
-        self,
-        names: tuple[str, ...],
-        mistake: Implementation,
-        places: Iterable[int],
-        doing: str,
-        first: int = _FIRST,
-    ) -> Iterator[str]:
+        self, trial: _Found, cases: Iterable[Observation], first: int = _FIRST
+    ) -> Iterator[None]:
         """Take note of what reproduces failing cases, and agrees with those that passed.
 
         Args:
-            names: of the mistakes.
-            mistake: all of them in one.
-            places: of failing cases of which it must reproduce some.
-            doing: what the search is at.
+            trial: the mistakes.
+            cases: failing cases of which they must reproduce some.
             first: how many of these are looked at; the others only if one of them is reproduced.
         """
         found = []
         # Where something reproduces everything, only its equals are worth naming beside it.
         whole = any(len(it.cases) == len(self._wrong) for it in self._found)
-        few = self._few(sorted(places), first)
-        for place in (*few, *sorted(self._all.difference(few))):
-            if reproduces(mistake, self._wrong[place], self._judging):
-                found.append(place)
+        few = self._few(self._in_order(cases), first)
+        for seen in (*few, *self._in_order(self._all.difference(few))):
+            if reproduces(trial.mistake, seen, self.judging):
+                found.append(seen)
             elif whole:
                 return
-            elif place == few[-1] and not found:
+            elif seen is few[-1] and not found:
                 break
-            yield doing
-        if found and (yield from self._agrees(mistake, doing)):
-            self._found.append(_Found(names, mistake, frozenset(found)))
+            yield
+        if found and (yield from self._agrees(trial.mistake)):
+            self._found.append(replace(trial, cases=frozenset(found)))
 
-    def _few(self, places: Sequence[int], count: int) -> list[int]:
+    def _few(self, cases: Sequence[Observation], count: int) -> Sequence[Observation]:
         """Return a few cases: what reproduces none of them, is not tried on others.
 
         They are of all sorts in the smaller half, where a case costs least.
         """
-        small = places[: max(count, len(places) // 2)]
-        return list(small[:: -(-len(small) // count)])
+        small = cases[: max(count, len(cases) // 2)]
+        return small[:: -(-len(small) // count)]
 
     def _agrees(
-        self, mistake: Implementation, doing: str, most: int | None = None
-    ) -> Generator[str, None, bool]:
+        self, mistake: Implementation, most: int | None = None
+    ) -> Generator[None, None, bool]:
         """Tell whether a mistake fails nothing that the backend has passed."""
         for seen in islice(self._read_passed(), most):
-            if not agrees_with(mistake, seen, self._judging):
+            if not agrees_with(mistake, seen, self.judging):
                 return False
-            yield doing
+            yield
         return True
 
     def _read_passed(self) -> Iterator[Observation]:
@@ -405,12 +407,13 @@ class _Search:
                 self._right.append(seen)
                 yield seen
 
-    def _in_order(self, places: Iterable[int]) -> list[Observation]:
+    def _in_order(self, cases: Iterable[Observation]) -> list[Observation]:
         """Return some of the wrong cases, the smallest first."""
-        return [self._wrong[place] for place in sorted(places)]
+        chosen = frozenset(cases)
+        return [it for it in self._wrong if it in chosen]
 
-    def _left(self, found: Iterable[_Found]) -> frozenset[int]:
-        """Return the places of the wrong cases that none of these reproduces."""
+    def _left(self, found: Iterable[_Found]) -> frozenset[Observation]:
+        """Return the wrong cases that none of these reproduces."""
         return self._all.difference(*(it.cases for it in found))
 
     def _cover(self, without: frozenset[str] = frozenset()) -> list[_Found]:
@@ -422,12 +425,8 @@ class _Search:
         cover: list[_Found] = []
         left = self._all
         usable = [it for it in self._found if not without.intersection(it.names)]
-        while usable and left:
-            gains = [len(it.cases & left) for it in usable]
-            best = max(gains)
-            if not best:
-                break
-            alike = [it for it, gain in zip(usable, gains, strict=True) if gain == best]
+        while best := max((len(it.cases & left) for it in usable), default=0):
+            alike = [it for it in usable if len(it.cases & left) == best]
             chosen = min(alike, key=self._cost)
             cover.append(replace(chosen, cases=chosen.cases & left))
             left -= chosen.cases
@@ -453,19 +452,19 @@ class _Search:
             without |= doubtful
 
     def _shows(self, name: str) -> bool:
-        mistake = named(self._operator, name)
+        mistake = named(self.operator, name)
         mine = [it for it in self._found if name in it.names]
         not_alone = self._left(it for it in mine if len(it.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):
             # All of these are affected.
             return True
         having = self._all - self._left(mine)
-        affected = [
-            place
-            for place, seen in enumerate(self._wrong)
-            if mistake and not conforms(mistake.run(seen.call), seen, self._judging)
-        ]
-        return 2 * len(having.intersection(affected)) >= len(affected)
+        affected = {
+            seen
+            for seen in self._wrong
+            if mistake and not conforms(mistake.run(seen.call), seen, self.judging)
+        }
+        return 2 * len(having & affected) >= len(affected)
 
     def _causes(self, cover: Sequence[_Found]) -> tuple[tuple[Cause, ...], Counter[str]]:
         """Return what a cover says, and the errors that nothing in it accounts for."""
@@ -480,9 +479,8 @@ class _Search:
         for it in cover:
             words = f"{' and '.join(map(repr, it.names))}{_seen_in(it.mistake)}"
             add(words + self._alike(it), it)
-        refusing = self._refusing(errors) if cover else None
-        if refusing is not None:
-            add(repr(refusing.name), _Found((refusing.name,), refusing, frozenset()))
+        if cover and (refusing := self._refusing(errors)):
+            add(repr(*refusing.names), refusing)
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _alike(self, found: _Found) -> str:
@@ -495,20 +493,21 @@ class _Search:
             and it.mistake.precision is found.mistake.precision
             and found.cases <= it.cases
         ]
-        others = len(distinct(self._operator, [found.mistake, *same[:_ALIKE]])) - 1
+        others = len(distinct(self.operator, [found.mistake, *same[:_ALIKE]])) - 1
         return f" (or {others} more that do the same here)" if others and self._complete else ""
 
-    def _refusing(self, errors: Sequence[Observation]) -> Implementation | None:
+    def _refusing(self, errors: Sequence[Observation]) -> _Found | None:
         """Return the mistake that refuses most of what the backend refused, and nothing else."""
         best, most = None, 1
-        for mistake in self._possible:
+        for trial in self._possible:
+            mistake = trial.mistake
             count = sum(refuses(mistake, seen) for seen in errors)
             if (
                 count > most
                 and not any(refuses(mistake, seen) for seen in self._wrong)
-                and all(agrees_with(mistake, seen, self._judging) for seen in self._read_passed())
+                and all(agrees_with(mistake, seen, self.judging) for seen in self._read_passed())
             ):
-                best, most = mistake, count
+                best, most = trial, count
         return best
 
 

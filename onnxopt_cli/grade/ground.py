@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import islice
 from operator import and_
 from random import Random
 
@@ -20,10 +19,9 @@ import numpy as np
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.grade.further import further
 from onnxopt_cli.grade.traits import WRONG, Trait, feature_places, features, traits
-from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
+from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 
 #: Asks a backend a node; None if it returns nothing.
@@ -91,7 +89,7 @@ class Sample:
 
 
 def sample(
-    call: Call[Array], right: Sequence[DerivedOutput], returned: Sequence[Array] | None = None
+    call: Call[Array], right: Sequence[Branch], returned: Sequence[Array] | None = None
 ) -> Sample:
     """Return what a backend's outputs say of a node; None for what is right."""
     marked: dict[str, list[Array]] = {name: [] for name in call.operator.outputs}
@@ -138,9 +136,8 @@ def _outputs(call: Call[Array]) -> Iterator[tuple[str, Array]]:
             yield name, np.broadcast_to(inputs[like], inputs[base].shape)
 
 
-def _wrong(judged: DerivedOutput, output: Array) -> Array:
+def _wrong(branch: Branch | None, output: Array) -> Array:
     wrong = np.ones(output.shape, bool)
-    branch: Branch | None = judged.branch
     with np.errstate(all="ignore"):
         while branch is not None:
             near = np.abs(output.astype(float) - branch.expected) <= branch.limit
@@ -154,22 +151,15 @@ def _equal(one: Array, other: Array) -> Array:
 
 
 def common_ground(
-    operator: Operator,
-    samples: list[Sample],
-    ask: Ask | None,
-    seed: int = 0,
-    *,
-    several: bool = False,
+    samples: Sequence[Sample], ask: Ask | None, *, several: bool = False
 ) -> tuple[str, Callable[[Sample], bool] | None]:
     """Return what failing cases have in common; nothing if no sentence does.
 
     Args:
-        operator: of all nodes.
-        samples: what is known; what the backend is asked is added.
+        samples: what is known of nodes of one operator.
         ask: asks the backend; None if it cannot be asked.
-        seed: of the further inputs.
         several: whether failures may have several reasons; then a sentence is enough that holds in
-            as many failing cases as any, if the backend can be asked.
+            as many failing cases as any. Only for a backend that can be asked.
 
     Returns:
         The sentence, or that two cannot be told apart; and what it says of a node, if it is clear.
@@ -177,17 +167,15 @@ def common_ground(
     failing = sum(it.failed for it in samples)
     if not ask and (failing < _FEW or failing == len(samples)):
         return "", None
-    random = Random(seed)  # noqa: S311 - no secret
-    return _Ground(operator, samples, random, several=several and ask is not None).sentence(ask)
+    return _Ground(samples, several=several).sentence(ask)
 
 
 class _Ground:
-    def __init__(
-        self, operator: Operator, samples: list[Sample], random: Random, *, several: bool
-    ) -> None:
-        self._operator, self._samples, self._random = operator, samples, random
+    def __init__(self, samples: Sequence[Sample], *, several: bool) -> None:
+        self._samples, self._node = list(samples), samples[0].call
+        self._random = Random(0)  # noqa: S311 - no secret
         self._several, self._given = several, sum(it.failed for it in samples)
-        self._places = feature_places(operator)
+        self._places = feature_places(self._node)
         self._effects: dict[str, int] = {}
         self._rows: dict[Sample, tuple[Array, Array]] = {}
         self._pool: list[Sample] = []
@@ -210,7 +198,8 @@ class _Ground:
                 call = self._pool.pop(at).call
                 returned = ask(call)
                 if returned is not None:
-                    self._samples.append(sample(call, bound(call), returned))
+                    right = [it.branch for it in bound(call)]
+                    self._samples.append(sample(call, right, returned))
         passed = sum(self._features(it)[0].size > 0 for it in self._samples if not it.failed)
         # Of earlier inputs those are left that were not asked.
         if np.mean(said[0, -_MORE:]) > _ALWAYS or (ask and not (stable and passed >= _PASSED)):
@@ -229,7 +218,7 @@ class _Ground:
 
     def _plainest(self, best: str) -> tuple[str, Callable[[Sample], bool] | None]:
         """Return the plainest sentence, if enough of what fails is where it says."""
-        says = partial(self._says, list(self._pairs[0]))
+        says = partial(self._says, [self._known[at] for at in self._pairs[0]])
         failing = [it for it in self._samples if it.failed]
         found = [it for it in failing if says(it)]
         given = sum(map(says, failing[: self._given])) / max(1, self._given)
@@ -249,25 +238,23 @@ class _Ground:
         """
         if not self._several:
             return "", None
-        known = sorted(traits(self._operator, {}), key=lambda it: it.cost)
+        known = sorted(traits(self._node, {}), key=lambda it: it.cost)
         failed = np.array([it.failed for it in self._samples])
         rows = [self._features(it)[0] for it in self._samples]
         has = np.stack([self._columns(known, it).any(axis=0) for it in rows])
-        share, elsewhere = (
-            np.sum(where & failed[:, None], axis=0) / np.maximum(1, np.sum(where, axis=0))
-            for where in (has, ~has)
-        )
+        # Of each trait: inputs that have it and those that do not; how many of either fail.
+        where = np.stack([has, ~has])
+        inputs, bad = where.sum(axis=1), (where & failed[:, None]).sum(axis=1)
+        share, elsewhere = bad / np.maximum(1, inputs)
         given = has[np.flatnonzero(failed)[: self._given]].all(axis=0)
-        usable = given & (np.sum(has & failed[:, None], axis=0) > 2 * _FEW)
-        usable &= (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS) & (has.mean(axis=0) <= _ALWAYS)
+        usable = given & (bad[0] > 2 * _FEW) & (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS)
+        usable &= has.mean(axis=0) <= _ALWAYS
         if not usable.any():
             return "", None
         at = int(np.argmax(np.where(usable, share - elsewhere, -1)))
-        trait = known[at]
-        bad, other = (int(np.sum(failed & where)) for where in (has[:, at], ~has[:, at]))
-        most, rest = int(np.sum(has[:, at])), int(np.sum(~has[:, at]))
-        words = f"wrong in {bad} of {most} inputs where {trait.words}, in {other} of {rest} others"
-        return words, lambda node: bool(np.any(self._columns([trait], self._features(node)[0])))
+        with_it, others = (f"{bad[row, at]} of {inputs[row, at]}" for row in (0, 1))
+        words = f"wrong in {with_it} inputs where {known[at].words}, in {others} others"
+        return words, partial(self._says, [known[at]])
 
     def _separate(self) -> None:
         """Find the sentences that hold in all failing samples and in no other, plainest first."""
@@ -286,21 +273,20 @@ class _Ground:
         if not wrong:
             self._pairs = self._pairs[:0]
             return
-        everything = np.concatenate([*wrong, *right])
+        bad = np.concatenate(wrong)
         seen: dict[str, list[float]] = {}
         for name, place in self._places.items():
-            values = np.unique(np.concatenate(wrong)[:, place])
+            values = np.unique(bad[:, place])
             if np.all(np.isfinite(values)) and np.all(values == np.round(values)):
                 seen[name] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
-        known = sorted(traits(self._operator, seen), key=lambda it: it.cost)
-        columns = self._columns(known, everything)
-        ends = np.cumsum([len(it) for it in wrong])
-        holds = [part.any(axis=0) for part in np.split(columns[: ends[-1]], ends[:-1])]
+        known = sorted(traits(self._node, seen), key=lambda it: it.cost)
+        columns = self._columns(known, bad)
+        ends = np.cumsum([len(it) for it in wrong])[:-1]
+        holds = [part.any(axis=0) for part in np.split(columns, ends)]
         kept = np.flatnonzero(np.any(holds, axis=0) if self._several else np.all(holds, axis=0))
-        self._known, columns = [known[at] for at in kept], columns[:, kept]
-        parts = np.split(columns[: ends[-1]], ends[:-1])
-        passed = _unique(columns[ends[-1] :])
-        alive = self._hold(map(_unique, parts), passed.T @ passed == 0)
+        self._known, parts = [known[at] for at in kept], np.split(columns[:, kept], ends)
+        passed = _unique(self._columns(self._known, np.concatenate([bad[:0], *right])))
+        alive = self._hold([*map(_unique, parts)], passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
         total = costs[first] + np.where(first == second, 0, costs[second] + 0.5)
@@ -317,17 +303,13 @@ class _Ground:
         self._pairs = np.stack([first, second], axis=1)[order]
         self._costs = total[order]
 
-    def _hold(self, failing: Iterator[Array], alive: Array) -> Array:
+    def _hold(self, failing: Sequence[Array], alive: Array) -> Array:
         """Tell which of some pairs of traits hold in all failing samples, or in as many as any."""
-        if not self._several:
-            for own in failing:
-                alive &= own.T @ own > 0
-            return alive
-        # Further inputs may fail for other reasons.
         reached = np.zeros(alive.shape, int)
-        for own in islice(failing, self._given):
+        # Where there are several reasons, further inputs may fail for others.
+        for own in failing[: self._given] if self._several else failing:
             reached += alive & (own.T @ own > 0)
-        return reached == max(1, reached.max())
+        return reached == (max(1, reached.max()) if self._several else len(failing))
 
     def _features(self, node: Sample) -> tuple[Array, Array]:
         """Return the features of a node's elements that may be wrong, and marks of them."""
@@ -343,9 +325,11 @@ class _Ground:
         return [np.maximum.reduce(each) for each in zip(*outputs, strict=True)]
 
     def _columns(self, known: Sequence[Trait], rows: Array) -> Array:
+        found = np.empty((len(rows), len(known)), bool)
         with np.errstate(all="ignore"):
-            found = [np.asarray(it.holds(rows[:, self._places[it.feature]])) for it in known]
-        return np.stack(found, axis=1)
+            for column, it in zip(found.T, known, strict=True):
+                column[:] = it.holds(rows[:, self._places[it.feature]])
+        return found
 
     def _fill_pool(self) -> None:
         """Draw further inputs, most near to failing ones."""
@@ -354,11 +338,9 @@ class _Ground:
         for bases in (failing, failing, others) * ((_MORE if self._pool else _POOL) // 3):
             call = further(self._random, self._random.choice(bases))
             if call is not None:
-                near = (
-                    (it, _VISIBLE * np.finfo(it.dtype).eps * np.abs(it)) for it in evaluate(call)
-                )
-                right = [DerivedOutput(it, it, np.nan_to_num(error), 1.0) for it, error in near]
-                it = sample(call, right)
+                outputs = evaluate(call)
+                steps = (_VISIBLE * np.finfo(it.dtype).eps * np.abs(it) for it in outputs)
+                it = sample(call, [*map(Branch, outputs, map(np.nan_to_num, steps))])
                 # Where a fault may not show, less is learnt.
                 shows = [marks.any() for marks in self._marks(it) if marks.size]
                 if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
@@ -399,9 +381,10 @@ class _Ground:
     def _words(self, at: int) -> str:
         return " and ".join(dict.fromkeys(self._known[place].words for place in self._pairs[at]))
 
-    def _says(self, pair: Sequence[int], node: Sample) -> bool:
+    def _says(self, conditions: Sequence[Trait], node: Sample) -> bool:
+        """Tell whether an element of a node has all of some traits."""
         rows, _ = self._features(node)
-        return bool(np.any(np.all(self._columns([self._known[at] for at in pair], rows), axis=1)))
+        return bool(self._columns(conditions, rows).all(axis=1).any())
 
 
 def _effects(samples: Sequence[Sample]) -> dict[str, int]:

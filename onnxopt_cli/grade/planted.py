@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,9 @@ def _largest(array: Array) -> Any:
     return np.abs(array[np.isfinite(array)]).max(initial=0)
 
 
-def _off(share: float) -> Callable[[Array], Array]:
-    """Return what moves each element by a share of the largest."""
-
-    def change(array: Array) -> Array:
-        return array + array.dtype.type(share * float(_largest(array)))
-
-    return change
+def _off(share: float, array: Array) -> Array:
+    """Move each element by a share of the largest."""
+    return array + array.dtype.type(share * float(_largest(array)))
 
 
 def _swapped(array: Array) -> Array:
@@ -109,10 +106,7 @@ def _rounded(array: Array) -> Array:
 #: What is put in, by name; a change that changes nothing is left out.
 ERRORS: Mapping[str, Callable[[Array], Array]] = {
     "times 1 + 1e-5": lambda it: it * it.dtype.type(1 + 1e-5),
-    "off by 2^-8 of the scale": _off(2.0**-8),
-    "off by 2^-12 of the scale": _off(2.0**-12),
-    "off by 2^-16 of the scale": _off(2.0**-16),
-    "off by 2^-20 of the scale": _off(2.0**-20),
+    **{f"off by 2^-{it} of the scale": partial(_off, 2.0**-it) for it in (8, 12, 16, 20)},
     "neighbours exchanged": _swapped,
     "axes exchanged": _exchanged,
     "clamped to 0.99 of the largest": _clamped,

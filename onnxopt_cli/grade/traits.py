@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.formula.operator import Operator
 
 #: Elements of a tensor, and tensors of a node, that are looked at.
 _ELEMENTS = 100
@@ -47,13 +46,14 @@ class Trait:
     holds: Callable[[Array], Array]
 
 
-def traits(operator: Operator, seen: Mapping[str, Iterable[float]]) -> Iterator[Trait]:
-    """Yield all conditions on an operator's features.
+def traits(call: Call[Array], seen: Mapping[str, Iterable[float]]) -> Iterator[Trait]:
+    """Yield all conditions on the features of an operator.
 
     Args:
-        operator: whose nodes are looked at.
+        call: a node of the operator, whichever.
         seen: further numbers at which an integer feature may turn, by its name.
     """
+    operator = call.operator
     first = operator.tensors[0]
     whole: dict[str, tuple[str, Sequence[int]]] = {
         "tensors": ("there {are} {k} tensors", (*range(1, 13), *_AROUND[:24])),
@@ -73,55 +73,8 @@ def traits(operator: Operator, seen: Mapping[str, Iterable[float]]) -> Iterator[
     rates = [it.name for it in operator.scalars if it.name not in counts]
     for name in (*rates, *(it.name for it in operator.attributes), *operator.tensors):
         yield from _values(name)
-    for feature, words, cost in _flags(operator, first):
-        yield Trait(feature, words, cost, lambda values: values == 1)
-
-
-def _flags(operator: Operator, first: str) -> Iterator[tuple[str, str, float]]:
-    """Yield features that hold or do not, with words and cost."""
-    for scalar in operator.scalars:
-        yield f"{scalar.name} double", f"{scalar.name} is double", 1
-        yield f"{scalar.name} ranked", f"{scalar.name} has a dimension", 1.5
-    for attribute in operator.attributes:
-        name = attribute.name
-        for choice in attribute.choices:
-            yield f"{name} {choice}", f"{name} is {choice}", 1
-        yield f"{name} omitted", f"{name} is left out", 1
-        yield f"{name} rank", f"{name} falls on a whole rank", 1.5
-        yield f"{name} many", f"each tensor has its {name}", 1.5
-    for name in operator.tensors:
-        yield f"{name} double", f"{name} is double", 1.1
-        for what, (words, _) in _SHAPES.items():
-            yield f"{name} {what}", f"{name} {words.format(first)}", 1.3
-    for feature, words in _FLAGS.items():
-        yield feature, words.format(first), 1
-    for block in _BLOCKS:
-        yield f"tail {block}", f"the element is one of the last n mod {block} of n", 1.2
-        yield f"length mod {block}", f"{first}'s length is a multiple of {block}", 1.2
-        yield f"index mod {block}", f"the element's index is a multiple of {block}", 1.3
-
-
-#: Of a tensor whose shape is not that of the first one: words, and whether it is so of the two.
-_SHAPES: dict[str, tuple[str, Callable[[Array, Array], bool]]] = {
-    "broadcasts": ("broadcasts to {}", lambda _tensor, _first: True),
-    "scalar": ("has no dimension and {} has", lambda tensor, _: tensor.ndim == 0),
-    "lower": ("has fewer dimensions than {}", lambda tensor, first: tensor.ndim < first.ndim),
-    "one": ("has one element and {} has more", lambda tensor, _: tensor.size == 1),
-    "inner": (
-        "has an inner dimension of one and as many as {}",
-        lambda tensor, first: tensor.ndim == first.ndim,
-    ),
-}
-_FLAGS = {
-    "any double": "a tensor is double",
-    "any float": "a tensor is float32",
-    "mixed": "types are mixed within a tensor's group",
-    "any broadcasts": "an operand broadcasts to {}",
-    "differs": "R's type is not that of {}",
-    "last": "the element is the last one",
-    "last tensor": "in the last of several tensors",
-    "any empty": "a tensor of the node has no element",
-}
+    for words, cost, _ in _flags(call, 0, _NOWHERE):
+        yield Trait(words, words, cost, partial(np.equal, 1))
 
 
 def _counts(feature: str, words: str, marks: Sequence[float]) -> Iterator[Trait]:
@@ -174,11 +127,9 @@ def _near(most: float, values: Array) -> Array:
     return (values != 0) & (np.abs(values) <= most)
 
 
-@cache
-def feature_places(operator: Operator) -> dict[str, int]:
-    """Return the names of an operator's features, and the column of each."""
-    names = dict.fromkeys(it.feature for it in traits(operator, {}))
-    return {name: place for place, name in enumerate(names)}
+def feature_places(call: Call[Array]) -> dict[str, int]:
+    """Return the names of the features that nodes of an operator have, and the column of each."""
+    return {name: place for place, name in enumerate(_features(call, 0, _NOWHERE))}
 
 
 def features(call: Call[Array], marked: Sequence[Array]) -> tuple[Array, Array]:
@@ -192,36 +143,17 @@ def features(call: Call[Array], marked: Sequence[Array]) -> tuple[Array, Array]:
     Returns:
         A row for each element and a column for each feature; and the mark of each row.
     """
-    operator = call.operator
-    places = feature_places(operator)
-    empty = any(first.size == 0 for first, *_ in call.groups)
-    common: dict[str, Any] = {"tensors": len(call.groups), "any empty": empty}
-    for item, scalar in zip(operator.scalars, call.scalars, strict=True):
-        common[item.name] = scalar.item()
-        common[f"{item.name} double"] = scalar.dtype == np.float64
-        common[f"{item.name} ranked"] = scalar.ndim > 0
-    for attribute in operator.attributes:
-        value = call.attributes[attribute.name]
-        common[f"{attribute.name} omitted"] = attribute.name in call.omitted
-        common[f"{attribute.name} {value}"] = True
-        if isinstance(value, float):
-            common[attribute.name] = value
     rows, marks = [], []
     order = sorted(range(len(call.groups)), key=lambda at: -int(np.max(marked[at], initial=0)))
     chosen = {*order[: _GROUPS // 2], *range(_GROUPS // 4), len(call.groups) - 1}
     for group in sorted(chosen & set(order)):
         kept = _kept(marked[group])
-        if not kept.size:
-            continue
-        values = np.full((len(places), kept.size), np.nan)
-        own = common | _of_group(call, group) | _of_elements(call, group, kept)
-        for name, value in own.items():
-            if name in places:
-                values[places[name]] = value
+        own = _features(call, group, kept)
+        values = np.empty((len(own), kept.size))
+        for place, value in enumerate(own.values()):
+            values[place] = value
         rows.append(values.T)
         marks.append(marked[group][kept])
-    if not rows:
-        return np.empty((0, len(places))), np.empty(0, int)
     return np.concatenate(rows), np.concatenate(marks)
 
 
@@ -237,49 +169,81 @@ def _kept(marked: Array) -> Array:
     return np.unique(np.concatenate(ends))
 
 
-def _of_group(call: Call[Array], group: int) -> dict[str, Any]:
+_NOWHERE = np.empty(0, int)
+
+
+def _features(call: Call[Array], group: int, kept: Array) -> dict[str, Any]:
+    """Return the features of a tensor's elements at some flat places, each for all or one by one.
+
+    They have one order in all nodes of an operator.
+    """
+    flags = {words: holds for words, _, holds in _flags(call, group, kept)}
+    return _numbers(call, group, kept) | flags
+
+
+def _numbers(call: Call[Array], group: int, kept: Array) -> dict[str, Any]:
+    """Return the features that are numbers, NaN where there is none."""
     operator, tensors = call.operator, call.groups[group]
     first = tensors[0]
-    doubles = [it.dtype == np.float64 for it in tensors]
-    rate = next((it.dtype for it in call.scalars if it.dtype.kind == "f"), first.dtype)
     own: dict[str, Any] = {
+        "tensors": len(call.groups),
         "tensor": group + 1,
-        "last tensor": len(call.groups) > 1 and group == len(call.groups) - 1,
         "length": first.size,
         "rank": first.ndim,
-        "any double": any(doubles),
-        "any float": not all(doubles),
-        "mixed": any(doubles) and not all(doubles),
-        "any broadcasts": any(it.shape != first.shape for it in tensors),
-        "differs": rate != first.dtype,
+        "index": kept,
+        **dict.fromkeys(("rows", "columns", "row", "column"), np.nan),
     }
     if first.ndim > 1:
-        own |= {"rows": first.shape[-2], "columns": first.shape[-1]}
-    for block in _BLOCKS:
-        own[f"length mod {block}"] = first.size % block == 0
-    for name, tensor, double in zip(operator.tensors, tensors, doubles, strict=True):
-        own[f"{name} double"] = double
-        for what, (_, holds) in _SHAPES.items():
-            own[f"{name} {what}"] = tensor.shape != first.shape and holds(tensor, first)
-    for attribute in operator.attributes:
-        value = call.attributes[attribute.name]
-        if isinstance(value, tuple):
-            number = value[group if len(value) > 1 else 0]
-            rank = (first.size - 1) * number / 100
-            own |= {attribute.name: number, f"{attribute.name} rank": rank == round(rank)}
-            own[f"{attribute.name} many"] = len(value) > 1
-    return own
-
-
-def _of_elements(call: Call[Array], group: int, kept: Array) -> dict[str, Any]:
-    first = call.groups[group][0]
-    own: dict[str, Any] = {"index": kept, "last": kept == first.size - 1}
-    if first.ndim > 1:
-        own["column"] = kept % first.shape[-1]
-        own["row"] = kept // first.shape[-1] % first.shape[-2]
-    for block in _BLOCKS:
-        own[f"tail {block}"] = kept >= first.size - first.size % block
-        own[f"index mod {block}"] = kept % block == 0
-    for name, tensor in zip(call.operator.tensors, call.groups[group], strict=True):
+        rows, columns = first.shape[-2:]
+        own |= {"rows": rows, "columns": columns}
+        own |= {"row": kept // columns % rows, "column": kept % columns}
+    for item, scalar in zip(operator.scalars, call.scalars, strict=True):
+        own[item.name] = scalar.item()
+    for name, value in call.attributes.items():
+        number = value[group % len(value)] if isinstance(value, tuple) else value
+        own[name] = np.nan if isinstance(number, str) else number
+    for name, tensor in zip(operator.tensors, tensors, strict=True):
         own[name] = np.broadcast_to(tensor, first.shape).reshape(-1)[kept]
     return own
+
+
+def _flags(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[str, float, Any]]:
+    """Yield the features that hold or do not: the words of each, their cost, and where it holds."""
+    operator, tensors = call.operator, call.groups[group]
+    x, first = operator.tensors[0], tensors[0]
+    for item, scalar in zip(operator.scalars, call.scalars, strict=True):
+        yield f"{item.name} is double", 1, scalar.dtype == np.float64
+        yield f"{item.name} has a dimension", 1.5, scalar.ndim > 0
+    for attribute in operator.attributes:
+        name, value = attribute.name, call.attributes[attribute.name]
+        for choice in attribute.choices:
+            yield f"{name} is {choice}", 1, value == choice
+        yield f"{name} is left out", 1, name in call.omitted
+        shares = value if isinstance(value, tuple) else (np.nan,)
+        rank = (first.size - 1) * shares[group % len(shares)] / 100
+        yield f"{name} falls on a whole rank", 1.5, rank % 1 == 0
+        yield f"each tensor has its {name}", 1.5, len(shares) > 1
+    for name, tensor in zip(operator.tensors, tensors, strict=True):
+        other, rank = tensor.shape != first.shape, tensor.ndim
+        yield f"{name} is double", 1.1, tensor.dtype == np.float64
+        yield f"{name} broadcasts to {x}", 1.3, other
+        yield f"{name} has no dimension and {x} has", 1.3, other and rank == 0
+        yield f"{name} has fewer dimensions than {x}", 1.3, rank < first.ndim
+        yield f"{name} has one element and {x} has more", 1.3, other and tensor.size == 1
+        inner = "has an inner dimension of one and as many as"
+        yield f"{name} {inner} {x}", 1.3, other and rank == first.ndim
+    doubles = [it.dtype == np.float64 for it in tensors]
+    yield "a tensor is double", 1, any(doubles)
+    yield "a tensor is float32", 1, not all(doubles)
+    yield "types are mixed within a tensor's group", 1, any(doubles) and not all(doubles)
+    yield f"an operand broadcasts to {x}", 1, any(it.shape != first.shape for it in tensors)
+    rate = next((it.dtype for it in call.scalars if it.dtype.kind == "f"), first.dtype)
+    yield f"R's type is not that of {x}", 1, rate != first.dtype
+    yield "the element is the last one", 1, kept == first.size - 1
+    yield "in the last of several tensors", 1, 0 < group == len(call.groups) - 1
+    yield "a tensor of the node has no element", 1, any(it.size == 0 for it, *_ in call.groups)
+    for block in _BLOCKS:
+        tail = kept >= first.size - first.size % block
+        yield f"the element is one of the last n mod {block} of n", 1.2, tail
+        yield f"{x}'s length is a multiple of {block}", 1.2, first.size % block == 0
+        yield f"the element's index is a multiple of {block}", 1.3, kept % block == 0

@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.core.tolerance import Relative
-from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.report.diff_text import failure_text, repeat_command
 from onnxopt_cli.report.verdict import failures
@@ -69,17 +69,16 @@ def write_artifacts(
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
     folders = {it.name: folder / free(_file_name(it.name)) for it in record.backends}
-    made: set[str] = set()
+    made: set[Path] = set()
     for result in failed:
         files = _files(result, cases.get(result.case), judging)
         files["README.txt"] = _readme(result, record).encode()
         backend = folders[result.backend]
         target = backend / f"test_{free(_file_name(result.case), backend.name)}"
         try:
-            if backend.name not in made:
-                # No other run may have made it meanwhile.
-                backend.mkdir()
-                made.add(backend.name)
+            # No other run may have made it meanwhile.
+            backend.mkdir(exist_ok=backend in made)
+            made.add(backend)
             for part, data in files.items():
                 path = target / part
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,17 +107,12 @@ def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str
             files = directory_files(whole)
     except (InvalidCase, UsageError):
         return {}
-    return files | _actual_files(result.returned)
-
-
-def _actual_files(returned: Sequence[Value]) -> dict[str, bytes]:
-    files = {}
-    for index, value in enumerate(returned):
-        try:
+    for index, value in enumerate(result.returned):
+        # Some element types have no place in a file.
+        with suppress(ValueError):
             tensor = tensor_of(value)  # type: ignore[arg-type] # a run keeps tensors alone
-        except ValueError:
-            continue
-        files[f"test_data_set_0/actual_{index}.pb"] = tensor.SerializeToString(deterministic=True)
+            actual = tensor.SerializeToString(deterministic=True)
+            files[f"test_data_set_0/actual_{index}.pb"] = actual
     return files
 
 

@@ -86,14 +86,11 @@ def planted_page(found: Sequence[Planted]) -> Iterable[RenderableType]:
 
 def _caught(found: Sequence[Planted]) -> tuple[str, str, str]:
     """Return how many errors there are, and the shares that the tolerances catch."""
-
-    def share(caught: int) -> str:
-        return f"{math.floor(1000 * caught / len(found)) / 10:g} %"
-
     if not found:
         return "", "", ""
-    ours = sum(it.conditioned for it in found)
-    return str(len(found)), share(sum(it.onnx for it in found)), share(ours)
+    caught = sum(it.onnx for it in found), sum(it.conditioned for it in found)
+    onnx, ours = (f"{math.floor(1000 * it / len(found)) / 10:g} %" for it in caught)
+    return str(len(found)), onnx, ours
 
 
 def planted_json(found: Sequence[Planted]) -> str:
@@ -104,10 +101,9 @@ def planted_json(found: Sequence[Planted]) -> str:
 
 def audit_json(grades: Sequence[Grade], shard: object = None) -> str:
     """Return all grades as JSON text, of a shard with all that it takes to join it with others."""
-    document: dict[str, Any] = {"schema": SCHEMA}
-    if shard:
-        document["shard"] = str(shard)
-    document["operators"] = [_grade(grade, whole=bool(shard)) for grade in grades]
+    part = {"shard": str(shard)} if shard else {}
+    operators = [_grade(grade, whole=bool(shard)) for grade in grades]
+    document = {"schema": SCHEMA, **part, "operators": operators}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 

@@ -53,16 +53,16 @@ def group_failures(failed: Sequence[Result], explanations: Sequence[Explanation]
         explanations: of failures, where one was looked for.
     """
     known = _explained(explanations)
-    groups: dict[tuple[str, ...], list[Result]] = {}
+    groups: dict[tuple[str, tuple[str, str] | None, tuple[str, ...]], list[Result]] = {}
     for result in failed:
         found = known.get((result.backend, result.case))
-        key = ("known", *found) if found else ("alike", *_looks(result))
-        groups.setdefault((result.backend, *key), []).append(result)
+        key = result.backend, found, () if found else _looks(result)
+        groups.setdefault(key, []).append(result)
     ranked = []
-    for key, mine in groups.items():
+    for (backend, found, _), mine in groups.items():
         ordered = _telling_first(mine)
-        words, more = key[2:] if key[1] == "known" else (_title(ordered[0], mine), "")
-        ranked.append(Alike(key[0], words, more, tuple(ordered)))
+        words, more = found or (_title(ordered[0], mine), "")
+        ranked.append(Alike(backend, words, more, tuple(ordered)))
     return sorted(ranked, key=lambda it: -len(it.results))
 
 
@@ -165,5 +165,5 @@ def _telling_first(results: Sequence[Result]) -> list[Result]:
             elements,
         )
 
-    best = min(range(len(results)), key=lambda index: rank(results[index]))
-    return [results[best], *results[:best], *results[best + 1 :]]
+    best = min(results, key=rank)
+    return [best, *(it for it in results if it is not best)]

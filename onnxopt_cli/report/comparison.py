@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import StrEnum
@@ -18,6 +19,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.terminal import plain_table
+from onnxopt_cli.report.verdict import in_words
 
 # Outcomes that are not named here are the worst.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
@@ -68,8 +70,7 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
         for key in dict.fromkeys([*after, *before])
         for change in _changes(before.get(key), after.get(key))
     ]
-    order = list(Direction)
-    return sorted(changes, key=lambda change: order.index(change.direction))
+    return sorted(changes, key=lambda change: [*Direction].index(change.direction))
 
 
 def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Change]:
@@ -128,13 +129,10 @@ def comparison_verdict(changes: Sequence[Change]) -> Text:
     """Return the changes in numbers."""
     if not changes:
         return Text("nothing changed", "green")
-    counts = [
-        f"{sum(change.direction is direction for change in changes)} {direction}"
-        for direction in Direction
-        # Most comparisons have no times.
-        if direction is not Direction.SLOWER or any(it.direction is direction for it in changes)
-    ]
-    return Text(", ".join(counts))
+    counts = Counter(change.direction for change in changes)
+    # Most comparisons have no times.
+    said = [it for it in Direction if counts[it] or it is not Direction.SLOWER]
+    return Text(in_words({it: counts[it] for it in said}))
 
 
 def _by_case(record: RunRecord) -> dict[tuple[str, str], Result]:

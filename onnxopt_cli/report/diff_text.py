@@ -88,23 +88,19 @@ def headline(result: Result) -> str:
     return printable(f"{clipped(first, _HALF)} ...{clipped(last, _HALF)}")
 
 
-def remark(result: Result) -> str:
-    """Return what the message says beside which outputs are wrong; for where these are shown."""
-    wrong = wrong_outputs(result.diffs, tuple(result.curve))
-    return result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
-
-
-def shortened(result: Result, text: str, where: str) -> str:
-    """Return a result's message with the first and the last line of a stack trace.
+def remark(result: Result, where: str = "") -> str:
+    """Return what the message says beside which outputs are wrong; for where these are shown.
 
     Args:
         result: the result; what we say ourselves of a file that is wrong stays whole.
-        text: its message, or part of it.
-        where: what to read for the rest.
+        where: what to read for all of a stack trace, of which only the first and the last line are
+            returned; empty if all is to be here.
     """
-    lines = text.strip().split("\n")
-    if result.outcome is Outcome.INVALID:
+    wrong = wrong_outputs(result.diffs, tuple(result.curve))
+    text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
+    if not where or result.outcome is Outcome.INVALID:
         return text
+    lines = text.strip().split("\n")
     if len(lines) > _FEW_LINES:
         lines = [lines[0], f"... {len(lines) - 2} lines left out; {where} ...", lines[-1]]
     return "\n".join(clipped(line, _LINE) for line in lines)
@@ -117,9 +113,7 @@ def failure_text(result: Result, where: str = "") -> str:
         result: the result.
         where: what to read for all of a stack trace; empty if all is to be here.
     """
-    message = remark(result)
-    if where:
-        message = shortened(result, message, where)
+    message = remark(result, where)
     lines = [printable(message, lines=True)] if message else []
     lines += [printable(result.printed, lines=True)] if result.printed else []
     lines += [printable(note) for note in (result.flaky, result.expectation) if note]

@@ -58,7 +58,8 @@ def html_report(record: RunRecord) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_fit_to_be_shown,
+        # Markup is ours, and a str too.
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
     # Ours, and read from the package: not to be escaped.
@@ -91,11 +92,6 @@ def html_report(record: RunRecord) -> str:
         numbers=numbers,
     )
     return page + "\n"
-
-
-def _fit_to_be_shown(value: Any) -> Any:
-    # Markup is ours, and a str too.
-    return printable(value) if type(value) is str else value
 
 
 def _policy(*inline: str) -> str:

@@ -15,6 +15,7 @@ https://github.com/jenkinsci/junit-plugin, https://github.com/jenkinsci/xunit-pl
 
 from __future__ import annotations
 
+from functools import partial
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from onnxopt_cli.core.case import Location
@@ -23,47 +24,32 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
-from onnxopt_cli.report.verdict import scope
+from onnxopt_cli.report.verdict import scope, tallies
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
 
 
-def junit_report(record: RunRecord) -> str:
+def junit_report(record: RunRecord, *, places: bool = True) -> str:
     """Return a run as XML text: a test suite a backend, and one for what is wrong with files.
 
     What makes the run fail is a failure or an error here, what was expected or not run is skipped.
+
+    Args:
+        record: the run.
+        places: whether test cases have a file and a line.
     """
-    return _text(_document(record))
-
-
-def xunit_report(record: RunRecord) -> str:
-    """Return the same for Jenkins' xUnit plugin: without file and line of a test case."""
-    root = _document(record)
-    for case in root.iter("testcase"):
-        for name in ("file", "line"):
-            case.attrib.pop(name, None)
-    return _text(root)
-
-
-def _text(root: Element) -> str:
-    indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
-
-
-def _document(record: RunRecord) -> Element:
     root = Element("testsuites", name="onnxopt")
     names, suites = (FreeNames("{} ({})", alike=_read_as) for _ in range(2))
-    for backend in record.backends:
-        mine = [result for result in record.results if result.backend == backend.name]
+    for backend in tallies(record):
         suite = _add_suite(root, suites(printable(backend.name)), record)
         properties = SubElement(suite, "properties")
         own = {"backend": backend.version, "scope": scope(record)}
         for name, value in {**record.versions, **own}.items():
             SubElement(properties, "property", name=printable(name), value=printable(value))
-        for result in mine:
+        for result in backend.results:
             _add_result(suite, result, record, names)
-        _count(suite, sum(result.seconds for result in mine))
+        _count(suite, sum(result.seconds for result in backend.results))
     if problems := [*record.problems, *record.findings]:
         suite = _add_suite(root, suites("case and expectation files"), record)
         for problem in problems:
@@ -75,7 +61,15 @@ def _document(record: RunRecord) -> Element:
     _count(root, sum(result.seconds for result in record.results))
     # The schemas know no such count of all suites.
     del root.attrib["skipped"]
-    return root
+    for case in () if places else root.iter("testcase"):
+        for name in ("file", "line"):
+            case.attrib.pop(name, None)
+    indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+#: The same for Jenkins' xUnit plugin.
+xunit_report = partial(junit_report, places=False)
 
 
 def _read_as(name: str) -> str:

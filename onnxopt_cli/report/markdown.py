@@ -44,9 +44,8 @@ def markdown_report(record: RunRecord) -> str:
     Causes, counts, what is wrong with files, failures of each kind, how many are left out, and
     where there is room the accuracy.
     """
-    parts = [f"# onnxopt {verdict(record)}", _code(scope(record), _CAUSE), *_causes(record)]
-    parts += [*_summary(record), _capabilities(record)]
-    parts += _problems(record)
+    parts = [f"# onnxopt {verdict(record)}", _code(scope(record), _CAUSE), _causes(record)]
+    parts += [_summary(record), _capabilities(record), *_problems(record)]
     parts += _failures(record, _room(parts) - _REST)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     last = f"<sub>{html.escape(printable(versions)[:_NAME])}</sub>"
@@ -80,32 +79,31 @@ def _listed(lines: Sequence[str], more: str) -> list[str]:
     return [*taken, more.format(left)] if left else taken
 
 
-def _causes(record: RunRecord) -> list[str]:
+def _causes(record: RunRecord) -> str:
     lines = [
         f"- {_code(it.backend)}, {_code(it.operator)}: {_code(it.text, _CAUSE)}"
         for it in record.explanations
     ]
-    return ["\n".join(_listed(lines, f"- {{}} more explanations; {ELSEWHERE}"))]
+    return "\n".join(_listed(lines, f"- {{}} more explanations; {ELSEWHERE}"))
 
 
-def _summary(record: RunRecord) -> list[str]:
+def _summary(record: RunRecord) -> str:
     counts = tallies(record)
-    used, cells = outcome_columns([it.outcomes for it in counts])
+    used, cells = outcome_columns({it.name: it.outcomes for it in counts})
     header = ["backend", "version", *used, "lowered", ""]
     rows = [
-        [_code(it.name), _code(it.version), *mine, str(it.lowered or ""), it.said]
-        for it, mine in zip(counts, cells, strict=True)
+        [_code(name), _code(it.version), *mine, str(it.lowered or ""), it.said]
+        for it, (name, *mine) in zip(counts, cells, strict=True)
     ]
     head, rule, *lines = _table([header, *rows], left=2)
-    return ["\n".join((head, rule, *_listed(lines, f"\n{{}} more backends; {ELSEWHERE}.")))]
+    return "\n".join((head, rule, *_listed(lines, f"\n{{}} more backends; {ELSEWHERE}.")))
 
 
 def _capabilities(record: RunRecord) -> str:
     """Return a table of the outcomes by what cases need."""
-    counts = by_capability(record.results)
-    used, cells = outcome_columns(counts.values())
-    rows = [[_code(name), *mine] for name, mine in zip(counts, cells, strict=True)]
-    return "\n".join(_table([["cases that need", *used], *rows], left=1)) if counts else ""
+    used, counts = outcome_columns(by_capability(record.results))
+    rows = [[_code(name), *mine] for name, *mine in counts]
+    return "\n".join(_table([["cases that need", *used], *rows], left=1)) if rows else ""
 
 
 def _problems(record: RunRecord) -> list[str]:

@@ -27,7 +27,14 @@ from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.causes import Alike, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import by_capability, conformity, failures, outcome_columns
+from onnxopt_cli.report.verdict import (
+    by_capability,
+    counted,
+    failures,
+    in_words,
+    outcome_columns,
+    tallies,
+)
 
 #: How outcomes that do not count against the backend, or only in part, look.
 STYLES = {
@@ -59,12 +66,7 @@ def outcome_text(result: Result) -> Text:
 def case_line(results: Sequence[Result], id_width: int) -> Text:
     """Return a case's line: its id, then what happened on each backend."""
     line = Text(f"{printable(results[0].case):<{id_width}}")
-    for result in results:
-        text = outcome_text(result)
-        text.pad_right(max(0, column_width(result.backend) - len(text)))
-        line.append("  ").append_text(text)
-    line.rstrip()
-    return line
+    return _with_columns(line, {it.backend: outcome_text(it) for it in results})
 
 
 def column_width(backend: str) -> int:
@@ -74,12 +76,18 @@ def column_width(backend: str) -> int:
 
 def heading(backends: Sequence[str], id_width: int) -> Text:
     """Return the line above the cases that names the backends."""
-    line = Text(f"{'case':<{id_width}}", style="bold")
+    cells = {}
     for backend in backends:
-        width = column_width(backend)
-        name = printable(backend)
-        name = name if len(name) <= width else f"{name[: width - 2]}.."
-        line.append(f"  {name:<{width}}")
+        name, width = printable(backend), column_width(backend)
+        cells[backend] = Text(name if len(name) <= width else f"{name[: width - 2]}..")
+    return _with_columns(Text(f"{'case':<{id_width}}", style="bold"), cells)
+
+
+def _with_columns(line: Text, cells: Mapping[str, Text]) -> Text:
+    """Return a line that goes on with a cell for each backend."""
+    for backend, text in cells.items():
+        text.pad_right(max(0, column_width(backend) - len(text)))
+        line.append("  ").append_text(text)
     line.rstrip()
     return line
 
@@ -142,22 +150,18 @@ def failure_panel(
         note: what stands below it.
         more: a command that shows more of what is wrong.
     """
-    parts: list[RenderableType] = []
-    if about:
-        parts.append(Text(printable(about if whole else clipped(about, _ABOUT)), style="italic"))
-    if result.outcome is Outcome.INVALID:
-        # The file is to blame, and is what to open.
-        parts.append(Text(printable(str(result.location)), style="bold"))
-    message = diff_text.remark(result)
-    if message and not whole:
-        message = diff_text.shortened(result, message, "-v shows them")
-    if message:
-        parts.append(Text(printable(message, lines=True)))
-    if result.expectation:
-        parts.append(Text(printable(result.expectation), style="yellow"))
-    if result.printed:
-        lines = result.printed.splitlines()
-        parts.append(Text("\n".join(lines if whole else lines[-_ELEMENTS:]), style="dim"))
+    # Where the file is to blame, it is what to open.
+    place = str(result.location) if result.outcome is Outcome.INVALID else ""
+    message = diff_text.remark(result, "" if whole else "-v shows them")
+    printed = result.printed.splitlines()
+    told = (
+        (printable(about if whole else clipped(about, _ABOUT)), "italic"),
+        (printable(place), "bold"),
+        (printable(message, lines=True), ""),
+        (printable(result.expectation), "yellow"),
+        ("\n".join(printed if whole else printed[-_ELEMENTS:]), "dim"),
+    )
+    parts: list[RenderableType] = [Text(text, style) for text, style in told if text]
     wrong = [diff for diff in result.diffs if not diff.agrees]
     shown = wrong if whole else sorted(wrong, key=partial(_worst, message))[:1]
     for diff in shown:
@@ -280,8 +284,7 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     bad = {row: sum(counts[*row, it] for it in outcomes if it not in HARMLESS) for row in rows}
     shown = rows
     if len(rows) > _FEW:
-        most = sorted((row for row in rows if bad[row]), key=lambda row: -bad[row])[:_FEW]
-        shown = [row for row in rows if row in most]
+        shown = sorted(sorted(filter(bad.get, rows), key=lambda row: -bad[row])[:_FEW])
     if not shown:
         return None
     named = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
@@ -311,11 +314,9 @@ def duration_table(results: Sequence[Result], count: int) -> Table:
 
 def capability_table(results: Sequence[Result]) -> Table | None:
     """Return the outcomes by what cases need; None if all is harmless."""
-    counts = by_capability(results)
-    if not counts or all(result.outcome in HARMLESS for result in results):
+    used, rows = outcome_columns(by_capability(results))
+    if not rows or all(result.outcome in HARMLESS for result in results):
         return None
-    used, cells = outcome_columns(counts.values())
-    rows = [(name, *mine) for name, mine in zip(counts, cells, strict=True)]
     return plain_table(rows, ["cases that need"], used)
 
 
@@ -334,18 +335,16 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         time += f", {explaining:.1f} s of it explaining"
     head = "expectation ", "bold red"
     lines = [Text.assemble(head, printable(str(it))) for it in record.findings]
-    for backend in dict.fromkeys(result.backend for result in record.results):
-        mine = [result for result in record.results if result.backend == backend]
-        counts = Counter(result.outcome for result in mine)
-        parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
-        said = conformity(mine)
-        word = said, "bold green" if said == "conforms" else "bold red"
-        line = Text.assemble(printable(backend), " ", word, f": {parts}")
-        if standings := Counter(it.standing for it in mine if it.standing and not _plain(it)):
-            parts = ", ".join(f"{standings[it]} {it}" for it in Standing if standings[it])
-            line.append(f" ({parts})")
-        if lowered := sum(result.lowered for result in mine):
-            line.append(f", {lowered} of them lowered")
+    for it in tallies(record):
+        if not it.results:
+            continue
+        word = it.said, "bold green" if it.said == "conforms" else "bold red"
+        line = Text.assemble(printable(it.name), " ", word, f": {in_words(it.outcomes)}")
+        unusual = (result.standing for result in it.results if not _plain(result))
+        if standings := counted(Standing, unusual):
+            line.append(f" ({in_words(standings)})")
+        if it.lowered:
+            line.append(f", {it.lowered} of them lowered")
         lines.append(line.append(time, style="dim"))
     return lines
 

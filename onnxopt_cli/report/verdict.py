@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -36,6 +36,7 @@ class Tally:
     Attributes:
         name: the backend as the user asked for it.
         version: the implementation that answered.
+        results: all of its results.
         outcomes: how often each occurred, in the order of their definition.
         lowered: how many cases ran as primitive operators.
         said: what they come to, as :func:`conformity` says it.
@@ -43,6 +44,7 @@ class Tally:
 
     name: str
     version: str
+    results: Sequence[Result]
     outcomes: Mapping[Outcome, int]
     lowered: int
     said: str
@@ -102,11 +104,12 @@ def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Wor
 
 
 def outcome_columns(
-    counts: Collection[Mapping[Outcome, int]],
+    counts: Mapping[str, Mapping[Outcome, int]],
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the outcomes that occur in any of some counts, and a row of cells for each of them."""
-    used = [outcome for outcome in Outcome if any(outcome in it for it in counts)]
-    return [it.value for it in used], [[str(mine.get(it, "")) for it in used] for mine in counts]
+    """Return the outcomes that occur in some counts, and for each of these a row: name, numbers."""
+    used = [outcome for outcome in Outcome if any(outcome in it for it in counts.values())]
+    rows = [[name, *(str(it.get(one, "")) for one in used)] for name, it in counts.items()]
+    return [it.value for it in used], rows
 
 
 def in_words(counts: Mapping[Word, int]) -> str:
@@ -123,6 +126,7 @@ def tallies(record: RunRecord) -> list[Tally]:
             Tally(
                 name=backend.name,
                 version=backend.version,
+                results=mine,
                 outcomes=counted(Outcome, (result.outcome for result in mine)),
                 lowered=sum(result.lowered for result in mine),
                 said=conformity(mine),

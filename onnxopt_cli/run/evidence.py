@@ -8,7 +8,7 @@ asked for a node like the one of the case, without what is wrong or trivial in i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -185,8 +185,8 @@ def _shortcoming(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
 def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
     """Yield cases of one node of an operator with an output that has to be computed."""
     # Reading all cases that do not say their operators would take long.
-    likely = [(found, case) for case in cases if (found := _likelihood(case, name))]
-    for _, case in sorted(likely, key=lambda it: -it[0]):
+    likelihood = partial(_likelihood, name=name)
+    for case in sorted(filter(likelihood, cases), key=likelihood, reverse=True):
         try:
             content = case.read()
         except InvalidCase:
@@ -197,16 +197,14 @@ def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
             yield content
 
 
-def _computed(outputs: Sequence[Value], content: Content) -> set[int]:
-    """Return the places of the outputs that are neither constant nor inputs."""
-    expected = list((content.expected or {}).values())
-    return {
-        place
-        for place, (value, right) in enumerate(zip(outputs, expected, strict=False))
-        if isinstance(value, np.ndarray)
+def _computed(outputs: Sequence[Value], content: Content) -> bool:
+    """Tell whether an output is neither a constant nor an input."""
+    return any(
+        isinstance(value, np.ndarray)
         and describe(value) == describe(right)
         and (_varies(value, content) if value.size > 1 else _is_new(value, content))
-    }
+        for value, right in zip(outputs, (content.expected or {}).values(), strict=False)
+    )
 
 
 def _varies(value: Array, content: Content) -> bool:

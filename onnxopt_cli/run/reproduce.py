@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -17,11 +17,11 @@ from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array, NumberKind, kind_of, total_bytes
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound
+from onnxopt_cli.readings.bound.bound import FACTOR, bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.answer_key import AnswerKey, FormulaOutputs, JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.judge import KEPT_BYTES
 
 #: What an implementation that is wrong around the formula may round differently, in spacings.
@@ -29,29 +29,29 @@ _SPACINGS = 4.0
 _BEYOND = 1000.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Observation:
     """A case of one node, and what a backend did there.
 
     Attributes:
         case: the case's id.
         call: the node and its inputs.
-        key: what must come back, as the run judged it.
-        formula: what the formula says of the outputs, with the usual limits; None if the backend
-            returned nothing.
+        key: what must come back, as the run judged it; empty if nothing did.
         returned: the wrong outputs that the backend returned; empty if it returned none.
     """
 
     case: str
     call: Call[Array]
     key: AnswerKey
-    formula: FormulaOutputs | None = None
     returned: Sequence[Array] = ()
 
-    @property
-    def right(self) -> Sequence[DerivedOutput]:
-        """What the formula says of each output, and how far it may be off: costs much, once."""
-        return tuple(self.formula.judgements.values()) if self.formula else ()
+    @cached_property
+    def right(self) -> list[Branch]:
+        """What the formula says of each output, with the usual limits, which cost much."""
+        formula = self.key.formula
+        if formula is None or formula.factor != FACTOR:
+            return [it.branch for it in bound(self.call)]
+        return [it.branch for it in formula.judgements.values()]
 
 
 def returned_arrays(result: Result) -> list[Array]:
@@ -83,11 +83,7 @@ def observe(result: Result, case: Case | None, judging: JudgeOptions) -> Observa
             return "without formula"
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, AnswerKey({}, {}))
-        key = answer_key(content, case.location, judging)
-        formula = key.formula
-        if formula is not None and formula.factor != FACTOR:
-            formula = replace(formula, derive=partial(bound, call), factor=FACTOR)
-        seen = Observation(result.case, call, key, formula)
+        seen = Observation(result.case, call, answer_key(content, case.location, judging))
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
     return _failure(seen, result, judging) if result.outcome is Outcome.FAIL else seen
@@ -104,12 +100,12 @@ def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observ
         return "with right values"
     seen = replace(seen, returned=returned)
     # What was judged by the formula's limits is beyond them.
-    derived = seen.formula is seen.key.formula and all(
+    derived = judging.factor == FACTOR and all(
         isinstance(it, Budget) for it in seen.key.tolerances.values()
     )
     if not derived or judging.signed_zeros:
         right = seen.right
-        if _judged([it.expected for it in right], returned, (it.budget for it in right)):
+        if _judged([it.expected for it in right], returned, right):
             return "within rounding"
     return seen
 
@@ -132,7 +128,7 @@ def agrees_with(implementation: Implementation, seen: Observation, judging: Judg
     if not rounds or len(outputs) != len(seen.key.outputs):
         return False
     # Another order of operations may have rounded to what is right.
-    own = _own_budgets(implementation, seen.call, outputs, implementation.precision)
+    own = _own_limits(implementation, seen.call, outputs, implementation.precision)
     right = [it for it in seen.key.outputs.values() if isinstance(it, np.ndarray)]
     return len(own) == len(right) and _judged(outputs, right, own)
 
@@ -142,15 +138,13 @@ def reproduces(implementation: Implementation, seen: Observation, judging: Judge
     outputs = implementation.run(seen.call)
     if not _returns(implementation, outputs, seen):
         return False
-    return _equal(outputs, seen.returned) or not conforms(outputs, seen, judging)
+    mine, theirs = ([it.tobytes() for it in each] for each in (outputs, seen.returned))
+    return mine == theirs or not conforms(outputs, seen, judging)
 
 
 def returns(implementation: Implementation, call: Call[Array], returned: Sequence[Array]) -> bool:
     """Tell whether an implementation returns for a node what a backend returned."""
-    names = call.operator.output_names(len(call.groups))
-    expected = dict(zip(names, evaluate(call), strict=True))
-    formula = FormulaOutputs(expected, partial(bound, call), FACTOR)
-    seen = Observation("", call, AnswerKey({}, {}), formula, returned)
+    seen = Observation("", call, AnswerKey({}, {}), returned)
     return _returns(implementation, implementation.run(call), seen)
 
 
@@ -160,17 +154,15 @@ def refuses(implementation: Implementation, seen: Observation) -> bool:
 
 
 def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Observation) -> bool:
-    same = len(outputs) == len(seen.returned) and all(
-        mine.dtype == theirs.dtype and mine.shape == theirs.shape
-        for mine, theirs in zip(outputs, seen.returned, strict=True)
-    )
-    if not same:
+    mine, theirs = ([(it.dtype, it.shape) for it in each] for each in (outputs, seen.returned))
+    if mine != theirs:
         return False
-    coarse = _coarse(implementation, outputs, seen)
+    coarse = _coarse(implementation, outputs, seen.call)
     fits = not coarse or all(_fits(output, coarse) for output in seen.returned)
     limits = [_rounding(output) for output in outputs]
     # Where only types are wrong, other outputs may have all digits of theirs.
-    if (fits or implementation.precision is None) and _agree(outputs, seen.returned, limits):
+    loosely = fits or implementation.precision is None
+    if loosely and _judged(outputs, seen.returned, map(Branch, outputs, limits)):
         return True
     if not fits:
         return False
@@ -182,16 +174,10 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
     loose = coarse or implementation.rounds
     if not loose and not all(map(_near, outputs, seen.returned, limits)):
         return False
-    if _agree(outputs, seen.returned, limits):
+    if _judged(outputs, seen.returned, map(Branch, outputs, limits)):
         return True
-    own = _own_budgets(implementation, seen.call, outputs, coarse)
+    own = _own_limits(implementation, seen.call, outputs, coarse)
     return bool(own) and _judged(outputs, seen.returned, own)
-
-
-def _equal(outputs: Sequence[Array], returned: Sequence[Array]) -> bool:
-    """Tell whether outputs of one structure are the same, bit for bit."""
-    pairs = zip(outputs, returned, strict=True)
-    return all(mine.tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
 
 def _near(output: Array, returned: Array, limit: Array) -> bool:
@@ -208,24 +194,23 @@ def _fits(output: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _coarse(
-    implementation: Implementation, outputs: Sequence[Array], seen: Observation
+    implementation: Implementation, outputs: Sequence[Array], call: Call[Array]
 ) -> np.dtype[Any] | None:
     """Return the type that a mistake computes in where that is coarser than the right one."""
     if implementation.precision is not None:
         return implementation.precision
-    right = seen.formula.expected.values() if seen.formula else ()
-    for output, other in zip(outputs, right, strict=False):
-        if output.dtype.kind == "f" and output.itemsize < other.itemsize:
+    for output, (like, _) in zip(outputs, call.operator.places(len(call.groups)), strict=False):
+        if output.dtype.kind == "f" and output.itemsize < call.inputs[like].itemsize:
             return output.dtype
     return None
 
 
-def _own_budgets(
+def _own_limits(
     implementation: Implementation,
     call: Call[Array],
     outputs: Sequence[Array],
     coarse: np.dtype[Any] | None,
-) -> list[Budget]:
+) -> list[Branch]:
     """Return how far what has this mistake may be off; empty if no bound is known.
 
     Args:
@@ -244,7 +229,7 @@ def _own_budgets(
         return []
     if [it.expected.shape for it in judgements] != [it.shape for it in outputs]:
         return []
-    return [it.budget for it in judgements]
+    return [it.branch for it in judgements]
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
@@ -267,13 +252,9 @@ def _rounding(output: Array) -> Array:
     return np.where(np.isfinite(size), _SPACINGS * epsilon * size, 0.0)
 
 
-def _agree(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Array]) -> bool:
-    right = map(Branch, expected, limits)
-    return _judged(expected, actual, (Budget(it.at, FACTOR) for it in right))
-
-
-def _judged(expected: Sequence[Array], actual: Sequence[Array], given: Iterable[Budget]) -> bool:
+def _judged(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Branch]) -> bool:
+    """Tell whether outputs are as expected, within limits."""
     names = [str(index) for index in range(len(expected))]
-    budgets = dict(zip(names, given, strict=True))
+    budgets = {name: Budget(it.at, FACTOR) for name, it in zip(names, limits, strict=True)}
     values = dict(zip(names, expected, strict=True))
     return largest_share(values, actual, budgets.__getitem__) <= 1

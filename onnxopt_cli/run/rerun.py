@@ -135,36 +135,26 @@ def run_again(
             yield replace(result, flaky=_share([result.outcome, *alone]))
         else:
             doubtful.append((result, alone[0]))
-    if doubtful:
-        calm = [case for case in cases if results[case.id].outcome not in _DEADLY]
-        yield from _in_order(doubtful, calm, by_id, restarted, times)
-
-
-def _in_order(
-    doubtful: Sequence[tuple[Result, Outcome]],
-    calm: Sequence[Case],
-    by_id: Mapping[str, Case],
-    restarted: Restarted,
-    times: int,
-) -> Iterator[Result]:
-    """Yield results of cases whose outcome alone is always the same."""
+    if not doubtful:
+        return
+    calm = [case for case in cases if results[case.id].outcome not in _DEADLY]
     place = {name: index for index, name in enumerate(by_id)}
     last = max(place[result.case] for result, _ in doubtful)
     once = restarted([case for case in calm if place[case.id] <= last])
     together = {result.case: result.outcome for result in once}
     culprits: list[Case] = []
-    for result, alone in doubtful:
+    for result, outcome in doubtful:
         before = [case for case in calm if place[case.id] < place[result.case]]
         case = by_id[result.case]
-        found = together.get(result.case, alone)
-        if result.case not in together and alone is not result.outcome:
+        found = together.get(result.case, outcome)
+        if result.case not in together and outcome is not result.outcome:
             # What ends the process would take away what the others ran in, so it runs on its own.
             found = restarted([*before, case])[-1].outcome
-        if found is not alone:
+        if found is not outcome:
             text = _dependence(before, case, found, restarted, culprits)
             yield replace(result, flaky=text)
-        elif alone is not result.outcome:
-            yield replace(result, flaky=_share([result.outcome, *[alone] * times]))
+        elif outcome is not result.outcome:
+            yield replace(result, flaky=_share([result.outcome, *[outcome] * times]))
         else:
             yield result
 

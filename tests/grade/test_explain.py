@@ -36,7 +36,7 @@ def small_trials(operator):
     """What is small, which is nearly all: of large cases explaining asks nothing else."""
     cases = [it for it in all_cases().values() if it.operators == (operator,)]
     found, _ = find_trials(cases, JudgeOptions())
-    return [trial for trial in found[operator] if trial.elements < 1000]
+    return [trial for trial in found[operator] if trial.call.size < 1000]
 
 
 PYTORCH = """\
