@@ -17,8 +17,8 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Of options whose values are paths, or end in one after "=".
-_PATHS = {"FILE", "LOG", "DIR", "PATH", "DIRECTORY", "FORMAT=PATH", "[PATH|SUITE|ID]..."}
+# Of other parameters whose values may be paths, or end in one after "=".
+_PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
 
 def _names(parameter: click.Parameter) -> Iterator[str]:

@@ -18,6 +18,7 @@ from onnxopt_cli.cli.shared_options import (
     lower_option,
     opened_cluster,
     operator_option,
+    option,
     setting,
     shard_option,
     worker_options,
@@ -34,47 +35,32 @@ _EXPLAIN_TIME = 60.0
 
 
 @click.command("fuzz", context_settings={"default_map": {"timeout": _TIMEOUT}})
-@backend_option(required=True, help="What to test.")
+@backend_option("What to test.", required=True)
 @operator_option(complete_our_operator)
-@click.option(
-    "--exclude-operator",
+@option(
+    "--exclude-operator NAME",
+    "Not this operator.",
     "excluded",
     multiple=True,
-    metavar="NAME",
     shell_complete=complete_our_operator,
-    help="Not this operator.",
 )
-@click.option(
+@option(
     "--single-nodes",
+    "Draw no models of several nodes: for a backend that runs nodes one by one.",
     is_flag=True,
-    help="Draw no models of several nodes: for a backend that runs nodes one by one.",
 )
-@click.option(
-    "--examples",
+@option(
+    "--examples N",
+    f"Try so many examples.  [default: {_EXAMPLES}, or no limit beside --time]",
     type=click.IntRange(min=1),
-    metavar="N",
-    help=f"Try so many examples.  [default: {_EXAMPLES}, or no limit beside --time]",
 )
-@click.option(
-    "--time",
-    "seconds",
-    type=Number(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Search for so long.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    help="The same seed tries the same examples.",
-)
-@click.option(
-    "-o",
-    "--output",
+@option("--time SECONDS", "Search for so long.", "seconds", type=Number(min=0, min_open=True))
+@option("--seed", "The same seed tries the same examples.", type=click.IntRange(min=0), default=0)
+@option(
+    "-o, --output DIR",
+    "Where failures are kept, as cases; those of earlier runs are replayed first.",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("fuzz"),
-    metavar="DIR",
-    help="Where failures are kept, as cases; those of earlier runs are replayed first.",
 )
 @explain_options(f"{_EXPLAIN_TIME:g} for each failure")
 @lower_option

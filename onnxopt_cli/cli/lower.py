@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxopt_cli.cli.shared_options import PATH, option
+
 if TYPE_CHECKING:
     import onnx
 
@@ -15,15 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command("lower")
-@click.argument("source", metavar="MODEL.onnx", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
+@click.argument("source", metavar="MODEL.onnx", type=PATH)
+@option(
+    "-o, --output OUT.onnx",
+    "Where the lowered model goes; never MODEL.onnx itself.",
     "target",
-    metavar="OUT.onnx",
+    type=PATH,
     required=True,
-    type=click.Path(path_type=Path),
-    help="Where the lowered model goes; never MODEL.onnx itself.",
 )
 def command(source: Path, target: Path) -> None:
     """Replace training operators by primitive ones, so that any backend can run the model.
