@@ -37,7 +37,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cluster.bench import Bench, Setup, end, versions
+from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
@@ -105,8 +107,7 @@ class Cluster:
     """A connection to a cluster, in a thread of its own; a local one is started, and ended.
 
     Args:
-        address: where it is.
-        jobs: number of workers of a local one that says no number.
+        address: where it is; a local one that says no number has a worker for each processor.
         interruption: set when the user wants to end.
         tell: called with what the user should know: which workers are refused.
 
@@ -127,7 +128,7 @@ class Cluster:
     client: Client
 
     def __init__(
-        self, address: Address, jobs: int, interruption: Interruption, tell: Callable[[str], None]
+        self, address: Address, interruption: Interruption, tell: Callable[[str], None]
     ) -> None:
         if find_spec("distributed") is None:
             raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
@@ -138,7 +139,7 @@ class Cluster:
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
         self.local = match is not None
         self._where = _scheduler(address) if match is None else "this machine"
-        self._workers = int(match[1] or jobs) if match else 0
+        self._workers = int(match[1] or available_jobs()) if match else 0
         self._tls = address.tls
         for path in self._tls:
             if not Path(path).is_file():
@@ -254,13 +255,10 @@ def _scheduler(address: Address) -> str:
     where = address.where
     try:
         if "://" not in where:
-            file = Path(where)
-            # No pipe, which would be waited for, and nothing that has no end.
-            whole = file.is_file() and file.stat().st_size <= _LARGEST_FILE
-            where = str(read_json(file.read_bytes() if whole else b"")["address"])
+            where = str(read_json(read_regular_file(where, _LARGEST_FILE))["address"])
         parts = urlsplit(where)
         host, known = str(parts.hostname), parts.scheme in {"tcp", "tls"} and parts.port
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Malformed, ValueError, KeyError, TypeError):
         known = None
     if not known:
         raise UsageError(
@@ -708,14 +706,8 @@ class Crew:
     def _submit(
         self, station: _Station, function: Callable[..., Any], *arguments: object
     ) -> Answer[Any]:
-        return self._cluster.client.submit(
-            function,
-            *arguments,
-            key=f"onnxopt-{uuid4().hex}",
-            workers=[station.address],
-            allow_other_workers=False,
-            pure=False,
-        )
+        submit = self._cluster.client.submit
+        return submit(function, *arguments, workers=[station.address], pure=False)
 
     async def _call(self, station: _Station, *what: Any, seconds: float | None = None) -> Any:
         """Return what a function returns on a worker.
