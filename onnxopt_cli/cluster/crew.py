@@ -482,7 +482,7 @@ class Crew:
             read: makes what is yielded of an item's place and its answer; raises ValueError,
                 KeyError or TypeError if that is none.
             files: the files that an item needs.
-            stop: tells whether to stop early.
+            stop: tells whether to stop early, as when the user wants to end.
             part: of which part of the work an item is, which one worker does best: as far as there
                 are enough parts, each worker is at another one.
 
@@ -496,7 +496,7 @@ class Crew:
             for place in range(len(items)):
                 work.turn = place
                 while place not in done:
-                    if stop():
+                    if stop() or self._cluster.interruption.signal:
                         return
                     self._check()
                     with suppress(Empty):
