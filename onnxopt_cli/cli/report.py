@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -30,12 +31,13 @@ def render(saved: Path, reports: tuple[str, ...]) -> int:
     \b
     onnxopt report render run.jsonl --report json=run.json
     """  # noqa: D301 - likewise
-    from onnxopt_cli.report.files import parse_reports, require_apart, write_reports
+    from onnxopt_cli.report.files import parse_reports, require_apart, write_all, write_report
     from onnxopt_cli.report.saved import read_saved_run
 
     wanted = parse_reports(reports)
     require_apart(wanted, [saved])
-    write_reports(wanted, read_saved_run(saved))
+    record = read_saved_run(saved)
+    write_all(partial(write_report, *it, record) for it in wanted)
     return 0
 
 
