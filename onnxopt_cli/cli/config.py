@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.shared_options import no_profile, option
+from onnxopt_cli.cli.shared_options import option
 
 
 @click.command("config")
@@ -29,10 +29,8 @@ def command(context: click.Context, profile: str | None) -> int:
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.report.terminal import plain_table
 
-    found = configuration_here(context)
+    found = configuration_here(context, profile)
     if found is None:
-        if profile:
-            raise no_profile(profile)
         stdout().print("there is no configuration file: everything is as --help says")
         return 0
     for each in configured_commands(context):

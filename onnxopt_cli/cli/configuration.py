@@ -37,22 +37,21 @@ def configured_commands(context: click.Context) -> Iterator[click.Command]:
         yield from filter(None, found)
 
 
-def configuration_here(context: click.Context) -> Configuration | None:
+def configuration_here(context: click.Context, profile: str | None = None) -> Configuration | None:
     """Return what the file says that holds in the current folder; None if there is none.
 
     Raises:
-        UsageError: with everything that is wrong with it.
+        UsageError: with everything that is wrong with it; or if it should have a profile, and is
+            not there.
     """
     path = find_configuration()
-    return None if path is None else read_for(context, path)
-
-
-def read_for(context: click.Context, path: Path) -> Configuration:
-    """Return what a file says of the options of the commands that it may set.
-
-    Raises:
-        UsageError: with everything that is wrong with it.
-    """
+    if path is None:
+        if profile:
+            raise UsageError(
+                f"there is no profile {profile!r}: no configuration file is here",
+                hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
+            )
+        return None
     parameters = [it for command in configured_commands(context) for it in command.params]
     return read_configuration(path, {name for it in parameters for name in _names(it)})
 
@@ -82,8 +81,9 @@ def apply_configuration(
             continue
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
+            several = isinstance(value, list) and len(value) != 1
             # Where a command takes one value it is for the user to choose among several.
-            if value is not None and (_takes_many(parameter) or not _several(value)):
+            if value is not None and (_takes_many(parameter) or not several):
                 defaults[str(parameter.name)] = _checked(context, parameter, value, place, found)
                 places[str(parameter.name)] = place
     context.default_map = {**(context.default_map or {}), **defaults}
@@ -92,10 +92,6 @@ def apply_configuration(
 
 def _takes_many(parameter: click.Parameter) -> bool:
     return bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
-
-
-def _several(value: object) -> bool:
-    return isinstance(value, list) and len(value) != 1
 
 
 def _checked(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,47 +95,43 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
-    display = FuzzDisplay(examples, options["seconds"])
     only = [f"--operator {name}" for name in operators]
     only += [f"--exclude-operator {name}" for name in excluded]
     only += ["--single-nodes"] * options["single_nodes"]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     seconds = _EXPLAIN_TIME if options["explain_time"] is None else options["explain_time"]
-    task = Task(
-        chosen,
-        options["backend"],
-        setting(options, jobs=1),
-        seed=options["seed"],
-        examples=examples,
-        seconds=options["seconds"],
-        memory=options["output"] / ".examples",
-        single_nodes=options["single_nodes"],
-        shard=Shard.parse(options["shard"]) if options["shard"] else None,
-        explain_time=seconds if options["explain"] else 0.0,
-        tried=display.tried,
-        shrinking=display.shrinking,
-    )
+    shard = Shard.parse(options["shard"]) if options["shard"] else None
     with (
         interruptible() as interruption,
-        opened_cluster(options, interruption, note, "hypothesis") as display.cluster,
-        open_search(
-            replace(task, setting=replace(task.setting, cluster=display.cluster)),
-            interruption,
-            note,
-        ) as search,
-        display,
+        opened_cluster(options, interruption, note, "hypothesis") as cluster,
     ):
-        for finding in search.run():
-            broken = finding.trial.example.breach
-            said = ": ".join(filter(None, (headline(finding.result), broken)))
-            display.found(finding, said, keep(finding, options["output"], said, source))
-        asides = search.outside()
-        for aside in asides:
-            display.outside(aside)
+        display = FuzzDisplay(examples, options["seconds"], cluster)
+        task = Task(
+            chosen,
+            options["backend"],
+            setting(options, 1, cluster),
+            seed=options["seed"],
+            examples=examples,
+            seconds=options["seconds"],
+            memory=options["output"] / ".examples",
+            single_nodes=options["single_nodes"],
+            shard=shard,
+            explain_time=seconds if options["explain"] else 0.0,
+            tried=display.tried,
+            shrinking=display.shrinking,
+        )
+        with open_search(task, interruption, note) as search, display:
+            for finding in search.run():
+                broken = finding.trial.example.breach
+                said = ": ".join(filter(None, (headline(finding.result), broken)))
+                display.found(finding, said, keep(finding, options["output"], said, source))
+            asides = search.outside()
+            for aside in asides:
+                display.outside(aside)
     display.finish(search.tried, options)
     failed = interruption.exit_code or int(bool(search.findings.all or asides))
     # A shard of few examples may have none, as one of few cases.
-    if not (failed or search.tried or task.shard):
+    if not (failed or search.tried or shard):
         raise NothingSelected("no example was tried", hint="--time is too short")
     return failed
 

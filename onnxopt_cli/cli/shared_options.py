@@ -258,7 +258,7 @@ def opened_cluster(
         yield cluster
 
 
-def setting(options: Mapping[str, Any], jobs: int) -> Setting:
+def setting(options: Mapping[str, Any], jobs: int, cluster: Cluster | None = None) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
     from onnxopt_cli import api
     from onnxopt_cli.backends.lowering import LoweringMode
@@ -271,6 +271,7 @@ def setting(options: Mapping[str, Any], jobs: int) -> Setting:
             options["timeout"], options["startup_timeout"], allowed_memory(options["memory"])
         ),
         jobs=jobs,
+        cluster=cluster,
     )
 
 
@@ -336,25 +337,13 @@ _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 
 
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str | None) -> None:
-    from onnxopt_cli.backends.configuration import find_configuration
+    from onnxopt_cli.cli.configuration import apply_configuration, configuration_here
 
     # Not where a word is being completed.
-    path = None if context.resilient_parsing else find_configuration()
-    if path is not None:
-        from onnxopt_cli.cli.configuration import apply_configuration, read_for
-
-        found = context.meta[_CONFIGURATION] = read_for(context, path)
+    found = None if context.resilient_parsing else configuration_here(context, profile)
+    if found is not None:
+        context.meta[_CONFIGURATION] = found
         context.meta[_PLACES] = apply_configuration(context, found, profile)
-    elif profile and not context.resilient_parsing:
-        raise no_profile(profile)
-
-
-def no_profile(name: str) -> UsageError:
-    """Return what is wrong with asking for a profile where no configuration file is."""
-    return UsageError(
-        f"there is no profile {name!r}: no configuration file is here",
-        hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
-    )
 
 
 def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
