@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,11 +118,8 @@ def command(context: click.Context, targets: tuple[str, ...], **options: Any) ->
 
     Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    # What is imported stays; looking for garbage among it takes a tenth of the time to start.
-    gc.disable()
     from onnxopt_cli.cli.run_session import execute
 
-    gc.enable()
     options = {"targets": targets, **options}
     if options["resume"] and not targets:
         options |= _said_by_log(context, Path(options["resume"]))
