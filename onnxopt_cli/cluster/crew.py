@@ -57,8 +57,6 @@ _BATCH_SECONDS = 1.0
 _TASK_SECONDS = 0.01
 _LARGEST_BATCH = 1000
 _FIRST_BATCH = 4
-# So many items may be done, or under way, ahead of the one whose turn it is.
-_AHEAD = 20_000
 # On so many machines that are lost a piece of work is tried.
 _TRIES = 2
 # How often it is looked who is there, and after how long without a sign of life a worker is lost.
@@ -302,7 +300,6 @@ class _Work(Generic[Done]):
 
     Attributes:
         done: what has come, by place.
-        turn: the place whose turn it is.
     """
 
     def __init__(
@@ -311,13 +308,13 @@ class _Work(Generic[Done]):
         items: Sequence[Any],
         read: Callable[[int, Any], Done],
         files: Callable[[int], Sequence[str]],
-        part: Callable[[int], object],
+        part: Callable[[int], object] | None,
     ) -> None:
         self.done: SimpleQueue[dict[int, Done | LostError]] = SimpleQueue()
-        self.turn = 0
         self._request, self._items, self._read, self._files = request, items, read, files
-        # The places of each part that nobody has taken, and the part that each worker is at.
-        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)]
+        # The places of each part that nobody has taken, and the part that each worker is at. A
+        # search that only time ends has more items than can be looked at; they are one part.
+        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)] if part else []
         self._parts = [*starmap(range, pairwise([0, *ends, len(items)]))]
         self._at: dict[str, int] = {}
         self._pace = 0.0
@@ -331,8 +328,7 @@ class _Work(Generic[Done]):
             if workers == 1 or address not in self._lost[place]:
                 self._again.remove(place)
                 return [place]
-        ahead = self.turn + _AHEAD
-        left = [max(0, min(it.stop, ahead) - it.start) for it in self._parts]
+        left = [*map(len, self._parts)]
         at = self._at.get(address, 0)
         if address not in self._at or not left[at]:
             there = Counter(self._at.values())
@@ -426,10 +422,9 @@ class Crew:
 
         self.hello: Any = None
         self._cluster = cluster
-        here = str(Path.cwd())
         operators = [real_place(it) for it in OPERATOR_FILES]
-        folder = here if cluster.local else ""
-        setup = Setup(cluster.versions, opener, terms, folder, here, operators)
+        here = str(Path.cwd())
+        setup = Setup(cluster.versions, opener, terms, here, cluster.local, operators)
         self._setup = pickle.dumps(setup)
         self._run = f"run-{uuid4().hex}"
         self._stations: dict[str, _Station] = {}
@@ -472,7 +467,7 @@ class Crew:
         read: Callable[[int, Any], Done],
         files: Callable[[int], Sequence[str]] = lambda _: (),
         stop: Callable[[], object] = lambda: False,
-        part: Callable[[int], object] = lambda _: None,
+        part: Callable[[int], object] | None = None,
     ) -> Generator[Done | LostError]:
         """Yield what comes of each item, in order; of one that was lost each time, how it was.
 
@@ -484,7 +479,7 @@ class Crew:
             files: the files that an item needs.
             stop: tells whether to stop early, as when the user wants to end.
             part: of which part of the work an item is, which one worker does best: as far as there
-                are enough parts, each worker is at another one.
+                are enough parts, each worker is at another one. None if all is one part.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.
@@ -494,7 +489,6 @@ class Crew:
         done: dict[int, Done | LostError] = {}
         try:
             for place in range(len(items)):
-                work.turn = place
                 while place not in done:
                     if stop() or self._cluster.interruption.signal:
                         return
