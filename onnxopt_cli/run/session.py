@@ -166,8 +166,6 @@ class Session:
         ids: ids of all cases that there are, selected or not.
         results: the results so far by case and backend, in the order in which they came.
         began: when, by the clock that counts from anywhere.
-        started: when, in UTC; if the session goes on with a log, when that was begun.
-        hostname: of the machine that began it.
     """
 
     def __init__(
@@ -185,18 +183,23 @@ class Session:
         of_suites = {f"{SUITE}{name}": version for name, version in suites.items()}
         # Where worker processes are less isolated than elsewhere.
         weak = {"isolation": lacking} if (lacking := weakness()) else {}
-        self._versions = {**_VERSIONS, **of_suites, **weak}
         self._backends = {it.name: BackendIdentity(it.name, it.version) for it in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
         self._log: Log | None = None
         self._writer: LogWriter | None = None
         self._witness: Witness | None = None
         self.began = perf_counter()
-        self.started = datetime.now(UTC).strftime(_MOMENT)
-        self.hostname = platform.node()
-        # As a log gives them back.
         options = {**terms.options, "without": left_out}
-        self._options = json.loads(json.dumps(options, default=str))
+        # What is known of it from the beginning.
+        self._record = RunRecord(
+            versions={**_VERSIONS, **of_suites, **weak},
+            backends=tuple(self._backends.values()),
+            # As a log gives them back.
+            options=json.loads(json.dumps(options, default=str)),
+            results=(),
+            started=datetime.now(UTC).strftime(_MOMENT),
+            hostname=platform.node(),
+        )
         self.plan = replace(plan, started=self._started, review=self._review)
 
     def begin(self, witness: Witness, cases: CaseList) -> None:
@@ -219,15 +222,16 @@ class Session:
         self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
         resume = self.terms.resume
         self._log = log = read_log(path) if resume else None
+        record = self._record
         header = Header(
-            started=self.started,
-            hostname=self.hostname,
-            versions=self._versions,
-            backends=tuple(self._backends.values()),
+            started=record.started,
+            hostname=record.hostname,
+            versions=record.versions,
+            backends=record.backends,
             cases=cases,
             shard=self.terms.shard,
             expectations=self.expectations.hash,
-            options=self._options,
+            options=record.options,
             contents=witness.contents,
         )
         if log is None:
@@ -286,8 +290,7 @@ class Session:
     def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
         """End the run and its log, and return its record with explanations of the failures."""
         plan, terms = self.plan, self.terms
-        backends = tuple(self._backends.values())
-        findings = self.expectations.findings(self.ids, backends)
+        findings = self.expectations.findings(self.ids, self._record.backends)
         found: Iterable[Problem] = self._witness.changed() if self._witness else ()
         if self._log and self._log.finished:
             # What was found wrong in the end, too.
@@ -295,17 +298,13 @@ class Session:
         problems = tuple(dict.fromkeys((*plan.problems, *found)))
         results = tuple(self.results.values())
         code = exit_code(results, problems, findings, part=terms.shard is not None)
-        record = RunRecord(
-            versions=self._versions,
-            backends=backends,
-            options=self._options,
+        record = replace(
+            self._record,
             results=results,
             problems=problems,
             findings=findings,
             explanations=tuple(explanations),
             exit_code=plan.interruption.exit_code or code,
-            started=self.started,
-            hostname=self.hostname,
         )
         if self._writer is not None:
             from onnxopt_cli.log.writer import footer
@@ -328,9 +327,9 @@ class Session:
         """Take from a log the cases that have run on all backends; all of it if it is finished."""
         from onnxopt_cli.log.rules import whole_row
 
-        self.started, self.hostname = log.header.started, log.header.hostname
-        started = date.fromisoformat(log.header.started[:10])
-        self.expectations = replace(self.expectations, today=started)
+        started, hostname = log.header.started, log.header.hostname
+        self._record = replace(self._record, started=started, hostname=hostname)
+        self.expectations = replace(self.expectations, today=date.fromisoformat(started[:10]))
         results = log.results.values()
         without_outputs = {it.case for it in results if it.outcome in HARMLESS and not it.diffs}
         for case in self.plan.cases:
