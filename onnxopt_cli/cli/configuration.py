@@ -91,7 +91,7 @@ def apply_configuration(
 
 
 def _takes_many(parameter: click.Parameter) -> bool:
-    return bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
+    return parameter.multiple or parameter.nargs == -1
 
 
 def _checked(
@@ -104,8 +104,7 @@ def _checked(
         if not isinstance(it, (str, int, float)) or (isinstance(it, bool) and not flag):
             what = "true or false" if isinstance(it, bool) else printable(str(it))
             raise UsageError(f"{place}: found {what}, expected text or a number")
-    metavar = getattr(parameter, "metavar", None) or ""
-    if metavar in _PATHS or isinstance(parameter.type, click.Path):
+    if parameter.metavar in _PATHS or isinstance(parameter.type, click.Path):
         values = [_own_path(found.path.parent, it) for it in values]
     # Numbers are written as such, and options are text.
     values = [it if isinstance(it, bool) else str(it) for it in values]

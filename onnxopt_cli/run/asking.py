@@ -135,10 +135,8 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
         return model
     declaring = onnx.ModelProto()
     declaring.CopyFrom(model)
-    kept = [it for it in model.metadata_props if it.key != DECLARED]
-    del declaring.metadata_props[:]
-    declaring.metadata_props.extend(kept)
-    declaring.metadata_props.add(key=DECLARED, value=math)
+    said = {it.key: it.value for it in model.metadata_props}
+    onnx.helper.set_model_props(declaring, {**said, DECLARED: math})
     return declaring
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -67,7 +67,7 @@ class Selection:
         cases: Sequence[Case],
         tell: Callable[[str], None] = lambda _: None,
         *,
-        backends: Iterable[str] = (),
+        backends: Sequence[str] = (),
         without: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[list[Case], dict[str, str]]:
         """Choose among cases; letter case never matters.
@@ -103,8 +103,7 @@ class Selection:
         for word, question in unmatched.items():
             tell(f"no case's id matches -k {word}{'; ' * bool(question)}{question}")
         if self.failed:
-            only = self.failed == "only"
-            chosen, why = _failed_last(chosen, dict.fromkeys(backends), only=only)
+            chosen, why = _failed_last(chosen, backends, only=self.failed == "only")
             if why:
                 tell(why)
         names = {**dict.fromkeys(self.without, ""), **without}
@@ -129,7 +128,7 @@ def _question(word: str, pieces: Mapping[str, str]) -> str:
 
 
 def _failed_last(
-    cases: list[Case], backends: Iterable[str], *, only: bool
+    cases: list[Case], backends: Sequence[str], *, only: bool
 ) -> tuple[list[Case], str]:
     """Return the cases that failed last, unless only they count the others too, or why all run."""
     known = _read(cache_folder() / _MEMORY).get(_here(), {})
