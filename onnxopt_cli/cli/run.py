@@ -20,7 +20,7 @@ from onnxopt_cli.cli.shared_options import (
     lower_option,
     option,
     report_option,
-    session_options,
+    shard_option,
     targets_argument,
     tolerance_option,
     worker_options,
@@ -28,6 +28,8 @@ from onnxopt_cli.cli.shared_options import (
 from onnxopt_cli.core.text import clipped, printable
 
 _LIMIT = Number(min=0)
+# A path that the log has as it was typed. What is wrong with the file is said where it is opened.
+_FILE = click.Path(readable=False)
 
 #: The options of each part of the help; others stand at its end.
 _PARTS = {
@@ -87,7 +89,30 @@ class _Parts(click.Command):
 @cluster_options
 @option("--lf", "Only cases that failed when they last ran here.", is_flag=True)
 @option("--ff", "Those first, then the others.", is_flag=True)
-@session_options
+@option(
+    "--expect FILE",
+    "What is expected to fail; a later file precedes an earlier one.",
+    type=_FILE,
+    multiple=True,
+)
+@option(
+    "--update-expect FILE",
+    "Let an expectation file say what this run shows; it also counts as --expect.",
+    type=_FILE,
+)
+@option(
+    "--rerun N",
+    "Run what does not conform N times more, to tell flaky from failing.",
+    type=click.IntRange(min=1, max=1000),
+)
+@shard_option("N, by a hash of the id")
+@option("--log FILE", "Write each result to a log when it is there.", type=_FILE)
+@option(
+    "--resume LOG",
+    "Go on with a log; run only what it lacks. Without targets it says what to run; a backend "
+    "that is not built in must be given again.",
+    type=_FILE,
+)
 @option("-x", "Stop after the first failure.", "max_fail", flag_value=1, type=int)
 @option("--max-fail", "Stop after so many.", type=click.IntRange(min=1), default=None)
 @report_option(

@@ -116,8 +116,6 @@ def operator_option(complete: Callable[..., Any], about: str = "Only this operat
 
 
 PATH = click.Path(path_type=Path)
-# A path that the log has as it was typed. What is wrong with the file is said where it is opened.
-_FILE = click.Path(readable=False)
 
 targets_argument = click.argument(
     "targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target
@@ -300,35 +298,6 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
         signed_zeros=options["signed_zeros"],
         examine=options.get("verbose") is True,
     )
-
-
-#: The options about logs, expectations, shards and running again.
-session_options = _together(
-    option(
-        "--expect FILE",
-        "What is expected to fail; a later file precedes an earlier one.",
-        type=_FILE,
-        multiple=True,
-    ),
-    option(
-        "--update-expect FILE",
-        "Let an expectation file say what this run shows; it also counts as --expect.",
-        type=_FILE,
-    ),
-    option(
-        "--rerun N",
-        "Run what does not conform N times more, to tell flaky from failing.",
-        type=click.IntRange(min=1, max=1000),
-    ),
-    shard_option("N, by a hash of the id"),
-    option("--log FILE", "Write each result to a log when it is there.", type=_FILE),
-    option(
-        "--resume LOG",
-        "Go on with a log; run only what it lacks. Without targets it says what to run; a backend "
-        "that is not built in must be given again.",
-        type=_FILE,
-    ),
-)
 
 
 # The keys, among what a command's context holds, of what the configuration file says, and of where
