@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -88,19 +88,20 @@ class Selection:
                 capability, or a pattern cannot be read.
         """
         chosen = list(cases)
-        unmatched: dict[str, str] = {}
+        ids = [case.id for case in cases]
+        unmatched: set[str] = set()
         if self.patterns:
-            ids = [case.id for case in cases]
             patterns = [_Pattern(pattern, ids) for pattern in self.patterns]
             matching = set[str]().union(*(it.matching for it in patterns))
             chosen = [case for case in cases if case.id in matching]
-            unmatched = _near({word for it in patterns for word in it.unmatched}, ids)
+            unmatched.update(*(it.unmatched for it in patterns))
         if self.tags:
             chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
         if self.operators:
             pairs = [(case, operators_of(case)) for case in chosen]
             chosen = _having("operator", self.operators, pairs)
-        for word, question in unmatched.items():
+        for word in sorted(unmatched):
+            question = _question(word, ids)
             tell(f"no case's id matches -k {word}{'; ' * bool(question)}{question}")
         if self.failed:
             chosen, why = _failed_last(chosen, backends, only=self.failed == "only")
@@ -110,14 +111,9 @@ class Selection:
         return _leave_out(chosen, names) if names else (chosen, {})
 
 
-def _near(words: Collection[str], ids: Sequence[str]) -> dict[str, str]:
-    """Return words that match no id, each with a question that names a near one."""
-    pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
-    return {word: _question(word, pieces) for word in sorted(words)}
-
-
-def _question(word: str, pieces: Mapping[str, str]) -> str:
+def _question(word: str, ids: Sequence[str]) -> str:
     """Ask for the piece of an id most like a word, or that begins so; empty if there is none."""
+    pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
     if question := nearest(word, pieces.values()):
         return question
     for end in range(len(word) - 1, 1, -1):
