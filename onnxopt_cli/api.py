@@ -18,7 +18,7 @@ import atexit
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -197,7 +197,9 @@ def run(
         UsageError: if a backend or an expectation file is wrong.
         BackendUnavailable: if a backend does not start.
     """
-    with _session(tuple(cases), backends or ("numpy",), setting, judging, expect) as session:
+    found = Collection(tuple(cases), ())
+    terms = Terms(backends or ("numpy",), setting=setting, judging=judging, expect=_files(expect))
+    with open_session(terms, lambda: found, Interruption()) as session:
         for row in run_plan(session.plan):
             yield from row
 
@@ -221,31 +223,24 @@ def check(
         BackendUnavailable: if the backend does not start.
     """
     __tracebackhide__ = True  # pytest shows the line of the test.
-    (result,) = run_case(_kept(backend, setting, judging, tuple(expect)), case)
+    (result,) = run_case(_kept(backend, setting, judging, _files(expect)), case)
     if not result.conforms:
         raise NotConformingError(result)
     return result
 
 
 @cache
-def _kept(
-    backend: str, setting: Setting, judging: JudgeOptions, expect: tuple[Path | str, ...]
-) -> Plan:
+def _kept(backend: str, setting: Setting, judging: JudgeOptions, expect: tuple[Path, ...]) -> Plan:
     """Open a backend until this process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(_session((), (backend,), setting, judging, expect)).plan
+    terms = Terms((backend,), setting=setting, judging=judging, expect=expect)
+    opened = open_session(terms, lambda: Collection((), ()), Interruption())
+    return stack.enter_context(opened).plan
 
 
-def _session(
-    cases: tuple[Case, ...],
-    backends: Sequence[str],
-    setting: Setting,
-    judging: JudgeOptions,
-    expect: Sequence[Path | str],
-) -> AbstractContextManager[Session]:
-    terms = Terms(backends, setting=setting, judging=judging, expect=tuple(map(Path, expect)))
-    return open_session(terms, lambda: Collection(cases, ()), Interruption())
+def _files(paths: Sequence[Path | str]) -> tuple[Path, ...]:
+    return tuple(map(Path, paths))
 
 
 def explain(

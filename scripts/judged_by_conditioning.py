@@ -29,7 +29,8 @@ def main(name: str = "onnx-node") -> None:
     """Print the numbers and the reasons."""
     judging = JudgeOptions(rule=ToleranceRule.CONDITIONED)
     asker = Asker(judging)
-    asker.open_workers = lambda: InProcess(ASKED, LoweringMode.NEVER, Interruption(), None).submit
+    here = InProcess(ASKED, LoweringMode.NEVER, Interruption(), None)
+    asker.workers = lambda: here.submit
     count: defaultdict[str, int] = defaultdict(int)
     rest: defaultdict[str, list[str]] = defaultdict(list)
     for case in corpus(name)[0]:

@@ -15,6 +15,7 @@ from onnxopt_cli.cli.shared_options import (
     jobs_option,
     opened_cluster,
     operator_option,
+    option,
     shard_option,
     targets_argument,
     tolerance_option,
@@ -29,36 +30,29 @@ if TYPE_CHECKING:
 @targets_argument
 @operator_option(complete_our_operator)
 @tolerance_option
-@click.option(
-    "--allow",
-    "allowed",
-    multiple=True,
-    metavar="GLOB",
-    help="Let wrong implementations of this name survive.",
-)
+@option("--allow GLOB", "Let wrong implementations of this name survive.", "allowed", multiple=True)
 @jobs_option
 @shard_option("N of the implementations; --json writes what --join takes")
-@click.option(
-    "--join",
-    multiple=True,
+@option(
+    "--join JSON",
+    "Take the verdicts of this shard; give it for each.",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="JSON",
-    help="Take the verdicts of this shard; give it for each.",
+    multiple=True,
 )
 @cluster_options
-@click.option(
+@option(
     "--json",
+    "Also write all of it as JSON.",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write all of it as JSON.",
 )
-@click.option(
+@option(
     "--planted",
-    is_flag=True,
-    help="Put errors into right outputs instead, of any operators, and show what each tolerance "
+    "Put errors into right outputs instead, of any operators, and show what each tolerance "
     "catches.",
+    is_flag=True,
 )
-@click.option("-v", "--verbose", is_flag=True, help="Also list redundant and weak cases; slow.")
+@option("-v, --verbose", "Also list redundant and weak cases; slow.", is_flag=True)
 def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any) -> int:
     """Grade cases: which wrong implementations do they reject?
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from onnxopt_cli.cli.completion import complete_backend
-from onnxopt_cli.cli.shared_options import expand_backend
+from onnxopt_cli.cli.shared_options import expand_backend, option
 from onnxopt_cli.core.text import printable
 
 
@@ -65,11 +65,11 @@ def check(backend: str) -> int:
 
 @command.command("new")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--language",
+    "A plugin in Python, a command in C++, or one that a program in any language completes.",
     type=click.Choice(["python", "cpp", "shell"]),
     default="python",
-    help="A plugin in Python, a command in C++, or one that a program in any language completes.",
 )
 def new(folder: Path, language: str) -> None:
     """Write a working backend into a new folder, to go on from.

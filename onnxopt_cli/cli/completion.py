@@ -7,31 +7,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import click
+
 from onnxopt_cli.errors import OnnxoptError
 
 if TYPE_CHECKING:
-    import click
     from click.shell_completion import CompletionItem
 
-_Completer: TypeAlias = Callable[["click.Context", "click.Parameter", str], "list[str]"]
+_Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _offering(words: Callable[[click.Context], Iterable[str]]) -> _Completer:
     """Make of words, looked up when they are asked for, what offers those that are being typed."""
-
-    def complete(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-        return [word for word in words(context) if word.lower().startswith(typed.lower())]
-
-    return complete
+    return lambda context, _parameter, typed: _beginning(words(context), typed)
 
 
-def complete_path(
-    _context: click.Context, _parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Leave it to the shell to complete a path."""
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(typed, type="file")]
+def _beginning(words: Iterable[str], typed: str) -> list[str]:
+    return [word for word in words if word.lower().startswith(typed.lower())]
 
 
 def complete_target(
@@ -42,11 +34,11 @@ def complete_target(
 
     suite, slash, _ = typed.partition("/")
     if slash and suite in suite_names() and not Path(suite).exists():
-        return _offering(lambda _: _ids([suite]))(context, parameter, typed)
-    if not _offering(lambda _: suite_names())(context, parameter, typed):
-        return complete_path(context, parameter, typed)
+        return _beginning(_ids([suite]), typed)
+    if not _beginning(suite_names(), typed):
+        return click.Path().shell_complete(context, parameter, typed)
     here = [f"{path.name}/" if path.is_dir() else path.name for path in Path().iterdir()]
-    return _offering(lambda _: [*suite_names(), *sorted(here)])(context, parameter, typed)
+    return _beginning([*suite_names(), *sorted(here)], typed)
 
 
 def complete_subject(

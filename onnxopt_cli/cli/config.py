@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from onnxopt_cli.cli.shared_options import option
+
 
 @click.command("config")
 @click.pass_context
-@click.option("--profile", metavar="NAME", help="Also what this profile says.")
+@option("--profile NAME", "Also what this profile says.")
 def command(context: click.Context, profile: str | None) -> int:
     """Show what the configuration file says, and where.
 
@@ -24,14 +26,11 @@ def command(context: click.Context, profile: str | None) -> int:
         configured_commands,
     )
     from onnxopt_cli.cli.console import stdout
-    from onnxopt_cli.cli.shared_options import no_profile
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.report.terminal import plain_table
 
-    found = configuration_here(context)
+    found = configuration_here(context, profile)
     if found is None:
-        if profile:
-            raise no_profile(profile)
         stdout().print("there is no configuration file: everything is as --help says")
         return 0
     for each in configured_commands(context):

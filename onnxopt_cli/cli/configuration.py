@@ -17,8 +17,8 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Of options whose values are paths, or end in one after "=".
-_PATHS = {"FILE", "LOG", "DIR", "PATH", "DIRECTORY", "FORMAT=PATH", "[PATH|SUITE|ID]..."}
+# Of other parameters whose values may be paths, or end in one after "=".
+_PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
 
 def _names(parameter: click.Parameter) -> Iterator[str]:
@@ -37,22 +37,21 @@ def configured_commands(context: click.Context) -> Iterator[click.Command]:
         yield from filter(None, found)
 
 
-def configuration_here(context: click.Context) -> Configuration | None:
+def configuration_here(context: click.Context, profile: str | None = None) -> Configuration | None:
     """Return what the file says that holds in the current folder; None if there is none.
 
     Raises:
-        UsageError: with everything that is wrong with it.
+        UsageError: with everything that is wrong with it; or if it should have a profile, and is
+            not there.
     """
     path = find_configuration()
-    return None if path is None else read_for(context, path)
-
-
-def read_for(context: click.Context, path: Path) -> Configuration:
-    """Return what a file says of the options of the commands that it may set.
-
-    Raises:
-        UsageError: with everything that is wrong with it.
-    """
+    if path is None:
+        if profile:
+            raise UsageError(
+                f"there is no profile {profile!r}: no configuration file is here",
+                hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
+            )
+        return None
     parameters = [it for command in configured_commands(context) for it in command.params]
     return read_configuration(path, {name for it in parameters for name in _names(it)})
 
@@ -82,8 +81,9 @@ def apply_configuration(
             continue
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
+            several = isinstance(value, list) and len(value) != 1
             # Where a command takes one value it is for the user to choose among several.
-            if value is not None and (_takes_many(parameter) or not _several(value)):
+            if value is not None and (_takes_many(parameter) or not several):
                 defaults[str(parameter.name)] = _checked(context, parameter, value, place, found)
                 places[str(parameter.name)] = place
     context.default_map = {**(context.default_map or {}), **defaults}
@@ -91,11 +91,7 @@ def apply_configuration(
 
 
 def _takes_many(parameter: click.Parameter) -> bool:
-    return bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
-
-
-def _several(value: object) -> bool:
-    return isinstance(value, list) and len(value) != 1
+    return parameter.multiple or parameter.nargs == -1
 
 
 def _checked(
@@ -108,8 +104,7 @@ def _checked(
         if not isinstance(it, (str, int, float)) or (isinstance(it, bool) and not flag):
             what = "true or false" if isinstance(it, bool) else printable(str(it))
             raise UsageError(f"{place}: found {what}, expected text or a number")
-    metavar = getattr(parameter, "metavar", None) or ""
-    if metavar in _PATHS or isinstance(parameter.type, click.Path):
+    if parameter.metavar in _PATHS or isinstance(parameter.type, click.Path):
         values = [_own_path(found.path.parent, it) for it in values]
     # Numbers are written as such, and options are text.
     values = [it if isinstance(it, bool) else str(it) for it in values]

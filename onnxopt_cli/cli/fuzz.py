@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from onnxopt_cli.cli.shared_options import (
     lower_option,
     opened_cluster,
     operator_option,
+    option,
     setting,
     shard_option,
     worker_options,
@@ -34,47 +34,32 @@ _EXPLAIN_TIME = 60.0
 
 
 @click.command("fuzz", context_settings={"default_map": {"timeout": _TIMEOUT}})
-@backend_option(required=True, help="What to test.")
+@backend_option("What to test.", required=True)
 @operator_option(complete_our_operator)
-@click.option(
-    "--exclude-operator",
+@option(
+    "--exclude-operator NAME",
+    "Not this operator.",
     "excluded",
     multiple=True,
-    metavar="NAME",
     shell_complete=complete_our_operator,
-    help="Not this operator.",
 )
-@click.option(
+@option(
     "--single-nodes",
+    "Draw no models of several nodes: for a backend that runs nodes one by one.",
     is_flag=True,
-    help="Draw no models of several nodes: for a backend that runs nodes one by one.",
 )
-@click.option(
-    "--examples",
+@option(
+    "--examples N",
+    f"Try so many examples.  [default: {_EXAMPLES}, or no limit beside --time]",
     type=click.IntRange(min=1),
-    metavar="N",
-    help=f"Try so many examples.  [default: {_EXAMPLES}, or no limit beside --time]",
 )
-@click.option(
-    "--time",
-    "seconds",
-    type=Number(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Search for so long.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    help="The same seed tries the same examples.",
-)
-@click.option(
-    "-o",
-    "--output",
+@option("--time SECONDS", "Search for so long.", "seconds", type=Number(min=0, min_open=True))
+@option("--seed", "The same seed tries the same examples.", type=click.IntRange(min=0), default=0)
+@option(
+    "-o, --output DIR",
+    "Where failures are kept, as cases; those of earlier runs are replayed first.",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("fuzz"),
-    metavar="DIR",
-    help="Where failures are kept, as cases; those of earlier runs are replayed first.",
 )
 @explain_options(f"{_EXPLAIN_TIME:g} for each failure")
 @lower_option
@@ -110,47 +95,43 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
-    display = FuzzDisplay(examples, options["seconds"])
     only = [f"--operator {name}" for name in operators]
     only += [f"--exclude-operator {name}" for name in excluded]
     only += ["--single-nodes"] * options["single_nodes"]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     seconds = _EXPLAIN_TIME if options["explain_time"] is None else options["explain_time"]
-    task = Task(
-        chosen,
-        options["backend"],
-        setting(options, jobs=1),
-        seed=options["seed"],
-        examples=examples,
-        seconds=options["seconds"],
-        memory=options["output"] / ".examples",
-        single_nodes=options["single_nodes"],
-        shard=Shard.parse(options["shard"]) if options["shard"] else None,
-        explain_time=seconds if options["explain"] else 0.0,
-        tried=display.tried,
-        shrinking=display.shrinking,
-    )
+    shard = Shard.parse(options["shard"]) if options["shard"] else None
     with (
         interruptible() as interruption,
-        opened_cluster(options, interruption, note, "hypothesis") as display.cluster,
-        open_search(
-            replace(task, setting=replace(task.setting, cluster=display.cluster)),
-            interruption,
-            note,
-        ) as search,
-        display,
+        opened_cluster(options, interruption, note, "hypothesis") as cluster,
     ):
-        for finding in search.run():
-            broken = finding.trial.example.breach
-            said = ": ".join(filter(None, (headline(finding.result), broken)))
-            display.found(finding, said, keep(finding, options["output"], said, source))
-        asides = search.outside()
-        for aside in asides:
-            display.outside(aside)
+        display = FuzzDisplay(examples, options["seconds"], cluster)
+        task = Task(
+            chosen,
+            options["backend"],
+            setting(options, 1, cluster),
+            seed=options["seed"],
+            examples=examples,
+            seconds=options["seconds"],
+            memory=options["output"] / ".examples",
+            single_nodes=options["single_nodes"],
+            shard=shard,
+            explain_time=seconds if options["explain"] else 0.0,
+            tried=display.tried,
+            shrinking=display.shrinking,
+        )
+        with open_search(task, interruption, note) as search, display:
+            for finding in search.run():
+                broken = finding.trial.example.breach
+                said = ": ".join(filter(None, (headline(finding.result), broken)))
+                display.found(finding, said, keep(finding, options["output"], said, source))
+            asides = search.outside()
+            for aside in asides:
+                display.outside(aside)
     display.finish(search.tried, options)
     failed = interruption.exit_code or int(bool(search.findings.all or asides))
     # A shard of few examples may have none, as one of few cases.
-    if not (failed or search.tried or task.shard):
+    if not (failed or search.tried or shard):
         raise NothingSelected("no example was tried", hint="--time is too short")
     return failed
 

@@ -28,20 +28,18 @@ class FuzzDisplay:
     Args:
         examples: how many will be tried; None for no limit.
         seconds: how long the search may take; None for no limit.
-
-    Attributes:
         cluster: the machines that search; None for this one.
     """
 
-    cluster: Cluster | None = None
-
-    def __init__(self, examples: int | None, seconds: float | None) -> None:
+    def __init__(
+        self, examples: int | None, seconds: float | None, cluster: Cluster | None
+    ) -> None:
+        self._cluster = cluster
         self._console = stdout()
         self._examples = examples
         self._by_time = examples is None
         self._found = 0
         self._causes: dict[str, list[str]] = {}
-        self._began = monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(12),
@@ -56,7 +54,7 @@ class FuzzDisplay:
 
     def __enter__(self) -> Self:
         self._began = monotonic()
-        self._pace = Pace("examples", self.cluster)
+        self._pace = Pace("examples", self._cluster)
         self._progress.start()
         return self
 

@@ -8,25 +8,25 @@ from pathlib import Path
 import click
 
 from onnxopt_cli.cli.completion import complete_suite
+from onnxopt_cli.cli.shared_options import option
 
 
 @click.command("generate")
 @click.argument("suites", metavar="[SUITE]...", nargs=-1, shell_complete=complete_suite)
-@click.option(
-    "-o",
-    "--output",
+@option(
+    "-o, --output",
+    "The folder to write to.",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("cases"),
-    help="The folder to write to.",
 )
-@click.option(
+@option(
     "--format",
+    "Case files or ONNX test directories.  [default: yaml]",
     "form",
     type=click.Choice(["yaml", "onnx"]),
-    help="Case files or ONNX test directories.  [default: yaml]",
 )
-@click.option("--check", is_flag=True, help="Compare instead of writing; exit with 1 on drift.")
-@click.option("--force", is_flag=True, help="Overwrite files that differ.")
+@option("--check", "Compare instead of writing; exit with 1 on drift.", is_flag=True)
+@option("--force", "Overwrite files that differ.", is_flag=True)
 def command(
     suites: tuple[str, ...], output: Path, form: str | None, check: bool, force: bool
 ) -> int:

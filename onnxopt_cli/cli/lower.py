@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxopt_cli.cli.shared_options import PATH, option
+
 if TYPE_CHECKING:
     import onnx
 
-    from onnxopt_cli.errors import InvalidCase
     from onnxopt_cli.readings.lower.model import LoweredModel
 
 
 @click.command("lower")
-@click.argument("source", metavar="MODEL.onnx", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
+@click.argument("source", metavar="MODEL.onnx", type=PATH)
+@option(
+    "-o, --output OUT.onnx",
+    "Where the lowered model goes; never MODEL.onnx itself.",
     "target",
-    metavar="OUT.onnx",
+    type=PATH,
     required=True,
-    type=click.Path(path_type=Path),
-    help="Where the lowered model goes; never MODEL.onnx itself.",
 )
 def command(source: Path, target: Path) -> None:
     """Replace training operators by primitive ones, so that any backend can run the model.
@@ -38,7 +37,8 @@ def command(source: Path, target: Path) -> None:
 
     from onnxopt_cli.cases.onnx.model_file import read_model
     from onnxopt_cli.core.files import write_atomically
-    from onnxopt_cli.errors import NodeError
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import InvalidCase, NodeError, Problem
     from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
     from onnxopt_cli.readings.lower.model import lower
 
@@ -46,10 +46,11 @@ def command(source: Path, target: Path) -> None:
     model = read_model(source)
     try:
         refuse_endless_functions(model)
-        _check(model, source)
+        _check(model)
         lowering = lower(model)
     except NodeError as error:
-        raise _invalid(source, error.message, hint=error.hint) from error
+        problem = Problem(printable(str(source)), printable(error.message, lines=True))
+        raise InvalidCase([problem], hint=printable(error.hint)) from error
     # A failure here is a defect of ours; no file comes of it.
     checker.check_model(lowering.model, full_check=True)
     write_atomically(target, lowering.model.SerializeToString())
@@ -72,27 +73,25 @@ def _writable(source: Path, target: Path) -> Path:
     return target
 
 
-def _check(model: onnx.ModelProto, source: Path) -> None:
+def _check(model: onnx.ModelProto) -> None:
+    """Have onnx check a model.
+
+    Raises:
+        NodeError: saying what is wrong with it.
+    """
     from google.protobuf.message import EncodeError
     from onnx import checker, shape_inference
 
+    from onnxopt_cli.errors import NodeError
     from onnxopt_cli.operators import register_schemas
 
     register_schemas()
     try:
         checker.check_model(model, full_check=True)
     except (checker.ValidationError, shape_inference.InferenceError) as error:
-        raise _invalid(source, f"does not pass onnx's check: {error}") from error
+        raise NodeError(f"does not pass onnx's check: {error}") from error
     except (EncodeError, ValueError) as error:
-        raise _invalid(source, f"is too large for onnx's check: {error}") from error
-
-
-def _invalid(source: Path, what: str, hint: str = "") -> InvalidCase:
-    from onnxopt_cli.core.text import printable
-    from onnxopt_cli.errors import InvalidCase, Problem
-
-    problem = Problem(printable(str(source)), printable(what, lines=True))
-    return InvalidCase([problem], hint=printable(hint))
+        raise NodeError(f"is too large for onnx's check: {error}") from error
 
 
 def _summary(lowering: LoweredModel) -> str:

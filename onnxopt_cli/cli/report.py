@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.shared_options import report_option
+from onnxopt_cli.cli.shared_options import PATH, option, report_option
 
-_LOG = click.Path(path_type=Path)
 _SAVED = "LOG|REPORT.json"
 
 
@@ -23,7 +23,7 @@ def command() -> None:
 
 
 @command.command("render")
-@click.argument("saved", metavar=_SAVED, type=_LOG)
+@click.argument("saved", metavar=_SAVED, type=PATH)
 @report_option("What to write, as for onnxopt run; may be given several times.", required=True)
 def render(saved: Path, reports: tuple[str, ...]) -> int:
     """Write reports of a run from its log, finished or not, or from its JSON report.
@@ -31,18 +31,19 @@ def render(saved: Path, reports: tuple[str, ...]) -> int:
     \b
     onnxopt report render run.jsonl --report json=run.json
     """  # noqa: D301 - likewise
-    from onnxopt_cli.report.files import parse_reports, require_apart, write_reports
+    from onnxopt_cli.report.files import parse_reports, require_apart, write_all, write_report
     from onnxopt_cli.report.saved import read_saved_run
 
     wanted = parse_reports(reports)
     require_apart(wanted, [saved])
-    write_reports(wanted, read_saved_run(saved))
+    record = read_saved_run(saved)
+    write_all(partial(write_report, *it, record) for it in wanted)
     return 0
 
 
 @command.command("merge")
-@click.argument("logs", type=_LOG, nargs=-1, required=True, metavar="LOG...")
-@click.option("-o", "--output", type=_LOG, required=True, metavar="OUT", help="The log to write.")
+@click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...")
+@option("-o, --output OUT", "The log to write.", type=PATH, required=True)
 def merge(logs: tuple[Path, ...], output: Path) -> int:
     """Join the logs of all shards of a run, and judge the whole.
 
@@ -66,14 +67,10 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
 
 
 @command.command("diff")
-@click.argument("old", metavar=_SAVED, type=_LOG)
-@click.argument("new", metavar=_SAVED, type=_LOG)
-@click.option(
-    "--old-again", multiple=True, metavar="LOG", type=_LOG, help="A repeat of the old run."
-)
-@click.option(
-    "--new-again", multiple=True, metavar="LOG", type=_LOG, help="A repeat of the new run."
-)
+@click.argument("old", metavar=_SAVED, type=PATH)
+@click.argument("new", metavar=_SAVED, type=PATH)
+@option("--old-again LOG", "A repeat of the old run.", type=PATH, multiple=True)
+@option("--new-again LOG", "A repeat of the new run.", type=PATH, multiple=True)
 def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Path, ...]) -> int:
     """Say what got better and what got worse from one run to another.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from onnxopt_cli.cli.shared_options import (
+    PATH,
     Number,
     backend_option,
     case_options,
@@ -18,8 +18,9 @@ from onnxopt_cli.cli.shared_options import (
     explain_options,
     jobs_option,
     lower_option,
+    option,
     report_option,
-    session_options,
+    shard_option,
     targets_argument,
     tolerance_option,
     worker_options,
@@ -27,6 +28,8 @@ from onnxopt_cli.cli.shared_options import (
 from onnxopt_cli.core.text import clipped, printable
 
 _LIMIT = Number(min=0)
+# A path that the log has as it was typed. What is wrong with the file is said where it is opened.
+_FILE = click.Path(readable=False)
 
 #: The options of each part of the help; others stand at its end.
 _PARTS = {
@@ -63,52 +66,72 @@ class _Parts(click.Command):
 @click.pass_context
 @targets_argument
 @backend_option(
+    "What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
+    "May be given several times.",
     "backends",
     multiple=True,
     default=("numpy",),
-    help="What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
-    "May be given several times.",
 )
 @case_options
 @tolerance_option
-@click.option("--rtol", type=_LIMIT, help="Judge by this relative tolerance.")
-@click.option("--atol", type=_LIMIT, help="Judge by this absolute tolerance.")
-@click.option("--ulp", type=click.IntRange(min=0), help="Judge by this distance in ulp.")
-@click.option(
-    "--budget",
+@option("--rtol", "Judge by this relative tolerance.", type=_LIMIT)
+@option("--atol", "Judge by this absolute tolerance.", type=_LIMIT)
+@option("--ulp", "Judge by this distance in ulp.", type=click.IntRange(min=0))
+@option(
+    "--budget FACTOR",
+    "Multiple of the rounding bound that a derived tolerance allows.  [default: 4]",
     type=_LIMIT,
-    metavar="FACTOR",
-    help="Multiple of the rounding bound that a derived tolerance allows.  [default: 4]",
 )
-@click.option("--signed-zeros", is_flag=True, help="Take 0.0 and -0.0 for different.")
+@option("--signed-zeros", "Take 0.0 and -0.0 for different.", is_flag=True)
 @lower_option
 @jobs_option
 @worker_options
 @cluster_options
-@click.option("--lf", is_flag=True, help="Only cases that failed when they last ran here.")
-@click.option("--ff", is_flag=True, help="Those first, then the others.")
-@session_options
-@click.option("-x", "max_fail", flag_value=1, type=int, help="Stop after the first failure.")
-@click.option("--max-fail", type=click.IntRange(min=1), default=None, help="Stop after so many.")
+@option("--lf", "Only cases that failed when they last ran here.", is_flag=True)
+@option("--ff", "Those first, then the others.", is_flag=True)
+@option(
+    "--expect FILE",
+    "What is expected to fail; a later file precedes an earlier one.",
+    type=_FILE,
+    multiple=True,
+)
+@option(
+    "--update-expect FILE",
+    "Let an expectation file say what this run shows; it also counts as --expect.",
+    type=_FILE,
+)
+@option(
+    "--rerun N",
+    "Run what does not conform N times more, to tell flaky from failing.",
+    type=click.IntRange(min=1, max=1000),
+)
+@shard_option("N, by a hash of the id")
+@option("--log FILE", "Write each result to a log when it is there.", type=_FILE)
+@option(
+    "--resume LOG",
+    "Go on with a log; run only what it lacks. Without targets it says what to run; a backend "
+    "that is not built in must be given again.",
+    type=_FILE,
+)
+@option("-x", "Stop after the first failure.", "max_fail", flag_value=1, type=int)
+@option("--max-fail", "Stop after so many.", type=click.IntRange(min=1), default=None)
 @report_option(
     "Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
     "html, PATH may be - for standard output."
 )
-@click.option(
-    "--artifacts",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write each failing case as an ONNX test directory, with what the backend returned.",
+@option(
+    "--artifacts DIR",
+    "Write each failing case as an ONNX test directory, with what the backend returned.",
+    type=PATH,
 )
-@click.option(
-    "--durations",
+@option(
+    "--durations N",
+    "Show the N cases that took the backends longest.",
     type=click.IntRange(min=1),
-    metavar="N",
-    help="Show the N cases that took the backends longest.",
 )
 @explain_options("a fifth of the run's time, 10 at least")
-@click.option("-v", "--verbose", is_flag=True, help="Show every output, and all of each failure.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only which cases fail, and the summary.")
+@option("-v, --verbose", "Show every output, and all of each failure.", is_flag=True)
+@option("-q, --quiet", "Show only which cases fail, and the summary.", is_flag=True)
 def command(context: click.Context, targets: tuple[str, ...], **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
@@ -120,11 +143,8 @@ def command(context: click.Context, targets: tuple[str, ...], **options: Any) ->
 
     Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    # What is imported stays; looking for garbage among it takes a tenth of the time to start.
-    gc.disable()
     from onnxopt_cli.cli.run_session import execute
 
-    gc.enable()
     options = {"targets": targets, **options}
     if options["resume"] and not targets:
         options |= _said_by_log(context, Path(options["resume"]))

@@ -21,10 +21,10 @@ from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, t
 from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
 from onnxopt_cli.core.files import require_place
-from onnxopt_cli.core.record import BackendIdentity, Explanation, RunRecord
+from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
-from onnxopt_cli.errors import OnnxoptError, UsageError
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.isolation.processes import claimed
@@ -32,7 +32,7 @@ from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
-from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_reports
+from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_all, write_report
 from onnxopt_cli.report.verdict import scope
 
 if TYPE_CHECKING:
@@ -138,19 +138,16 @@ class Display:
             explaining: how long it then took to look for what explains the failures.
         """
         results = record.results
-        passed = all(it.outcome is Outcome.PASS and it.conforms for it in results)
         if self._quiet:
             for line in terminal.failing_lines(record):
                 self.print(line)
-        elif not passed:
+        else:
             self._failures(record)
             self._reasons(results)
-        counts = [terminal.summary_table(results)]
-        if not passed:
-            counts.append(terminal.capability_table(results))
-        tables: list[RenderableType | None] = []
+        counts = terminal.summary_table(results), terminal.capability_table(results)
         # Side by side where both fit.
-        tables += [Columns(filter(None, counts), padding=(0, 4))] * any(counts)
+        beside = Columns(filter(None, counts), padding=(0, 4)) if any(counts) else None
+        tables: list[RenderableType | None] = [beside]
         if self._verbose:
             from onnxopt_cli.report.accuracy import accuracy_table
 
@@ -168,7 +165,7 @@ class Display:
             *terminal.verdict(record, seconds, explaining),
             *([Text(said, "dim")] if said else []),
             *(self._explained(record.explanations) if record.explanations else ()),
-            *([] if passed else self._near_misses(results)),
+            *self._near_misses(record),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
             self.print(line)
@@ -176,11 +173,10 @@ class Display:
             count = len(record.problems)
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
-    def _near_misses(self, results: Sequence[Result]) -> Iterator[Text]:
+    def _near_misses(self, record: RunRecord) -> Iterator[Text]:
         """Yield entries of expectation files that a misspelt backend may keep from being used."""
-        if not all(result.conforms for result in results):
-            backends = [BackendIdentity(it.name, it.version) for it in self._plan.backends]
-            for problem in self._expectations.near_misses(backends):
+        if not all(result.conforms for result in record.results):
+            for problem in self._expectations.near_misses(record.backends):
                 yield Text(f"{printable(problem.where)}: {problem.what}", "yellow")
 
     def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
@@ -369,20 +365,8 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
         writes.append(
             lambda: display.print(api.update_expectations(path, known, record, session.ids))
         )
-    if reports:
-        writes.append(partial(write_reports, reports, record))
-    if terms.log:
-        writes.append(session.require_log)
-    failed = []
-    for write in writes:
-        try:
-            write()
-        except OnnxoptError as error:
-            failed.append(error)
-    if failed:
-        message = "\n".join(error.message for error in failed)
-        hints = dict.fromkeys(error.hint for error in failed if error.hint)
-        raise UsageError(message, hint="\n".join(hints))
+    writes += [partial(write_report, *it, record) for it in reports]
+    write_all([*writes, session.require_log])
     return record.exit_code or 0
 
 

@@ -17,7 +17,6 @@ from onnxopt_cli.cli.completion import (
     complete_backend,
     complete_capability,
     complete_operator,
-    complete_path,
     complete_pattern,
     complete_report,
     complete_target,
@@ -90,21 +89,33 @@ def _together(*options: _Option) -> _Option:
     return add
 
 
-def many(*names: str, help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
+def option(written: str, about: str, name: str | None = None, **others: Any) -> _Option:
+    """Return an option, given as the help shows it: ``-o, --output DIR``, and what it does.
+
+    Args:
+        written: its spellings; and what its value is called, unless its type says it.
+        about: what it does.
+        name: of the command's parameter, if not the longest spelling.
+        others: what click takes beside these.
+    """
+    *short, last = written.split(", ")
+    spelling, _, metavar = last.partition(" ")
+    names = filter(None, (*short, spelling, name))
+    return click.option(*names, metavar=metavar or None, help=about, **others)
+
+
+def many(written: str, about: str, name: str, **others: Any) -> _Option:
     """Return an option that may be given several times, and says so."""
-    text = f"{help} Given several times: any of them."
-    return click.option(*names, multiple=True, help=text, **others)
+    said = f"{about} Given several times: any of them."
+    return option(written, said, name, multiple=True, **others)
 
 
-def operator_option(complete: Callable[..., Any], what: str = "Only this operator.") -> _Option:
-    """Return the option that chooses operators, with what completes it and its help."""
-    return many("--operator", "operators", metavar="NAME", shell_complete=complete, help=what)
+def operator_option(complete: Callable[..., Any], about: str = "Only this operator.") -> _Option:
+    """Return the option that chooses operators, with what completes it and what it does."""
+    return many("--operator NAME", about, "operators", shell_complete=complete)
 
 
-def _file_option(name: str, help: str, metavar: str = "FILE", **others: Any) -> _Option:  # noqa: A002
-    """Return an option that names a file."""
-    return click.option(name, metavar=metavar, shell_complete=complete_path, help=help, **others)
-
+PATH = click.Path(path_type=Path)
 
 targets_argument = click.argument(
     "targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target
@@ -112,131 +123,104 @@ targets_argument = click.argument(
 #: The options that choose among cases.
 case_options = _together(
     many(
-        "-k",
-        "patterns",
-        metavar="PATTERN",
-        shell_complete=complete_pattern,
-        help="Only cases whose id is this, matches this glob or contains this text; also "
+        "-k PATTERN",
+        "Only cases whose id is this, matches this glob or contains this text; also "
         "'adam and not (double or T_0)'.",
+        "patterns",
+        shell_complete=complete_pattern,
     ),
     operator_option(complete_operator, "Only cases whose model contains this operator."),
-    many("--tag", "tags", metavar="TAG", help="Only cases with this tag."),
-    click.option(
-        "--without",
+    many("--tag TAG", "Only cases with this tag.", "tags"),
+    option(
+        "--without CAPABILITY",
+        "Leave out cases that need this: double, many-tensors, ... Again for more.",
         multiple=True,
-        metavar="CAPABILITY",
         shell_complete=complete_capability,
-        help="Leave out cases that need this: double, many-tensors, ... Again for more.",
     ),
 )
-tolerance_option = click.option(
+tolerance_option = option(
     "--tolerance",
+    "Judge by this rule, whatever the cases say.",
     "rule",
     type=click.Choice(["conditioned", "derived", "onnx"]),
-    help="Judge by this rule, whatever the cases say.",
 )
-
-
-lower_option = click.option(
+lower_option = option(
     "--lower",
+    "When to replace training operators by primitive ones.",
     type=click.Choice(["auto", "never", "always"]),
     default="auto",
-    help="When to replace training operators by primitive ones.",
 )
-
-
-jobs_option = click.option(
-    "-j",
-    "--jobs",
-    type=_job_count,
-    default="auto",
-    metavar="N|auto",
-    help="Number of processes.",
-)
+jobs_option = option("-j, --jobs N|auto", "Number of processes.", type=_job_count, default="auto")
 
 
 def explain_time_option(default: str) -> _Option:
     """Return the option that says how long to look for known mistakes, given its default."""
-    return click.option(
-        "--explain-time",
-        type=Number(min=0, max=1e6),
-        metavar="SECONDS",
-        help=f"How long to look for known mistakes.  [default: {default}]",
-    )
+    about = f"How long to look for known mistakes.  [default: {default}]"
+    return option("--explain-time SECONDS", about, type=Number(min=0, max=1e6))
 
 
 def explain_options(default: str) -> _Option:
     """Return what adds the options about known mistakes to a command that looks for some itself."""
     return _together(
-        click.option(
+        option(
             "--explain/--no-explain",
+            "Look for a known mistake that reproduces the failures.",
             default=True,
-            help="Look for a known mistake that reproduces the failures.",
         ),
         explain_time_option(default),
     )
 
 
-def _limit(name: str, default: object, help: str, **others: Any) -> _Option:  # noqa: A002
-    return click.option(name, default=default, help=help, **others)
-
-
-_SECONDS = {"type": Number(min=0, min_open=True, max=1e6), "metavar": "SECONDS"}
-_MEMORY = "How much a backend's process, or a case of a file, may hold; none for no limit."
+_LIMIT: dict[str, Any] = {"type": Number(min=0, min_open=True, max=1e6), "default": 60.0}
 #: The options about the processes of backends.
 worker_options = _together(
-    click.option(
+    option(
         "--isolation",
-        type=click.Choice(["process", "none"]),
-        help="Run backends in processes of their own, or all in this one.  "
+        "Run backends in processes of their own, or all in this one.  "
         "[default: process, but none for our own formulas]",
+        type=click.Choice(["process", "none"]),
     ),
-    _limit("--timeout", 60.0, "How long a case may take.", **_SECONDS),
-    _limit("--startup-timeout", 60.0, "How long a backend may take to start.", **_SECONDS),
-    _limit("--memory", "4GiB", _MEMORY, type=_size, metavar="SIZE"),
+    option("--timeout SECONDS", "How long a case may take.", **_LIMIT),
+    option("--startup-timeout SECONDS", "How long a backend may take to start.", **_LIMIT),
+    option(
+        "--memory SIZE",
+        "How much a backend's process, or a case of a file, may hold; none for no limit.",
+        type=_size,
+        default="4GiB",
+    ),
 )
 
 
-def report_option(help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
-    """Return the option for what is written of a run, given its help."""
-    return click.option(
-        "--report",
-        "reports",
-        multiple=True,
-        metavar="FORMAT=PATH",
-        shell_complete=complete_report,
-        help=help,
-        **others,
-    )
+def report_option(about: str, **others: Any) -> _Option:
+    """Return the option for what is written of a run, given what it says of itself."""
+    others |= {"multiple": True, "shell_complete": complete_report}
+    return option("--report FORMAT=PATH", about, "reports", **others)
 
 
 def shard_option(of: str) -> _Option:
     """Return the option that takes a part of a command's work, given what it is a part of."""
-    return click.option("--shard", metavar="I/N", help=f"Only part I of {of}.")
+    return option("--shard I/N", f"Only part I of {of}.")
 
 
 #: The options about other machines.
 cluster_options = _together(
-    click.option(
-        "--cluster",
-        metavar="WHERE",
-        help="Use the workers of a Dask cluster: local, local:N, tcp://HOST:PORT, tls://HOST:PORT "
+    option(
+        "--cluster WHERE",
+        "Use the workers of a Dask cluster: local, local:N, tcp://HOST:PORT, tls://HOST:PORT "
         "or a scheduler file.",
     ),
-    click.option(
-        "--ship",
+    option(
+        "--ship PATH",
+        "Send this file or folder to every worker. Again for more.",
+        type=PATH,
         multiple=True,
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        help="Send this file or folder to every worker. Again for more.",
     ),
-    click.option(
-        "--tls",
+    option(
+        "--tls CA CERT KEY",
+        "PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
         nargs=3,
-        metavar="CA CERT KEY",
-        help="PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
     ),
-    click.option("--insecure", is_flag=True, help="Go without TLS to other machines."),
+    option("--insecure", "Go without TLS to other machines.", is_flag=True),
 )
 
 
@@ -266,14 +250,13 @@ def opened_cluster(
         yield None
         return
     from onnxopt_cli.cluster.crew import Address, Cluster
-    from onnxopt_cli.core.blocks import available_jobs
 
-    where = Address(options["cluster"], ship, tls, insecure, packages)
-    with closing(Cluster(where, available_jobs(), interruption, tell)) as cluster:
+    address = Address(options["cluster"], ship, tls, insecure, packages)
+    with closing(Cluster(address, interruption, tell)) as cluster:
         yield cluster
 
 
-def setting(options: Mapping[str, Any], jobs: int) -> Setting:
+def setting(options: Mapping[str, Any], jobs: int, cluster: Cluster | None = None) -> Setting:
     """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
     from onnxopt_cli import api
     from onnxopt_cli.backends.lowering import LoweringMode
@@ -286,6 +269,7 @@ def setting(options: Mapping[str, Any], jobs: int) -> Setting:
             options["timeout"], options["startup_timeout"], allowed_memory(options["memory"])
         ),
         jobs=jobs,
+        cluster=cluster,
     )
 
 
@@ -316,57 +300,19 @@ def judging(options: Mapping[str, Any]) -> JudgeOptions:
     )
 
 
-#: The options about logs, expectations, shards and running again.
-session_options = _together(
-    _file_option(
-        "--expect", "What is expected to fail; a later file precedes an earlier one.", multiple=True
-    ),
-    _file_option(
-        "--update-expect",
-        "Let an expectation file say what this run shows; it also counts as --expect.",
-    ),
-    click.option(
-        "--rerun",
-        type=click.IntRange(min=1, max=1000),
-        metavar="N",
-        help="Run what does not conform N times more, to tell flaky from failing.",
-    ),
-    shard_option("N, by a hash of the id"),
-    _file_option("--log", "Write each result to a log when it is there."),
-    _file_option(
-        "--resume",
-        "Go on with a log; run only what it lacks. Without targets it says what to run; a backend "
-        "that is not built in must be given again.",
-        "LOG",
-    ),
-)
-
-
 # The keys, among what a command's context holds, of what the configuration file says, and of where
 # it says what.
 _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 
 
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str | None) -> None:
-    from onnxopt_cli.backends.configuration import find_configuration
+    from onnxopt_cli.cli.configuration import apply_configuration, configuration_here
 
     # Not where a word is being completed.
-    path = None if context.resilient_parsing else find_configuration()
-    if path is not None:
-        from onnxopt_cli.cli.configuration import apply_configuration, read_for
-
-        found = context.meta[_CONFIGURATION] = read_for(context, path)
+    found = None if context.resilient_parsing else configuration_here(context, profile)
+    if found is not None:
+        context.meta[_CONFIGURATION] = found
         context.meta[_PLACES] = apply_configuration(context, found, profile)
-    elif profile and not context.resilient_parsing:
-        raise no_profile(profile)
-
-
-def no_profile(name: str) -> UsageError:
-    """Return what is wrong with asking for a profile where no configuration file is."""
-    return UsageError(
-        f"there is no profile {name!r}: no configuration file is here",
-        hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
-    )
 
 
 def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -377,18 +323,10 @@ def expand_backend(context: click.Context, _parameter: click.Parameter, value: A
     return found.backend(value) if isinstance(value, str) else tuple(map(found.backend, value))
 
 
-def backend_option(*names: str, help: str, **others: Any) -> _Option:  # noqa: A002 - click's name
+def backend_option(about: str, name: str | None = None, **others: Any) -> _Option:
     """Return the option for what is tested; a name may be one of the configuration file."""
-    return click.option(
-        "-b",
-        "--backend",
-        *names,
-        metavar="BACKEND",
-        shell_complete=complete_backend,
-        callback=expand_backend,
-        help=help,
-        **others,
-    )
+    others |= {"callback": expand_backend, "shell_complete": complete_backend}
+    return option("-b, --backend BACKEND", about, name, **others)
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
@@ -406,25 +344,17 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
 
 # Of every command that knows operators. Both come first, as the others are checked against what
 # there is.
+_FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False}
 _configured = (
-    click.option(
-        "--profile",
-        metavar="NAME",
-        is_eager=True,
-        expose_value=False,
-        callback=_apply,
-        help="Use a profile of onnxopt.toml.",
-    ),
-    click.option(
-        "--operators",
+    option("--profile NAME", "Use a profile of onnxopt.toml.", callback=_apply, **_FIRST),
+    option(
+        "--operators FILE",
+        "Also know the operators of this Python file. Its code runs. Again for more.",
         "operator_files",
+        type=PATH,
         multiple=True,
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        is_eager=True,
-        expose_value=False,
         callback=_use,
-        help="Also know the operators of this Python file. Its code runs. Again for more.",
+        **_FIRST,
     ),
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxopt_cli.cli.completion import complete_subject
+from onnxopt_cli.cli.shared_options import option
 
 if TYPE_CHECKING:
     from onnxopt_cli.formula.operator import Operator
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
     required=True,
     shell_complete=complete_subject,
 )
-@click.option(
-    "--mistake",
-    "mistakes",
-    metavar="NAME",
-    multiple=True,
-    help="Show a known mistake of the operator: what it changes, who has it, an input that shows "
+@option(
+    "--mistake NAME",
+    "Show a known mistake of the operator: what it changes, who has it, an input that shows "
     "it. Given more than once: all at once.",
+    "mistakes",
+    multiple=True,
 )
 def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     """Show an operator (formula, inputs, attributes), a mistake in one, or a case.

@@ -45,16 +45,16 @@ class Setup:
         versions: what it must have, from :func:`versions`.
         opener: the module and function that open it, an :data:`Opener`.
         terms: what that is called with.
-        folder: the current folder; empty for where it would be among the files that are sent.
         here: the client's current folder.
+        local: whether it is the current folder here, too, and not a copy of it.
         operators: files of operators, as absolute paths at the client.
     """
 
     versions: Mapping[str, str]
     opener: str
     terms: Any
-    folder: str
     here: str
+    local: bool
     operators: Sequence[str]
 
 
@@ -114,7 +114,7 @@ class Bench:
         setup: Setup = pickle.loads(self._setup)  # noqa: S301 - of the client, who is trusted
         temporary = self._tree / ".tmp"
         temporary.mkdir()
-        folder = Path(setup.folder) if setup.folder else placed(self._tree, setup.here)
+        folder = Path(setup.here) if setup.local else placed(self._tree, setup.here)
         folder.mkdir(parents=True, exist_ok=True)
         # The worker's environment, not the client's.
         environment = {**os.environ, "TMPDIR": str(temporary)}

@@ -37,7 +37,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cluster.bench import Bench, Setup, end, versions
+from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
@@ -55,8 +57,6 @@ _BATCH_SECONDS = 1.0
 _TASK_SECONDS = 0.01
 _LARGEST_BATCH = 1000
 _FIRST_BATCH = 4
-# So many items may be done, or under way, ahead of the one whose turn it is.
-_AHEAD = 20_000
 # On so many machines that are lost a piece of work is tried.
 _TRIES = 2
 # How often it is looked who is there, and after how long without a sign of life a worker is lost.
@@ -105,8 +105,7 @@ class Cluster:
     """A connection to a cluster, in a thread of its own; a local one is started, and ended.
 
     Args:
-        address: where it is.
-        jobs: number of workers of a local one that says no number.
+        address: where it is; a local one that says no number has a worker for each processor.
         interruption: set when the user wants to end.
         tell: called with what the user should know: which workers are refused.
 
@@ -127,7 +126,7 @@ class Cluster:
     client: Client
 
     def __init__(
-        self, address: Address, jobs: int, interruption: Interruption, tell: Callable[[str], None]
+        self, address: Address, interruption: Interruption, tell: Callable[[str], None]
     ) -> None:
         if find_spec("distributed") is None:
             raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
@@ -138,7 +137,7 @@ class Cluster:
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
         self.local = match is not None
         self._where = _scheduler(address) if match is None else "this machine"
-        self._workers = int(match[1] or jobs) if match else 0
+        self._workers = int(match[1] or available_jobs()) if match else 0
         self._tls = address.tls
         for path in self._tls:
             if not Path(path).is_file():
@@ -254,13 +253,10 @@ def _scheduler(address: Address) -> str:
     where = address.where
     try:
         if "://" not in where:
-            file = Path(where)
-            # No pipe, which would be waited for, and nothing that has no end.
-            whole = file.is_file() and file.stat().st_size <= _LARGEST_FILE
-            where = str(read_json(file.read_bytes() if whole else b"")["address"])
+            where = str(read_json(read_regular_file(where, _LARGEST_FILE))["address"])
         parts = urlsplit(where)
         host, known = str(parts.hostname), parts.scheme in {"tcp", "tls"} and parts.port
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Malformed, ValueError, KeyError, TypeError):
         known = None
     if not known:
         raise UsageError(
@@ -304,7 +300,6 @@ class _Work(Generic[Done]):
 
     Attributes:
         done: what has come, by place.
-        turn: the place whose turn it is.
     """
 
     def __init__(
@@ -313,13 +308,13 @@ class _Work(Generic[Done]):
         items: Sequence[Any],
         read: Callable[[int, Any], Done],
         files: Callable[[int], Sequence[str]],
-        part: Callable[[int], object],
+        part: Callable[[int], object] | None,
     ) -> None:
         self.done: SimpleQueue[dict[int, Done | LostError]] = SimpleQueue()
-        self.turn = 0
         self._request, self._items, self._read, self._files = request, items, read, files
-        # The places of each part that nobody has taken, and the part that each worker is at.
-        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)]
+        # The places of each part that nobody has taken, and the part that each worker is at. A
+        # search that only time ends has more items than can be looked at; they are one part.
+        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)] if part else []
         self._parts = [*starmap(range, pairwise([0, *ends, len(items)]))]
         self._at: dict[str, int] = {}
         self._pace = 0.0
@@ -333,8 +328,7 @@ class _Work(Generic[Done]):
             if workers == 1 or address not in self._lost[place]:
                 self._again.remove(place)
                 return [place]
-        ahead = self.turn + _AHEAD
-        left = [max(0, min(it.stop, ahead) - it.start) for it in self._parts]
+        left = [*map(len, self._parts)]
         at = self._at.get(address, 0)
         if address not in self._at or not left[at]:
             there = Counter(self._at.values())
@@ -428,10 +422,9 @@ class Crew:
 
         self.hello: Any = None
         self._cluster = cluster
-        here = str(Path.cwd())
         operators = [real_place(it) for it in OPERATOR_FILES]
-        folder = here if cluster.local else ""
-        setup = Setup(cluster.versions, opener, terms, folder, here, operators)
+        here = str(Path.cwd())
+        setup = Setup(cluster.versions, opener, terms, here, cluster.local, operators)
         self._setup = pickle.dumps(setup)
         self._run = f"run-{uuid4().hex}"
         self._stations: dict[str, _Station] = {}
@@ -474,7 +467,7 @@ class Crew:
         read: Callable[[int, Any], Done],
         files: Callable[[int], Sequence[str]] = lambda _: (),
         stop: Callable[[], object] = lambda: False,
-        part: Callable[[int], object] = lambda _: None,
+        part: Callable[[int], object] | None = None,
     ) -> Generator[Done | LostError]:
         """Yield what comes of each item, in order; of one that was lost each time, how it was.
 
@@ -484,9 +477,9 @@ class Crew:
             read: makes what is yielded of an item's place and its answer; raises ValueError,
                 KeyError or TypeError if that is none.
             files: the files that an item needs.
-            stop: tells whether to stop early.
+            stop: tells whether to stop early, as when the user wants to end.
             part: of which part of the work an item is, which one worker does best: as far as there
-                are enough parts, each worker is at another one.
+                are enough parts, each worker is at another one. None if all is one part.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.
@@ -496,9 +489,8 @@ class Crew:
         done: dict[int, Done | LostError] = {}
         try:
             for place in range(len(items)):
-                work.turn = place
                 while place not in done:
-                    if stop():
+                    if stop() or self._cluster.interruption.signal:
                         return
                     self._check()
                     with suppress(Empty):
@@ -708,14 +700,8 @@ class Crew:
     def _submit(
         self, station: _Station, function: Callable[..., Any], *arguments: object
     ) -> Answer[Any]:
-        return self._cluster.client.submit(
-            function,
-            *arguments,
-            key=f"onnxopt-{uuid4().hex}",
-            workers=[station.address],
-            allow_other_workers=False,
-            pure=False,
-        )
+        submit = self._cluster.client.submit
+        return submit(function, *arguments, workers=[station.address], pure=False)
 
     async def _call(self, station: _Station, *what: Any, seconds: float | None = None) -> Any:
         """Return what a function returns on a worker.

@@ -69,7 +69,7 @@ class SearchElsewhere(Search):
         portions = Portions(self._task, self.tried)
 
         def stop() -> bool:
-            return bool(self._interruption.signal) or monotonic() >= self._end
+            return monotonic() >= self._end
 
         def told() -> Iterator[bool]:
             sent = _Sent(self._task, self.findings, portions)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from onnxopt_cli.core.files import require_place, write_atomically
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.errors import UsageError
+from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.report.diff_text import ELSEWHERE
 from onnxopt_cli.report.verdict import verdict
 
@@ -74,27 +74,37 @@ def require_apart(wanted: Sequence[tuple[str, Path]], others: Iterable[Path]) ->
         taken.add(path.resolve())
 
 
-def write_reports(wanted: Sequence[tuple[str, Path]], record: RunRecord) -> None:
-    """Write all reports, the rest of them too where one cannot be written.
+def write_all(writes: Iterable[Callable[[], object]]) -> None:
+    """Call what writes something, the rest of it too where something cannot be written.
 
     Raises:
-        UsageError: if any could not be written.
+        UsageError: with all that could not be written.
     """
-    problems = []
-    for name, path in wanted:
+    failed = []
+    for write in writes:
         try:
-            if name == SUMMARY:
-                _append_summary(path, record)
-            elif str(path) != _STDOUT:
-                write_atomically(path, map(str.encode, render(name, record)))
-            else:
-                sys.stdout.flush()
-                sys.stdout.buffer.writelines(map(str.encode, render(name, record)))
-                sys.stdout.flush()
-        except UsageError as error:
-            problems.append(error.message)
-    if problems:
-        raise UsageError("\n".join(problems))
+            write()
+        except OnnxoptError as error:
+            failed.append(error)
+    if failed:
+        hints = dict.fromkeys(error.hint for error in failed if error.hint)
+        raise UsageError("\n".join(it.message for it in failed), hint="\n".join(hints))
+
+
+def write_report(name: str, path: Path, record: RunRecord) -> None:
+    """Write a report.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    if name == SUMMARY:
+        _append_summary(path, record)
+    elif str(path) != _STDOUT:
+        write_atomically(path, map(str.encode, render(name, record)))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.writelines(map(str.encode, render(name, record)))
+        sys.stdout.flush()
 
 
 def render(form: str, record: RunRecord) -> Iterable[str]:

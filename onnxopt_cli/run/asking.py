@@ -51,12 +51,12 @@ class Asker:
 
     Attributes:
         judging: how the user wants outputs to be judged.
-        open_workers: starts it, and returns what has a model asked; None as long as nobody can be.
+        workers: returns what has a model asked, and starts a worker the first time; None as long
+            as nobody can be asked.
     """
 
     judging: JudgeOptions
-    open_workers: Callable[[], Submit] | None = None
-    _submit: Submit | None = None
+    workers: Callable[[], Submit] | None = None
     _answers: Answers | None = None
 
     def see_what_is_kept(self) -> None:
@@ -90,7 +90,7 @@ class Asker:
         everything = self.judging.rule is ToleranceRule.CONDITIONED
         wanted = [it for it in key.outputs if everything or key.tolerances[it] is ONNX_DEFAULT]
         has_formula = key.formula is not None or content.trajectory is not None
-        if not wanted or has_formula or self.open_workers is None:
+        if not wanted or has_formula or self.workers is None:
             return None
         # Not worth importing where every case has a formula.
         from onnxopt_cli.readings.conditioned.draws import drawn
@@ -104,23 +104,22 @@ class Asker:
         self.see_what_is_kept()
         answers = self._answers
         assert answers is not None  # noqa: S101 - seen just now
-        model, count = _declaring(content.model, math), len(key.outputs)
+        model = _declaring(content.model, math)
         question = question_key(model, content.inputs)
         known = answers.get(question)
         if known is not None:
-            return lambda: _completed(key, wanted, _judgements(known, count))
-        self._submit = self._submit or self.open_workers()
-        pending = self._submit(Order(model, content.inputs))
+            return lambda: _completed(key, wanted, known)
+        pending = self.workers()(Order(model, content.inputs))
 
         def completed() -> AnswerKey:
             response = pending()
             if isinstance(response, str):
-                return _completed(key, wanted, _unknown(response, count))
+                return _completed(key, wanted, response)
             if response.outputs is None:
                 reason = f"asking ends in {response.failure}: {response.message}"
-                return _completed(key, wanted, _unknown(reason, count))
+                return _completed(key, wanted, reason)
             answers.put(question, response.outputs)
-            return _completed(key, wanted, _judgements(response.outputs, count))
+            return _completed(key, wanted, response.outputs)
 
         return completed
 
@@ -136,35 +135,35 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
         return model
     declaring = onnx.ModelProto()
     declaring.CopyFrom(model)
-    kept = [it for it in model.metadata_props if it.key != DECLARED]
-    del declaring.metadata_props[:]
-    declaring.metadata_props.extend(kept)
-    declaring.metadata_props.add(key=DECLARED, value=math)
+    said = {it.key: it.value for it in model.metadata_props}
+    onnx.helper.set_model_props(declaring, {**said, DECLARED: math})
     return declaring
 
 
-def _judgements(returned: Sequence[Value], outputs: int) -> list[Judgement]:
+def _judgements(answer: Sequence[Value] | str, outputs: int) -> list[Judgement]:
+    """Return what an answer says of each output; or why there is none, of each."""
     from onnxopt_cli.readings.conditioned.asked import judgements
-
-    try:
-        found = judgements(returned)
-    except ValueError as error:
-        return _unknown(str(error), outputs)
-    if len(found) == outputs:
-        return found
-    return _unknown(f"onnx's reference yields {len(found)} outputs", outputs)
-
-
-def _unknown(reason: str, outputs: int) -> list[Judgement]:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
 
+    if isinstance(answer, str):
+        reason = answer
+    else:
+        try:
+            found = judgements(answer)
+            if len(found) == outputs:
+                return found
+            reason = f"onnx's reference yields {len(found)} outputs"
+        except ValueError as error:
+            reason = str(error)
     return [Judgement(reason=reason)] * outputs
 
 
-def _completed(key: AnswerKey, wanted: list[str], answer: list[Judgement]) -> AnswerKey:
+def _completed(key: AnswerKey, wanted: list[str], answer: Sequence[Value] | str) -> AnswerKey:
+    """Return a key with what was answered to a question; or with why nothing was."""
     outputs, tolerances = dict(key.outputs), dict(key.tolerances)
     contradictions: list[Diff] = []
-    for (name, stored), judgement in zip(key.outputs.items(), answer, strict=True):
+    judgements = _judgements(answer, len(outputs))
+    for (name, stored), judgement in zip(key.outputs.items(), judgements, strict=True):
         if name not in wanted:
             continue
         own, reason = key.tolerances[name], judgement.reason

@@ -158,10 +158,10 @@ def open_executors(
             else:
                 executors.append(pool(one.text))
 
-        def open_asked(asker: Asker) -> Submit:
+        @cache
+        def asked_submit() -> Submit:
             from onnxopt_cli.run.asking import ASKED
 
-            stack.callback(asker.close)
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
                 return InProcess(ASKED, never, interruption, None).submit
@@ -169,7 +169,8 @@ def open_executors(
             return pool(ASKED, replace(setting, lowering=never, limits=limits), closed=True).submit
 
         if asker is not None:
-            asker.open_workers = partial(open_asked, asker)
+            stack.callback(asker.close)
+            asker.workers = asked_submit
         yield executors
 
 
@@ -190,7 +191,7 @@ def _open_remote(
     # More than a case can take that is asked for other nodes and cases, too.
     patience = _PATIENCE * (setting.limits.startup + setting.limits.timeout * len(asked))
     with closing(Crew(cluster, _SERVED, terms, patience)) as crew:
-        yield [Remote(name, place, crew) for place, name in enumerate(names)]
+        yield [Remote(names, place, crew) for place in range(len(names))]
 
 
 def _limits_of_asking(limits: Limits) -> Limits:

@@ -121,18 +121,18 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
     content, key = question.content, question.key
     assert content is not None  # noqa: S101 - a valid question has some
     diffs: tuple[Diff, ...] = ()
-    message = response.message
+    said = [response.message]
     curve: Mapping[int, float] = {}
     if response.failure is Outcome.SKIP and not _may_be_skipped(content):
-        outcome, message = Outcome.PROTOCOL, "says that a case does not apply which does"
+        outcome, said = Outcome.PROTOCOL, ["says that a case does not apply which does"]
     elif content.rejects and response.failure is None:
-        outcome, message = Outcome.FAIL, "accepted what a right backend must refuse"
+        outcome, said = Outcome.FAIL, ["accepted what a right backend must refuse"]
     elif content.rejects and response.failure is Outcome.ERROR:
         outcome = Outcome.PASS
     elif response.failure is not None or response.outputs is None or key is None:
         outcome = response.failure or Outcome.ERROR
         if outcome is Outcome.ERROR and (fault := _fault(content.model)):
-            outcome, message = Outcome.INVALID, f"the model does not pass onnx's check: {fault}"
+            outcome, said = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
         diffs = compare_outputs(
             key.outputs,
@@ -141,23 +141,22 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
             signed_zeros=judging.signed_zeros,
             examine=judging.examine,
         )
-        if response.changed:
-            message = f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
+        if response.changed:
+            said = [f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"]
         if content.trajectory is not None:
             # Not worth importing for cases of one step.
             from onnxopt_cli.run.trajectory import course
 
             curve, words = course(content.trajectory.recorded, key, response.outputs, diffs)
-            message = "; ".join(filter(None, (message, words)))
+            said.append(words)
         # A trajectory that ended early says why itself: its outputs are not of the shape expected.
-        said = response.message or all(diff.agrees for diff in diffs)
-        wrong = "" if said else wrong_outputs(diffs, tuple(curve))
-        message = "; ".join(filter(None, (wrong, message)))
-    if response.leak:
-        outcome = Outcome.LEAK if outcome is Outcome.PASS else outcome
-        message = "; ".join(filter(None, (message, response.leak)))
+        if not response.message:
+            said.insert(0, wrong_outputs(diffs, tuple(curve)))
+    if response.leak and outcome is Outcome.PASS:
+        outcome = Outcome.LEAK
+    message = "; ".join(filter(None, (*said, response.leak)))
     result = _result(question, backend, outcome, message, response, diffs)
     return replace(result, curve=curve) if curve else result
 
@@ -236,12 +235,11 @@ _SILENT = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
     """Return a backend's outputs, for an explanation; nothing where they are too large to keep."""
     outputs = outputs or ()
-    if len(outputs) > _KEPT_OUTPUTS:
-        return ()
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
-    small = sum(map(_size, arrays)) <= KEPT_BYTES
+    if not len(arrays) == len(outputs) <= _KEPT_OUTPUTS or sum(map(_size, arrays)) > KEPT_BYTES:
+        return ()
     # A backend may return the same buffer at its next call.
-    return tuple(array.copy() for array in arrays) if small and len(arrays) == len(outputs) else ()
+    return tuple(array.copy() for array in arrays)
 
 
 def _size(array: Array) -> int:

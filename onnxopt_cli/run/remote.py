@@ -27,19 +27,19 @@ class Remote:
     by a rerun or to explain a failure, one worker is asked in order.
 
     Args:
-        text: the backend as the user asked for it.
-        place: its place among the crew's backends.
+        names: the crew's backends as the user asked for them.
+        place: its place among them.
         crew: the workers.
 
     Attributes:
         crew: the same, for whoever has other work for them.
     """
 
-    def __init__(self, text: str, place: int, crew: Crew) -> None:
-        self.name = text
+    def __init__(self, names: Sequence[str], place: int, crew: Crew) -> None:
+        self.name = names[place]
         self.version = ""
         self.ahead = 1
-        self._place = place
+        self._names, self._place = names, place
         self.crew = crew
 
     def ready(self) -> None:
@@ -82,20 +82,14 @@ class Remote:
             for where, outcome, what in read_json(answer)
         ]
 
-    def rows(
-        self, cases: Sequence[Case], names: Sequence[str], stop: Callable[[], object]
-    ) -> Generator[tuple[Result, ...] | None]:
-        """Yield the results of cases, one a backend, in order.
-
-        Args:
-            cases: the cases.
-            names: all of the crew's backends.
-            stop: tells whether to stop early.
+    def rows(self, cases: Sequence[Case]) -> Generator[tuple[Result, ...] | None]:
+        """Yield the results of cases, one for each of the crew's backends, in order.
 
         Yields:
             None for a case that no worker can judge by itself.
         """
         items, files = sent(cases)
+        names = self._names
 
         def read(place: int, answer: Any) -> tuple[Result, ...] | None:
             if answer is None:
@@ -105,7 +99,7 @@ class Remote:
                 raise ValueError("results of another case")
             return row
 
-        found = self.crew.spread("cases", items, read, files.__getitem__, stop)
+        found = self.crew.spread("cases", items, read, files.__getitem__)
         for case, row in zip(cases, found, strict=False):
             if isinstance(row, LostError):
                 why = _LOST + printable(str(row))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -162,10 +162,7 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
 
 def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     """Return what yields results of each case from elsewhere; None where that is not."""
-    if plan.elsewhere:
-        names = [it.name for it in plan.backends]
-        return plan.elsewhere.rows(plan.cases, names, lambda: plan.interruption.signal)
-    return _forked(plan)
+    return plan.elsewhere.rows(plan.cases) if plan.elsewhere else _forked(plan)
 
 
 def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
@@ -178,7 +175,7 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     # A program that calls us may have threads, with which no process can be forked.
     if len(ours) < len(plan.backends) or not claimed():
         return
-    asker = plan.asker and replace(plan.asker, open_workers=not_here)
+    asker = plan.asker and replace(plan.asker, workers=not_here)
     alone = Plan((), ours, judging=plan.judging, evidence=plan.evidence, asker=asker)
     # Cases of one place are of one trajectory, whose limits are derived once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
@@ -291,23 +288,19 @@ def _ask(plan: Plan, case: Case) -> _Asked:
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
     results = []
-    for at, executor in enumerate(plan.backends):
-        question, pending = asked.question, asked.pending[at] if asked.pending else None
-        if asked.complete:
-            question = asked.complete[declared_math(executor.name)]()
-        if pending is None or question.invalid:
-            if pending is not None:
-                # Nobody needs the answer, but a worker that is still at it cannot be shut down.
-                pending()
-            results.append(unasked_result(question, executor.name))
-        else:
-            results.append(_result(plan, question, executor, pending))
+    for executor, pending in zip(plan.backends, asked.pending or repeat(None), strict=False):
+        complete = asked.complete.get(declared_math(executor.name))
+        question = complete() if complete else asked.question
+        results.append(_result(plan, question, executor, pending))
     return tuple(map(plan.review, results))
 
 
-def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pending) -> Result:
+def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pending | None) -> Result:
     try:
-        response = pending()
+        # Also where nobody needs the response: a worker that is still at it cannot be shut down.
+        response = pending() if pending else "not asked"
+        if question.invalid:
+            return unasked_result(question, executor.name)
         if isinstance(response, str):
             return unanswered(question.case, executor.name, response)
         result = judge(question, executor.name, response, plan.judging)

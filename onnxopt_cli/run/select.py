@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -67,7 +67,7 @@ class Selection:
         cases: Sequence[Case],
         tell: Callable[[str], None] = lambda _: None,
         *,
-        backends: Iterable[str] = (),
+        backends: Sequence[str] = (),
         without: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[list[Case], dict[str, str]]:
         """Choose among cases; letter case never matters.
@@ -88,37 +88,32 @@ class Selection:
                 capability, or a pattern cannot be read.
         """
         chosen = list(cases)
-        unmatched: dict[str, str] = {}
+        ids = [case.id for case in cases]
+        unmatched: set[str] = set()
         if self.patterns:
-            ids = [case.id for case in cases]
             patterns = [_Pattern(pattern, ids) for pattern in self.patterns]
             matching = set[str]().union(*(it.matching for it in patterns))
             chosen = [case for case in cases if case.id in matching]
-            unmatched = _near({word for it in patterns for word in it.unmatched}, ids)
+            unmatched.update(*(it.unmatched for it in patterns))
         if self.tags:
             chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
         if self.operators:
             pairs = [(case, operators_of(case)) for case in chosen]
             chosen = _having("operator", self.operators, pairs)
-        for word, question in unmatched.items():
+        for word in sorted(unmatched):
+            question = _question(word, ids)
             tell(f"no case's id matches -k {word}{'; ' * bool(question)}{question}")
         if self.failed:
-            only = self.failed == "only"
-            chosen, why = _failed_last(chosen, dict.fromkeys(backends), only=only)
+            chosen, why = _failed_last(chosen, backends, only=self.failed == "only")
             if why:
                 tell(why)
         names = {**dict.fromkeys(self.without, ""), **without}
         return _leave_out(chosen, names) if names else (chosen, {})
 
 
-def _near(words: Collection[str], ids: Sequence[str]) -> dict[str, str]:
-    """Return words that match no id, each with a question that names a near one."""
-    pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
-    return {word: _question(word, pieces) for word in sorted(words)}
-
-
-def _question(word: str, pieces: Mapping[str, str]) -> str:
+def _question(word: str, ids: Sequence[str]) -> str:
     """Ask for the piece of an id most like a word, or that begins so; empty if there is none."""
+    pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
     if question := nearest(word, pieces.values()):
         return question
     for end in range(len(word) - 1, 1, -1):
@@ -129,7 +124,7 @@ def _question(word: str, pieces: Mapping[str, str]) -> str:
 
 
 def _failed_last(
-    cases: list[Case], backends: Iterable[str], *, only: bool
+    cases: list[Case], backends: Sequence[str], *, only: bool
 ) -> tuple[list[Case], str]:
     """Return the cases that failed last, unless only they count the others too, or why all run."""
     known = _read(cache_folder() / _MEMORY).get(_here(), {})

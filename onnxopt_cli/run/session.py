@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -121,12 +121,9 @@ def open_session(
         with interruption.at_once():
             collection = find()
         suites = suite_versions(collection.cases)
-        without = {}
-        if expectations.layers:
-            expectations.require_suites(suites, terms.update_expect)
-            without = expectations.without
+        expectations.require_suites(suites, terms.update_expect)
         selected, left_out = terms.selection.choose(
-            collection.cases, tell, backends=terms.backends, without=without
+            collection.cases, tell, backends=terms.backends, without=expectations.without
         )
         if collection.cases and not selected and not collection.problems:
             raise NothingSelected(
@@ -169,8 +166,6 @@ class Session:
         ids: ids of all cases that there are, selected or not.
         results: the results so far by case and backend, in the order in which they came.
         began: when, by the clock that counts from anywhere.
-        started: when, in UTC; if the session goes on with a log, when that was begun.
-        hostname: of the machine that began it.
     """
 
     def __init__(
@@ -188,25 +183,24 @@ class Session:
         of_suites = {f"{SUITE}{name}": version for name, version in suites.items()}
         # Where worker processes are less isolated than elsewhere.
         weak = {"isolation": lacking} if (lacking := weakness()) else {}
-        self._versions = {**_VERSIONS, **of_suites, **weak}
         self._backends = {it.name: BackendIdentity(it.name, it.version) for it in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
-        self._settled: set[tuple[str, str]] = set()
-        self._finished = False
-        self._found: tuple[Problem, ...] = ()
+        self._log: Log | None = None
         self._writer: LogWriter | None = None
         self._witness: Witness | None = None
         self.began = perf_counter()
-        self.started = datetime.now(UTC).strftime(_MOMENT)
-        self.hostname = platform.node()
-        # As a log gives them back.
         options = {**terms.options, "without": left_out}
-        self._options = json.loads(json.dumps(options, default=str))
-        self.plan = replace(
-            plan,
-            started=lambda case, backend: self._write("start", case=case, backend=backend),
-            review=self._review,
+        # What is known of it from the beginning.
+        self._record = RunRecord(
+            versions={**_VERSIONS, **of_suites, **weak},
+            backends=tuple(self._backends.values()),
+            # As a log gives them back.
+            options=json.loads(json.dumps(options, default=str)),
+            results=(),
+            started=datetime.now(UTC).strftime(_MOMENT),
+            hostname=platform.node(),
         )
+        self.plan = replace(plan, started=self._started, review=self._review)
 
     def begin(self, witness: Witness, cases: CaseList) -> None:
         """Open the log, or take the results that it has and run the other cases.
@@ -227,16 +221,17 @@ class Session:
         self._witness = witness
         self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
         resume = self.terms.resume
-        log = read_log(path) if resume else None
+        self._log = log = read_log(path) if resume else None
+        record = self._record
         header = Header(
-            started=self.started,
-            hostname=self.hostname,
-            versions=self._versions,
-            backends=tuple(self._backends.values()),
+            started=record.started,
+            hostname=record.hostname,
+            versions=record.versions,
+            backends=record.backends,
             cases=cases,
             shard=self.terms.shard,
             expectations=self.expectations.hash,
-            options=self._options,
+            options=record.options,
             contents=witness.contents,
         )
         if log is None:
@@ -261,19 +256,14 @@ class Session:
         failed = {result.case for result in self.results.values() if not result.conforms}
         for row in run(replace(self.plan, cases=cases, failed=len(failed))):
             for result in row:
-                key = result.case, result.backend
-                before = self.results.get(key)
-                if before is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
-                    raise RuntimeError(f"two results of {result.case} on {result.backend}")
                 # What workers did outside of cases before a run was killed still counts.
-                if before is None or worse(before, result) is result:
-                    self.results[key] = result
-                    self._write("end", result=result)
+                if worse(self.results.get((result.case, result.backend)), result) is result:
+                    self._keep(result, "end")
             yield row
 
     def rerun(self) -> Iterator[Result]:
         """Run again what does not conform, and yield the results of it."""
-        if self._finished:
+        if self._log and self._log.finished:
             return
         from onnxopt_cli.run.rerun import RunInterrupted
 
@@ -284,7 +274,8 @@ class Session:
     def _rerun_on(self, backend: str) -> Iterator[Result]:
         mine = {case: it for (case, name), it in self.results.items() if name == backend}
         cases = [case for case in self.plan.cases if case.id in mine]
-        ran = [mine[case.id] for case in cases if (case.id, backend) not in self._settled]
+        settled = self._log.rerun if self._log else ()
+        ran = [mine[case.id] for case in cases if (case.id, backend) not in settled]
         suspects = [result for result in ran if not result.conforms]
         if not suspects:
             return
@@ -293,32 +284,27 @@ class Session:
         with restarted_backend(self.plan, backend, self.terms.setting) as restarted:
             for found in run_again(cases, mine, suspects, restarted, self.terms.reruns):
                 result = self._review(found)
-                self.results[result.case, result.backend] = result
-                self._write("rerun", result=result)
+                self._keep(result, "rerun")
                 yield result
 
     def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
         """End the run and its log, and return its record with explanations of the failures."""
         plan, terms = self.plan, self.terms
-        backends = tuple(self._backends.values())
-        expected = self.expectations
-        findings = expected.findings(self.ids, backends) if expected.layers else ()
-        if self._witness is not None and not self._finished:
-            self._found = tuple(self._witness.changed())
-        problems = tuple(dict.fromkeys((*plan.problems, *self._found)))
+        findings = self.expectations.findings(self.ids, self._record.backends)
+        found: Iterable[Problem] = self._witness.changed() if self._witness else ()
+        if self._log and self._log.finished:
+            # What was found wrong in the end, too.
+            found = self._log.record.problems
+        problems = tuple(dict.fromkeys((*plan.problems, *found)))
         results = tuple(self.results.values())
         code = exit_code(results, problems, findings, part=terms.shard is not None)
-        record = RunRecord(
-            versions=self._versions,
-            backends=backends,
-            options=self._options,
+        record = replace(
+            self._record,
             results=results,
             problems=problems,
             findings=findings,
             explanations=tuple(explanations),
             exit_code=plan.interruption.exit_code or code,
-            started=self.started,
-            hostname=self.hostname,
         )
         if self._writer is not None:
             from onnxopt_cli.log.writer import footer
@@ -341,19 +327,15 @@ class Session:
         """Take from a log the cases that have run on all backends; all of it if it is finished."""
         from onnxopt_cli.log.rules import whole_row
 
-        self.started, self.hostname = log.header.started, log.header.hostname
-        started = date.fromisoformat(log.header.started[:10])
-        self.expectations = replace(self.expectations, today=started)
-        self._settled = log.rerun
-        self._finished = log.finished
+        started, hostname = log.header.started, log.header.hostname
+        self._record = replace(self._record, started=started, hostname=hostname)
+        self.expectations = replace(self.expectations, today=date.fromisoformat(started[:10]))
         results = log.results.values()
         without_outputs = {it.case for it in results if it.outcome in HARMLESS and not it.diffs}
         for case in self.plan.cases:
             if case.id in without_outputs:
                 self._require_refusal(case)
         if log.finished:
-            # What was found wrong in the end, too.
-            self._found = log.record.problems
             taken = [*results]
         else:
             rows = [whole_row(log.results, case.id, self._backends) for case in self.plan.cases]
@@ -386,8 +368,12 @@ class Session:
     def _review(self, result: Result) -> Result:
         return self.expectations.review(result, self._backends[result.backend])
 
-    def _write(self, record: str, *, result: Result | None = None, **fields: str) -> None:
-        """Write a record to the log, if there is one."""
+    def _keep(self, result: Result, record: str) -> None:
+        """Keep a result, and write it as such a record to the log, if there is one."""
+        self.results[result.case, result.backend] = result
         if self._writer is not None:
-            about = fields if result is None else {"result": result_to_json(result)}
-            self._writer.write({"record": record, **about})
+            self._writer.write({"record": record, "result": result_to_json(result)})
+
+    def _started(self, case: str, backend: str) -> None:
+        if self._writer is not None:
+            self._writer.write({"record": "start", "case": case, "backend": backend})

@@ -33,7 +33,8 @@ def stepwise(
         started: called when the first one starts.
     """
     recorded = set(trajectory.recorded)
-    rows: list[list[Array]] = [[] for _ in trajectory.model.graph.output]
+    names = [value.name for value in trajectory.model.graph.output]
+    rows: list[list[Array]] = []
     state: Mapping[str, Array] = trajectory.state
     total = Response([])
     for step in range(1, trajectory.count + 1):
@@ -50,14 +51,12 @@ def stepwise(
             # One row, so that it says what it is beside what was expected.
             first = [value[np.newaxis, ...] for value in outputs]
             return replace(total, outputs=[*first], message=f"step {step}: {wrong}")
-        names = [value.name for value in trajectory.model.graph.output]
         named = dict(zip(names, outputs, strict=True))
         # A backend may return the same buffer at its next call.
         state = {taken: named[name].copy() for name, taken in trajectory.feedback.items()}
         if step in recorded:
-            for kept, value in zip(rows, outputs, strict=True):
-                kept.append(value.copy())
-    return replace(total, outputs=[_stack(kept) for kept in rows])
+            rows.append([value.copy() for value in outputs])
+    return replace(total, outputs=[_stack(kept) for kept in zip(*rows, strict=True)])
 
 
 def _joined(total: Response, response: Response) -> Response:
@@ -87,7 +86,7 @@ def _usable(
     return arrays, ""
 
 
-def _stack(rows: list[Array]) -> Value:
+def _stack(rows: Sequence[Array]) -> Value:
     alike = all((row.dtype, row.shape) == (rows[0].dtype, rows[0].shape) for row in rows)
     return np.stack(rows) if alike else list(rows)
 

@@ -65,12 +65,21 @@ def test_operators_of_the_users_are_searched_on_workers_of_one_hypothesis(two, t
 
 
 @pytest.mark.slow
+def test_a_search_may_have_no_other_end_than_its_time(two, tmp_path):
+    options = ("-b", "numpy", "--operator", "Adam", "--time", "3", "--cluster", two.address)
+    search = start(tmp_path, *options)
+    said = search.communicate(timeout=120)[0].decode()
+    assert search.returncode == 0, said
+    assert "0 distinct failures in" in said
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_a_search_everywhere(two, tmp_path):
     search = start(tmp_path, "-b", "numpy", "--examples", "10000000", "--cluster", two.address)
     until(two.benches)
     time.sleep(1)
     search.send_signal(signal.SIGINT)
-    said = search.communicate(timeout=60)[0].decode()
+    said = search.communicate(timeout=120)[0].decode()
     assert search.returncode == 130, said
     assert "Traceback" not in said
     until(lambda: not two.benches())
