@@ -7,7 +7,7 @@ can read when the seed is all that is left of a failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -182,7 +182,7 @@ def draw_scalar(source: Source, scalar: Scalar) -> Array:
 
 
 def has_result(
-    operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Mapping[str, Array]
+    operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Iterable[Array]
 ) -> bool:
     """Tell whether the formula has a finite result where all tensors are one, or a fraction.
 
@@ -190,10 +190,10 @@ def has_result(
     about what comes back, and every order is right.
     """
     operands: dict[str, object] = {}
-    for name, value in scalars.items():
+    for item, value in zip(operator.scalars, scalars, strict=True):
         number = value.reshape(()).astype(WIDE)[()]
         # NaN makes everything NaN, in any order.
-        operands[name] = WIDE.type(1) if np.isnan(number) else number
+        operands[item.name] = WIDE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
         given = attributes.get(attribute.name, attribute.default)
         first = given[0] if isinstance(given, tuple) else given

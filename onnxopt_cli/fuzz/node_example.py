@@ -162,7 +162,7 @@ def draw_parts(
     """
     attributes = draw_attributes(source, operator, groups)
     scalars = {scalar.name: draw_scalar(source, scalar) for scalar in operator.scalars}
-    if not has_result(operator, attributes, scalars):
+    if not has_result(operator, attributes, scalars.values()):
         source.reject()
     shapes = [draw_shape(source) if shape is None else shape for _ in range(groups)]
     dtypes = [DTYPES[name] for name in operator.dtypes]
