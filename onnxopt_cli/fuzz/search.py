@@ -14,14 +14,13 @@ from functools import partial
 from time import monotonic
 
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError
+from onnxopt_cli.errors import NothingSelected, OnnxoptError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.driver import Abort, RoundOver, Task, drive, failure, refusals
 from onnxopt_cli.fuzz.findings import (
     FailureKind,
     Finding,
     Findings,
-    SearchInterrupted,
     Trial,
     attempt,
     kinds_of,
@@ -131,10 +130,8 @@ class Search:
                 yield from self._refusals()
             yield from self._rounds()
         except Abort as abort:
-            if not isinstance(abort.reason, SearchInterrupted):
-                raise abort.reason from None
             if not self._interruption.signal:
-                raise BackendUnavailable(str(abort.reason)) from None
+                raise abort.reason from None
 
     def outside(self) -> list[Aside]:
         """Shut the backend down, and return what it did outside of the examples."""
@@ -275,7 +272,7 @@ class Search:
             raise RoundOver
         try:
             trial = attempt(example, self._executor)
-        except (SearchInterrupted, OnnxoptError) as error:
+        except OnnxoptError as error:
             raise Abort(error) from error
         self.findings.saw(trial)
         return trial
