@@ -61,7 +61,8 @@ def _integers(least: int, most: int) -> Any:
 
 Shape = tuple[int, ...]
 
-_SHAPES: tuple[Shape, ...] = (
+#: Of optimized tensors, the simplest first.
+SHAPES: tuple[Shape, ...] = (
     (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
     (7, 5), (64,), (129,),
 )  # fmt: skip
@@ -76,11 +77,6 @@ _TENSORS = (1.0, 0.375)
 _SEEDS = 1 << 12
 #: Of so many seeds most give decimals as they are, the last scaled ones and special values.
 _STYLES = 6
-
-
-def draw_shape(source: Source) -> Shape:
-    """Draw the shape of an optimized tensor."""
-    return source.choice(_SHAPES)
 
 
 def draw_narrow_shape(source: Source, shape: Shape) -> Shape:

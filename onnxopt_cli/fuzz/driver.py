@@ -49,8 +49,7 @@ def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Exam
     """
     for operator in operators:
         node = draw_node(Source(), operator)
-        ways = breaches(operator, node.attributes, node.inputs)
-        yield node, [replace(node, breach=breach) for breach in ways]
+        yield node, [replace(node, breach=breach) for breach in breaches(node)]
 
 
 class Failure(Exception):
