@@ -16,11 +16,11 @@ from math import prod
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import COUNT, WIDE, Attributes, Author, Shapes, answers
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Attributes, Author, Shapes, judgements
 from onnxopt_cli.cases.suites.space import whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
-from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.formula.operator import Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
@@ -342,7 +342,7 @@ class _Questions(Author):
             ask = partial(self.ask, name, about, types=types, rate=dtype, turn=False)
             x = np.zeros(4)
             for _ in range(60):
-                x = x - answers(ask(tensors={self.first: x}))[0].astype(float) / 2
+                x = x - judgements(ask(tensors={self.first: x}))[0].value.astype(float) / 2
             # At exact cancellation nothing but rounding would be left to judge.
             yield ask(tensors={self.first: x * (1 + 1e-3)})
 
@@ -525,49 +525,37 @@ def ranks(author: Author) -> Iterator[WrittenCase]:
 def refusals(author: Author) -> Iterator[WrittenCase]:
     """Ask for what must be refused."""
     ordinary = author.ask("refused", "", shapes=[(3,)])
-    inputs = dict(ordinary.inputs)
-    # Attributes of None are left out.
-    cases: list[tuple[str, str, Mapping[str, Given], dict[str, AttributeValue | None]]] = []
+    inputs, given = dict(ordinary.inputs), dict(ordinary.attributes)
+    refused = partial(replace, ordinary, tags=("conformance", "refusal"), rejects=True)
     if author.stepped:
         last, first = author.stepped[-1], author.first
         short = {name: value for name, value in inputs.items() if name != last}
-        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
+        about = f"{last} is missing: it must not be made up."
+        yield refused(name="refuses_short", about=about, inputs=short)
         about = f"{last} would enlarge {first}: {first}'s shape must not change."
-        cases = [
-            ("short", f"{last} is missing: it must not be made up.", short, {}),
-            ("enlarging", about, wide, {}),
-        ]
+        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
+        yield refused(name="refuses_enlarging", about=about, inputs=wide)
     for name, limits in author.limits.items():
         for word, value in (("low", limits[0] - 0.5), ("high", limits[1] + 0.5)):
             about = f"{name} = {value:g}: it must not be clipped."
-            cases.append((f"{word}_{name}", about, inputs, {name: (value,)}))
+            yield refused(
+                name=f"refuses_{word}_{name}", about=about, attributes=given | {name: (value,)}
+            )
     for name in author.each:
         number = author.within(name, 0.5)
         about = f"{name} has two numbers for one tensor: none of them must be made up."
-        cases.append((f"two_of_{name}", about, inputs, {name: (number, number)}))
-    for name in author.choices:
-        about = f"{name} has a value that is not allowed: it must not pass for another."
-        right = author.choices[name][0]
-        cases += [
-            (f"{word}_{name}", about, inputs, {name: value})
-            for word, value in (
-                ("unknown", "bogus"),
-                ("longer", f"{right}s"),
-                ("capital", right.capitalize()),
-            )
-        ]
-    for attribute in author.operator.attributes:
-        if attribute.required:
-            about = f"{attribute.name} is missing and has no default: none must be made up."
-            cases.append((f"no_{attribute.name}", about, inputs, {attribute.name: None}))
-    for name, about, given, attributes in cases:
-        chosen = {**ordinary.attributes, **attributes}
-        yield replace(
-            ordinary,
-            name=f"refuses_{name}",
-            about=about,
-            inputs=given,
-            attributes={name: value for name, value in chosen.items() if value is not None},
-            tags=("conformance", "refusal"),
-            rejects=True,
+        yield refused(
+            name=f"refuses_two_of_{name}", about=about, attributes=given | {name: (number, number)}
         )
+    for name, (right, *_) in author.choices.items():
+        about = f"{name} has a value that is not allowed: it must not pass for another."
+        wrong = {"unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize()}
+        for word, value in wrong.items():
+            yield refused(
+                name=f"refuses_{word}_{name}", about=about, attributes=given | {name: value}
+            )
+    for item in author.operator.attributes:
+        if item.required:
+            about = f"{item.name} is missing and has no default: none must be made up."
+            others = {name: it for name, it in given.items() if name != item.name}
+            yield refused(name=f"refuses_no_{item.name}", about=about, attributes=others)

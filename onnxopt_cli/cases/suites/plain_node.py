@@ -75,8 +75,7 @@ def plain_pair(
         for name, own in zip(names, node.input, strict=False)
         if isinstance(value := inputs.get(own), np.ndarray)
     }
-    first = {name: choices[0] for name, choices in author.choices.items()}
-    ordinary: Attributes = {**author.ordinary, **first}
+    ordinary: Attributes = {**author.ordinary, **author.settings[0]}
     kept = {it.name: ordinary[it.name] for it in operator.attributes if it.required}
     kept.update(_allowed(operator, node, groups))
     scalars = {it.name for it in operator.scalars}
