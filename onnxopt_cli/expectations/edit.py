@@ -52,31 +52,23 @@ class Edit:
         self._changes.append((start, end, []))
 
     def set_field(self, index: int, name: str, words: Sequence[str]) -> None:
-        """Give an entry another value of a field that it has: a word, or a list of them.
+        """Give an entry another value of a field that it has: a word, a list of them, or none.
+
+        A field without a value is taken from the entry.
 
         Raises:
             FlowStyle: if the field does not stand on a line of its own.
         """
         start, end = self._field_span(index, name)
         head = re.match(rf"\s*(- +)?{name}\s*:", self._lines[start])
-        if head is None:
+        if head is None or (head[1] and not words):
             raise FlowStyle
         tokens = list(map(text_token, words))
         value = tokens[0] if len(tokens) == 1 else f"[{', '.join(tokens)}]"
         comment = _COMMENT.search(self._lines[start][head.end() :])
         tail = comment.group() if comment else ""
-        self._changes.append((start, end, [f"{head.group()} {value}{tail}"]))
-
-    def remove_field(self, index: int, name: str) -> None:
-        """Take a field from an entry.
-
-        Raises:
-            FlowStyle: if it does not stand on a line of its own.
-        """
-        start, end = self._field_span(index, name)
-        if not self._lines[start].lstrip().startswith(name):
-            raise FlowStyle
-        self._changes.append((start, end, []))
+        line = f"{head.group()} {value}{tail}"
+        self._changes.append((start, end, [line] if words else []))
 
     def append(self, entries: Sequence[Mapping[str, str]]) -> None:
         """Add entries after the last one.

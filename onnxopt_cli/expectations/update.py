@@ -105,7 +105,7 @@ class _Update:
             if len(kept) < len(entry.patterns):
                 edit.set_field(index, "case", kept)
             if expired:
-                edit.remove_field(index, "expires")
+                edit.set_field(index, "expires", [])
             self.done["changed"] += expired or len(kept) < len(entry.patterns)
         self._apply(edit)
 
