@@ -105,7 +105,7 @@ class Search:
         self._task = task
         self._executor = executor
         self._interruption = interruption
-        self._drive = partial(drive, task, executor.name)
+        self._drive = partial(drive, task)
         self._end = float("inf")
 
     @property
