@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ def _question(operator: str, array: Array, opset: int, names: tuple[str, str]) -
     outputs = [names[1], *(f"{names[1]}{index}" for index in range(1, schema.min_output))]
     node = helper.make_node(operator, [name for name, _ in fed], outputs)
     node.attribute.extend(helper.make_attribute(name, _REQUIRED[name]) for name in required)
-    model = _model(node, inputs, opset, outputs)
+    model = _model(node, inputs, opset, [onnx.ValueInfoProto(name=name) for name in outputs])
     try:
         model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
@@ -126,8 +126,7 @@ def unknown(operator: str, domain: str, array: Array, opset: int) -> Content:
     # What is said of the tensors must not be taken for what is said of all such operators.
     given, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [given], [result], domain=domain)
-    model = _model(node, {given: array}, opset, [])
-    model.graph.output.append(value_info(result, array))
+    model = _model(node, {given: array}, opset, [value_info(result, array)])
     return Content(model, {given: array}, None)
 
 
@@ -170,11 +169,13 @@ def _formula_question(
 
 
 def _model(
-    node: onnx.NodeProto, inputs: Mapping[str, Value], opset: int, outputs: list[str]
+    node: onnx.NodeProto,
+    inputs: Mapping[str, Value],
+    opset: int,
+    outputs: Sequence[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
     given = [value_info(name, np.asarray(value)) for name, value in inputs.items()]
-    returned = [onnx.ValueInfoProto(name=name) for name in outputs]
-    graph = helper.make_graph([node], "question", given, returned)
+    graph = helper.make_graph([node], "question", given, outputs)
     imports = [helper.make_opsetid("", opset)]
     if node.domain:
         imports.append(helper.make_opsetid(node.domain, 1))

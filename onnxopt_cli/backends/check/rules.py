@@ -161,14 +161,14 @@ def _greets(command: CommandSubject) -> str:
     return f"{hello.name} {hello.version}, after {taken:.2f} s"
 
 
-def _answers(command: CommandSubject, extra: str | None = None) -> str:
+def _answers(command: CommandSubject, **further: str) -> str:
     asked = command.likeliest.question()
     try:
         require_stated(asked.model, command.session.hello)
     except Unsupported as error:
         raise NotShown(error.message) from None
     try:
-        outputs = command.run(asked, extra=extra)
+        outputs = command.run(asked, **further)
     except Unsupported as error:
         return f"it says unsupported: {error.message}"
     except BackendFailure as error:
@@ -215,7 +215,7 @@ COMMAND_RULES = (
     BackendRule(
         "overlooks fields that it does not know",
         "read the fields that are needed and no others",
-        partial(_answers, extra=_EXTRA),
+        partial(_answers, onnxopt_check=_EXTRA),
     ),
     BackendRule(
         "stays for the next case, and writes nothing unasked",

@@ -189,19 +189,16 @@ class CommandSubject(CheckedBackend):
         require_stated(asked.model, self.session.hello)
         return self.run(asked)
 
-    def run(
-        self, asked: Content, content: bytes | None = None, extra: str | None = None
-    ) -> list[Value]:
+    def run(self, asked: Content, content: bytes | None = None, **further: str) -> list[Value]:
         """Have the command run a model.
 
         Args:
             asked: the model and its inputs.
             content: what the model file holds instead of that model.
-            extra: a further field of the request.
+            **further: fields of the request, which the command must overlook.
         """
         device = self._specification.options.get("device", self.session.hello.devices[0])
         content = content or asked.model.SerializeToString()
-        further = {} if extra is None else {"onnxopt_check": extra}
         written = self._specification.options.get("unsupported"), self.session.hello.unsupported
         with recognising([compile_pattern(pattern) for pattern in written if pattern]):
             return self.session.run(asked.model, content, asked.inputs, device, **further)

@@ -136,9 +136,7 @@ class _Cover:
             places: of which dimensions they are, a column each.
         """
         levels = rows + self._starts[places]
-        best = 0
-        if len(rows) > 1:
-            best = int(np.argmax(self._need[levels[:, :, None], levels[:, None, :]].sum((1, 2))))
+        best = int(np.argmax(self._need[levels[:, :, None], levels[:, None, :]].sum((1, 2))))
         chosen: Array = rows[best]
         self._need[np.ix_(levels[best], levels[best])] *= 0.25
         return chosen
@@ -350,9 +348,8 @@ class _Design:
         else:
             most = self._sizes[len(self._node) + self._double]
             rows[:, self._double] = 1 + self.random.randint(most - 1, size=len(rows))
-        for level in range(1, len(_NARROW)):
-            if _narrowed(shape, level) is None:
-                narrow[narrow == level] = 0
+        others = [level for level, way in enumerate(_NARROW) if way not in _narrow_shapes(shape)]
+        narrow[np.isin(narrow, others)] = 0
         whole = np.concatenate([np.broadcast_to(node, (len(rows), len(node))), rows], axis=1)
         return self._cover.choose(whole, np.arange(len(self._sizes)))[len(node) :]
 
@@ -407,9 +404,7 @@ class _Design:
         self, name: str, group: Mapping[str, Any], shape: tuple[int, ...], *, infinite: bool
     ) -> Given:
         """Return a tensor of a group: literal where it is small, else how to draw it."""
-        level = _NARROW.index(group.get(f"shape of {name}", _NARROW[0]))
-        own = _narrowed(shape, level)
-        own = shape if own is None else own
+        own = _narrow_shapes(shape).get(group.get(f"shape of {name}", ""), shape)
         dtype = np.dtype(WIDE if name in group["double"] else "float32")
         style = _DRAWN.index(group[f"values of {name}"])
         nonnegative = name in self._author.nonnegative
@@ -481,9 +476,8 @@ def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [(), *[tuple(names)] * len(names), *(it for it in mixed if it)]
 
 
-def _narrowed(shape: tuple[int, ...], level: int) -> tuple[int, ...] | None:
-    """Return a shape that broadcasts to another in a way of :data:`_NARROW`; None if none does."""
-    narrow = (
-        shape, shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
-    )[level]  # fmt: skip
-    return None if len(narrow) > len(shape) or (narrow == shape and level) else narrow
+def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return by the ways of :data:`_NARROW` the shapes that broadcast to another, unlike it."""
+    found = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
+    ways = zip(_NARROW[1:], found, strict=True)
+    return {way: it for way, it in ways if len(it) <= len(shape) and it != shape}

@@ -25,7 +25,7 @@ from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.text import nearest
+from onnxopt_cli.core.text import nearest, some_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.formula.call import bind, complete_attributes
@@ -280,10 +280,8 @@ def write_tree(folder: Path, files: Iterable[tuple[str, bytes]], *, force: bool)
     wanted = dict(files)
     drift = find_drift(folder, wanted.items())
     if drift.different and not force:
-        names = ", ".join(map(str, drift.different[:_SHOWN]))
-        more = len(drift.different) - _SHOWN
         raise UsageError(
-            f"{names}{f' and {more} more' if more > 0 else ''} would change; nothing was written",
+            f"{some_of([*map(str, drift.different)], _SHOWN)} would change; nothing was written",
             hint="--force overwrites, --check only compares, -o writes elsewhere",
         )
     for path in (*drift.missing, *drift.different):
