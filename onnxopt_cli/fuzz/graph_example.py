@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.cases.onnx.node_model import PRODUCER, tensor_info
+from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.cases.yaml.writer import model_yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
@@ -190,14 +190,8 @@ class _Drawing:
                 if any(name in node.input for node in self._nodes)
             ],
         )
-        primitive = helper.make_operatorsetid("", _OPSET)
         domains = sorted({(operator.domain, operator.version) for operator in self._used})
-        return helper.make_model(
-            graph,
-            opset_imports=[primitive, *(helper.make_operatorsetid(*each) for each in domains)],
-            ir_version=helper.find_min_ir_version_for([primitive]),
-            producer_name=PRODUCER,
-        )
+        return whole_model(graph, [("", _OPSET), *domains])
 
 
 def _tolerance(judgement: DerivedOutput) -> Relative:
