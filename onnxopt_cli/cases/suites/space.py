@@ -52,9 +52,11 @@ _NUMBERS = {
 }  # fmt: skip
 #: The last and first tensors of those that are computed at once, of whole numbers of them.
 _TURNS = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
-#: Lengths of the suite ``large``.
-_LARGE = (*(size + by for size in (2**16, 2**17) for by in (-1, 0, 1)), 3 * 2**15)
-_LARGEST = (2**20, 2**20 + 1)
+#: Of the suite ``large``.
+_LARGE: Shapes = (
+    *((size + by,) for size in (2**16, 2**17) for by in (-1, 0, 1)),
+    (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
+)  # fmt: skip
 
 _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
 # Numbers have more digits than people write: what rounds one to its decimals is seen.
@@ -171,11 +173,8 @@ def space(author: Author) -> Iterator[WrittenCase]:
 def large(author: Author) -> Iterator[WrittenCase]:
     """Yield questions of tensors around the sizes that are computed in large blocks."""
     design = _Design(author, prefix="blocks")
-    for length in _LARGE:
-        yield design.question([(length,)], plain=True)
-    yield design.question([(2**10 + 1, 2**7 - 1)], plain=True)
-    for length in _LARGEST:
-        yield design.question([(length,)], plain=True)
+    for shape in _LARGE:
+        yield design.question([shape], plain=True)
 
 
 def whole_ranks(author: Author) -> Iterator[WrittenCase]:
