@@ -17,24 +17,19 @@ from math import prod
 import numpy as np
 
 from onnxopt_cli.cases.suites.author import COUNT, WIDE, Attributes, Author, Shapes, judgements
-from onnxopt_cli.cases.suites.space import whole_ranks
+from onnxopt_cli.cases.suites.space import AROUND_BLOCKS, LITERAL, whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.formula.operator import Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
-#: Tensors with more elements are drawn.
-_LITERAL = 24
 #: One tensor of a node: of each rank, without and beyond what is computed at once.
 _ALONE: Shapes = (
     (), (1,), (1, 1), (1, 1, 1), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2),
     (8,), (1024,), (300, 2), (2, 300), (128, 128),
 )  # fmt: skip
-_LENGTHS = (
-    *range(2, 10),
-    *(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1)),
-)
+_LENGTHS = (*range(2, 10), *AROUND_BLOCKS)
 _SIZES = (32, 64, 128, 256)
 _NUMBERS = (9, 16, 65)
 #: Of an operand that broadcasts: to three rows and columns, and along the axes between others.
@@ -497,7 +492,7 @@ class _Questions(Author):
         drawn: dict[tuple[str, int], Given] = {
             (tensor, group): self.drawn(tensor, shape, group=group)
             for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes))
-            if prod(shape) > _LITERAL
+            if prod(shape) > LITERAL
         }
         return self.ask(name, about, shapes=shapes, tensors=drawn)
 
@@ -538,22 +533,19 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
     for name, limits in author.limits.items():
         for word, value in (("low", limits[0] - 0.5), ("high", limits[1] + 0.5)):
             about = f"{name} = {value:g}: it must not be clipped."
-            yield refused(
-                name=f"refuses_{word}_{name}", about=about, attributes=given | {name: (value,)}
-            )
+            attributes = given | {name: (value,)}
+            yield refused(name=f"refuses_{word}_{name}", about=about, attributes=attributes)
     for name in author.each:
         number = author.within(name, 0.5)
         about = f"{name} has two numbers for one tensor: none of them must be made up."
-        yield refused(
-            name=f"refuses_two_of_{name}", about=about, attributes=given | {name: (number, number)}
-        )
+        attributes = given | {name: (number, number)}
+        yield refused(name=f"refuses_two_of_{name}", about=about, attributes=attributes)
     for name, (right, *_) in author.choices.items():
         about = f"{name} has a value that is not allowed: it must not pass for another."
         wrong = {"unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize()}
-        for word, value in wrong.items():
-            yield refused(
-                name=f"refuses_{word}_{name}", about=about, attributes=given | {name: value}
-            )
+        for word, text in wrong.items():
+            attributes = given | {name: text}
+            yield refused(name=f"refuses_{word}_{name}", about=about, attributes=attributes)
     for item in author.operator.attributes:
         if item.required:
             about = f"{item.name} is missing and has no default: none must be made up."

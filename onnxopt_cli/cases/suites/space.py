@@ -20,11 +20,11 @@ from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.operator import AttributeValue
+from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 #: Lengths around the sizes of vectors and blocks, and multiples of them.
-_BLOCKS = (16, 32, 64, 128, 256, 1024)
-_LENGTHS = (*range(10), *(size + by for size in _BLOCKS for by in (-1, 0, 1)), 48, 96, 384)
+AROUND_BLOCKS = tuple(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1))
+_LENGTHS = (*range(10), *AROUND_BLOCKS, 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
 _SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
 #: Reach beyond every tile and block, with a rest, in every rank.
@@ -87,7 +87,8 @@ _DRAWN_NONNEGATIVE: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("integers", {"low": 0, "high": 3}),
     *_DRAWN[2:],
 )
-_LITERAL = 24
+#: Tensors with more elements are drawn.
+LITERAL = 24
 #: Some of this size are literal all the same, to have infinite elements.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 #: From here on the tensors of a node are small, and left to chance.
@@ -144,17 +145,17 @@ class _Cover:
         return chosen
 
 
-def space(author: Author) -> Iterator[WrittenCase]:
+def space(operator: Operator) -> Iterator[WrittenCase]:
     """Yield the questions about an operator."""
-    design = _Design(author, prefix="pair")
+    design = _Design(operator, prefix="pair")
     random = design.random
-    small = [shape for shape in _SHAPES if prod(shape) <= _LITERAL]
+    small = [shape for shape in _SHAPES if prod(shape) <= LITERAL]
     # Exactly a tile high or wide.
     tiles = [
         shape for shape in _SHAPES if len(shape) == _MATRIX and not max(shape) & (max(shape) - 1)
     ]
     others = cycle(random.permutation(len(_SHAPES)))
-    carried = any(map(author.operator.carries, author.operator.outputs))
+    carried = any(map(operator.carries, operator.outputs))
     for number in chain.from_iterable([number] * times for number, times in _NUMBERS.items()):
         pools = (_WHOLE, _SINGLE, tiles, *(_SHAPES, small) * (_FEW // 2), *(small,) * number)
         # A sum shows little of a small tensor beside a large one.
@@ -170,9 +171,9 @@ def space(author: Author) -> Iterator[WrittenCase]:
         yield design.question([shapes[0]] * number if not random.randint(_ALIKE) else shapes)
 
 
-def large(author: Author) -> Iterator[WrittenCase]:
+def large(operator: Operator) -> Iterator[WrittenCase]:
     """Yield questions of tensors around the sizes that are computed in large blocks."""
-    design = _Design(author, prefix="blocks")
+    design = _Design(operator, prefix="blocks")
     for shape in _LARGE:
         yield design.question([shape], plain=True)
 
@@ -193,7 +194,7 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
             for _ in shares:
                 if tensor != author.first:
                     inputs.append(np.zeros((), dtype))
-                elif length > _LITERAL:
+                elif length > LITERAL:
                     seed = int(random.randint(_SEEDS))
                     inputs.append(RandomTensor("normal", seed, (length,), dtype))
                 else:
@@ -212,11 +213,11 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
 class _Design:
     """The dimensions of an operator's questions, and which of their pairs have been asked for."""
 
-    def __init__(self, author: Author, prefix: str) -> None:
+    def __init__(self, operator: Operator, prefix: str) -> None:
         self.random = np.random.RandomState(_SEED)
-        self._author, self._prefix, self._asked = author, prefix, 0
+        self._author = author = Author(operator)
+        self._prefix, self._asked = prefix, 0
         self._pools: dict[tuple[str, int, bool], Array] = {}
-        operator = author.operator
         node: dict[str, Sequence[Any]] = {"setting": author.settings}
         if operator.counts:
             node["T"] = _COUNTS
@@ -411,7 +412,7 @@ class _Design:
         wide = (
             infinite and prod(own) < _LITERAL_INFINITE and not self.random.randint(_SOME_INFINITE)
         )
-        if prod(own) > _LITERAL and not wide:
+        if prod(own) > LITERAL and not wide:
             kind, parameters = (_DRAWN_NONNEGATIVE if nonnegative else _DRAWN)[style]
             # A result of many elements that float32 cannot hold is lost where anything is float32.
             alone = self._author.elementwise or self._author.limits
