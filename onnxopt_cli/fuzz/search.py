@@ -7,7 +7,7 @@ there is a limit on the time, so that a seed gives the same findings again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -181,9 +181,10 @@ class Search:
         self.tried += 1
         self._task.tried(self.tried)
 
-    def _portions(self, portions: Portions, has_new: Iterable[bool]) -> Iterator[Finding]:
+    def _rounds(self) -> Iterator[Finding]:
         """Search each portion, if it has something new, until nothing new is left in it."""
-        for number, is_new in zip(portions.numbers, has_new, strict=False):
+        portions = Portions(self._task, self.tried)
+        for number, is_new in zip(portions.numbers, self._news(portions), strict=False):
             tried, size = self.tried, portions.size(number)
             while is_new:
                 # What others have shown may depend on who was first.
@@ -215,10 +216,9 @@ class Search:
             raise abort.reason from None
         return found
 
-    def _rounds(self) -> Iterator[Finding]:
-        """Try examples portion by portion, until it is over."""
-        portions = Portions(self._task, self.tried)
-        yield from self._portions(portions, iter(lambda: not self._over, False))
+    def _news(self, _portions: Portions) -> Iterator[bool]:
+        """Tell of each portion whether it may have something new, until the search is over."""
+        return iter(lambda: not self._over, False)
 
     def _search(self, number: int, most: int) -> Finding | None:
         """Try a round of examples, up to the first failure of a new kind; make that smaller.
