@@ -155,7 +155,7 @@ class _Update:
             self._apply(edit)
 
     def _apply(self, edit: Edit) -> None:
-        if edit.count:
+        if edit.changes:
             self.own = parse_layer(edit.text(), self.own.path)
             if self.own.errors:
                 raise FlowStyle
