@@ -216,8 +216,10 @@ def _read(node: Node | None, read: Callable[[str], T], expected: str) -> T | Non
     Raises:
         FormatError: if it means nothing; says what was expected.
     """
+    if node is None:
+        return None
     try:
-        return None if node is None else read(str(node.scalar))
+        return read(str(node.scalar))
     except ValueError:
         raise unexpected(node, expected) from None
 

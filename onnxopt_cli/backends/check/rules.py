@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter, sleep
+from typing import Any
 
 import numpy as np
 from onnx import ValueInfoProto, helper
@@ -161,7 +162,7 @@ def _greets(command: CommandSubject) -> str:
     return f"{hello.name} {hello.version}, after {taken:.2f} s"
 
 
-def _answers(command: CommandSubject, **further: str) -> str:
+def _answers(command: CommandSubject, **further: Any) -> str:
     asked = command.likeliest.question()
     try:
         require_stated(asked.model, command.session.hello)

@@ -208,8 +208,9 @@ def _typed(
     value: Array | None, allowed: Sequence[str]
 ) -> tuple[Array | None, np.dtype[np.generic]]:
     """Return a value if its type is allowed, and that type or the first one that is."""
-    right = value is not None and dtype_name(value.dtype) in allowed
-    return (value, value.dtype) if right else (None, DTYPES[allowed[0]])
+    if value is not None and dtype_name(value.dtype) in allowed:
+        return value, value.dtype
+    return None, DTYPES[allowed[0]]
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
