@@ -66,8 +66,9 @@ _RANKS = (0, 1, 2, 3)
 #: Six digits miss some by five millionths.
 _NUMERIC = (0.0, 1.0, -1.0, 1.0000047e-6, 10.000047, 0.9987654, 1.0000047e-4)
 _PLAIN = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
-#: Of attributes with limits, as shares of their range; the last ones miss their product with 100.
-_SHARES = (0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
+#: Of attributes with limits, as shares of their range, the ordinary one first; the last ones miss
+#: their product with 100.
+_SHARES = (0.6134568, 0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
 _LEFT_OUT = "left out"
 _NARROW = ("same", "fewer dimensions", "last 1", "first 1", "0-d", "[1]", "all 1")
 
@@ -228,9 +229,7 @@ class _Design:
         plain = dict(zip(author.numeric, cycle(_PLAIN), strict=False))
         for item in operator.attributes:
             if item.limits:
-                own: list[Any] = [
-                    author.within(item.name, share) for share in (0.6134568, *_SHARES)
-                ]
+                own: list[Any] = [author.within(item.name, share) for share in _SHARES]
             elif item.choices:
                 continue
             else:
