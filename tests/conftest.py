@@ -90,10 +90,14 @@ def _suites_are_written_once():
     """To write conformance or ask space takes two seconds, and many tests need some of it."""
     write, ask_all = suites.yaml_files, suites._of_all
     written = cache(lambda name, *_: tuple(write(name)))
-    asked = cache(lambda ask, *_: tuple(ask_all(ask)))
+    asked = cache(lambda ask, suite, *_: tuple(ask_all(ask, suite)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suites, "yaml_files", lambda name: written(name, *operators.OPERATORS))
-        patch.setattr(suites, "_of_all", lambda ask: list(asked(ask, *operators.OPERATORS)))
+        patch.setattr(
+            suites,
+            "_of_all",
+            lambda ask, suite=None: list(asked(ask, suite, *operators.OPERATORS)),
+        )
         yield
 
 

@@ -24,17 +24,16 @@ class FlowStyle(Exception):
 
 
 class Edit:
-    """Changes of one file, gathered and then made at once."""
+    """Changes of one file, gathered and then made at once.
+
+    Attributes:
+        changes: first line, the line after the last, and what stands there then.
+    """
 
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._lines = layer.text.splitlines()
-        self._changes: list[tuple[int, int, list[str]]] = []
-
-    @property
-    def count(self) -> int:
-        """Number of changes so far."""
-        return len(self._changes)
+        self.changes: list[tuple[int, int, list[str]]] = []
 
     def remove(self, index: int) -> None:
         """Remove an entry, and the comment right above it unless that is also about the next one.
@@ -49,34 +48,26 @@ class Edit:
             blank = start and not self._lines[start - 1].strip()
             if blank and (end == len(self._lines) or not self._lines[end].strip()):
                 start -= 1
-        self._changes.append((start, end, []))
+        self.changes.append((start, end, []))
 
     def set_field(self, index: int, name: str, words: Sequence[str]) -> None:
-        """Give an entry another value of a field that it has: a word, or a list of them.
+        """Give an entry another value of a field that it has: a word, a list of them, or none.
+
+        A field without a value is taken from the entry.
 
         Raises:
             FlowStyle: if the field does not stand on a line of its own.
         """
         start, end = self._field_span(index, name)
         head = re.match(rf"\s*(- +)?{name}\s*:", self._lines[start])
-        if head is None:
+        if head is None or (head[1] and not words):
             raise FlowStyle
         tokens = list(map(text_token, words))
         value = tokens[0] if len(tokens) == 1 else f"[{', '.join(tokens)}]"
         comment = _COMMENT.search(self._lines[start][head.end() :])
         tail = comment.group() if comment else ""
-        self._changes.append((start, end, [f"{head.group()} {value}{tail}"]))
-
-    def remove_field(self, index: int, name: str) -> None:
-        """Take a field from an entry.
-
-        Raises:
-            FlowStyle: if it does not stand on a line of its own.
-        """
-        start, end = self._field_span(index, name)
-        if not self._lines[start].lstrip().startswith(name):
-            raise FlowStyle
-        self._changes.append((start, end, []))
+        line = f"{head.group()} {value}{tail}"
+        self.changes.append((start, end, [line] if words else []))
 
     def append(self, entries: Sequence[Mapping[str, str]]) -> None:
         """Add entries after the last one.
@@ -96,7 +87,7 @@ class Edit:
             for entry in entries
             for number, (name, value) in enumerate(entry.items())
         ]
-        self._changes.append((place, place, head + block))
+        self.changes.append((place, place, head + block))
 
     def pin(self, suites: Sequence[str]) -> None:
         """Let the file say which versions of suites it was written for."""
@@ -107,13 +98,13 @@ class Edit:
         if start == end:
             # After the version of the format.
             start = end = (keys[0] if keys else -1) + 1
-        self._changes.append((start, end, [line]))
+        self.changes.append((start, end, [line]))
 
     def text(self) -> str:
         """Return the changed text."""
         lines = list(self._lines)
         # From the end, so that the numbers of the lines before stay right.
-        for start, end, new in sorted(self._changes, key=lambda it: it[:2], reverse=True):
+        for start, end, new in sorted(self.changes, key=lambda it: it[:2], reverse=True):
             lines[start:end] = new
         return "".join(f"{line}\n" for line in lines)
 

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
 from pathlib import Path
 
 from onnxopt_cli.cases.collect import require_version
 from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.record import BackendIdentity, RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result, Standing
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.expectations.file import Entry, Layer, Pattern, parse_layer, version_number
 from onnxopt_cli.isolation.interruption import INTERRUPTED
@@ -181,7 +180,7 @@ def _like(wanted: str, name: str) -> str:
     last, its_last = (_SEPARATORS.split(it)[-1] for it in (place, other))
     if colon and kind == same_kind and last and last == its_last.lstrip("*"):
         return f"{kind}:*{last}"
-    if get_close_matches(name.lower(), [wanted.lower()], cutoff=0.9):
+    if nearest(name, [wanted], cutoff=0.9):
         return name
     return ""
 
@@ -217,12 +216,10 @@ def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) ->
     for pattern in patterns:
         if any(map(pattern.matches, cases)):
             continue
-        what = f"stale: no case is {pattern.text}"
+        what = f"stale: {pattern.text} matches no case"
         if pattern.exact:
-            near = get_close_matches(pattern.text, cases, n=1, cutoff=0.8)
-            what += f"; did you mean {near[0]}?" if near else ""
-        else:
-            what = f"stale: {pattern.text} matches no case"
+            near = nearest(pattern.text, cases, cutoff=0.8)
+            what = f"stale: no case is {pattern.text}{near and f'; {near}'}"
         yield Problem(f"{path}:{pattern.line}", printable(what))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from onnxopt_cli.cases.yaml.syntax import (
     FormatError,
@@ -18,6 +19,8 @@ from onnxopt_cli.cases.yaml.syntax import (
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.errors import Problem
+
+T = TypeVar("T")
 
 #: The word for an outcome that cannot be relied on.
 FLAKY = "flaky"
@@ -175,16 +178,18 @@ def _entry(node: Node, path: Path) -> Entry:
     Raises:
         FormatError: if its versions or its date mean nothing.
     """
+    version = _read(node.field("version"), _range, 'a range of versions, as in ">=1.20,<1.32"')
+    day = "a day of the calendar, as in 2031-12-31"
     return Entry(
         where=f"{path}:{node.line}",
         node=node,
         patterns=_patterns(node.field("case")),
         backend=_text(node, "backend") or "*",
-        version=_version(node.field("version")),
+        version=version or "",
         outcomes=frozenset(str(word.scalar) for word in _items(node.field("outcome"))),
         reason=_text(node, "reason"),
         issue=_text(node, "issue"),
-        expires=_date(node.field("expires")),
+        expires=_read(node.field("expires"), date.fromisoformat, day),
     )
 
 
@@ -205,21 +210,21 @@ def _text(node: Node, name: str) -> str:
     return "" if found is None else " ".join(str(found.scalar).split())
 
 
-def _version(node: Node | None) -> str:
-    if node is None:
-        return ""
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+def _read(node: Node | None, read: Callable[[str], T], expected: str) -> T | None:
+    """Return what a text means; None if there is none.
 
-    try:
-        return str(SpecifierSet(str(node.scalar)))
-    except InvalidSpecifier:
-        raise unexpected(node, 'a range of versions, as in ">=1.20,<1.32"') from None
-
-
-def _date(node: Node | None) -> date | None:
+    Raises:
+        FormatError: if it means nothing; says what was expected.
+    """
     if node is None:
         return None
     try:
-        return date.fromisoformat(str(node.scalar))
+        return read(str(node.scalar))
     except ValueError:
-        raise unexpected(node, "a day of the calendar, as in 2031-12-31") from None
+        raise unexpected(node, expected) from None
+
+
+def _range(text: str) -> str:
+    from packaging.specifiers import SpecifierSet
+
+    return str(SpecifierSet(text))

@@ -44,11 +44,10 @@ def update_expectations(
     unread = any(it.outcome is Outcome.INVALID and not it.conforms for it in record.results)
     if record.problems or unread or any(it.outcome is Outcome.NOT_RUN for it in record.results):
         return f"{name} is not written: not every case could be run"
-    *others, own = expectations.layers or (parse_layer(_EMPTY, path),)
-    if own.path != path:
-        others, own = list(expectations.layers), parse_layer(_EMPTY, path)
-    before = own.text if own.path in {layer.path for layer in expectations.layers} else ""
-    update = _Update(tuple(others), own, expectations, record, ids)
+    others = tuple(layer for layer in expectations.layers if layer.path != path)
+    known = next((layer for layer in expectations.layers if layer.path == path), None)
+    before = known.text if known else ""
+    update = _Update(others, known or parse_layer(_EMPTY, path), expectations, record, ids)
     try:
         update.tidy()
         update.adjust()
@@ -105,7 +104,7 @@ class _Update:
             if len(kept) < len(entry.patterns):
                 edit.set_field(index, "case", kept)
             if expired:
-                edit.remove_field(index, "expires")
+                edit.set_field(index, "expires", [])
             self.done["changed"] += expired or len(kept) < len(entry.patterns)
         self._apply(edit)
 
@@ -155,7 +154,7 @@ class _Update:
             self._apply(edit)
 
     def _apply(self, edit: Edit) -> None:
-        if edit.count:
+        if edit.changes:
             self.own = parse_layer(edit.text(), self.own.path)
             if self.own.errors:
                 raise FlowStyle

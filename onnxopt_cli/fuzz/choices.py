@@ -7,7 +7,7 @@ can read when the seed is all that is left of a failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -61,7 +61,8 @@ def _integers(least: int, most: int) -> Any:
 
 Shape = tuple[int, ...]
 
-_SHAPES: tuple[Shape, ...] = (
+#: Of optimized tensors, the simplest first.
+SHAPES: tuple[Shape, ...] = (
     (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
     (7, 5), (64,), (129,),
 )  # fmt: skip
@@ -76,11 +77,6 @@ _TENSORS = (1.0, 0.375)
 _SEEDS = 1 << 12
 #: Of so many seeds most give decimals as they are, the last scaled ones and special values.
 _STYLES = 6
-
-
-def draw_shape(source: Source) -> Shape:
-    """Draw the shape of an optimized tensor."""
-    return source.choice(_SHAPES)
 
 
 def draw_narrow_shape(source: Source, shape: Shape) -> Shape:
@@ -182,7 +178,7 @@ def draw_scalar(source: Source, scalar: Scalar) -> Array:
 
 
 def has_result(
-    operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Mapping[str, Array]
+    operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Iterable[Array]
 ) -> bool:
     """Tell whether the formula has a finite result where all tensors are one, or a fraction.
 
@@ -190,10 +186,10 @@ def has_result(
     about what comes back, and every order is right.
     """
     operands: dict[str, object] = {}
-    for name, value in scalars.items():
+    for item, value in zip(operator.scalars, scalars, strict=True):
         number = value.reshape(()).astype(WIDE)[()]
         # NaN makes everything NaN, in any order.
-        operands[name] = WIDE.type(1) if np.isnan(number) else number
+        operands[item.name] = WIDE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
         given = attributes.get(attribute.name, attribute.default)
         first = given[0] if isinstance(given, tuple) else given

@@ -49,8 +49,7 @@ def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Exam
     """
     for operator in operators:
         node = draw_node(Source(), operator)
-        ways = breaches(operator, node.attributes, node.inputs)
-        yield node, [replace(node, breach=breach) for breach in ways]
+        yield node, [replace(node, breach=breach) for breach in breaches(node)]
 
 
 class Failure(Exception):
@@ -117,13 +116,12 @@ class Task:
 
 
 def drive(
-    task: Task, backend: str, attempted: Callable[[Example], None], most: int, number: int
+    task: Task, attempted: Callable[[Example], None], most: int, number: int
 ) -> tuple[bool, bool]:
     """Call a function with examples, and where it raises a failure with smaller ones.
 
     Args:
         task: what to search.
-        backend: its name; failures are remembered by backend.
         attempted: the function; it may raise a failure, RoundOver or Abort.
         most: number of examples until one fails.
         number: of the round; each has other examples, and round 0 the failures of earlier runs.
@@ -141,8 +139,8 @@ def drive(
     from hypothesis.errors import Flaky, Unsatisfiable
 
     operators = tuple(task.operators)
-    # Choices mean something only for the same operators.
-    names = "\n".join([backend, *(it.qualified_name for it in operators)])
+    # Failures are remembered by backend; choices mean something only for the same operators.
+    names = "\n".join([task.backend, *(it.qualified_name for it in operators)])
     digest = blake2b(names.encode("utf-8", "replace"), digest_size=8).hexdigest()
     settings = hypothesis.settings(
         max_examples=most,

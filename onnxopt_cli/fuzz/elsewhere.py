@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.fuzz.driver import Task
-from onnxopt_cli.fuzz.findings import FailureKind, Finding, Findings
+from onnxopt_cli.fuzz.findings import FailureKind, Findings
 from onnxopt_cli.fuzz.search import Portions, Search, chosen_operators
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
@@ -62,23 +62,19 @@ def open_search(
 class SearchElsewhere(Search):
     """A search by all workers of a cluster."""
 
-    def _rounds(self) -> Iterator[Finding]:
+    def _news(self, portions: Portions) -> Iterator[bool]:
         from onnxopt_cli.cluster.crew import LostError
 
         crew = cast("Remote", self._executor).crew
-        portions = Portions(self._task, self.tried)
+        sent = _Sent(self._task, self.findings, portions)
 
         def stop() -> bool:
             return monotonic() >= self._end
 
-        def told() -> Iterator[bool]:
-            sent = _Sent(self._task, self.findings, portions)
-            for found in crew.spread(f"{__name__}:hunt", sent, lambda _, it: bool(it), stop=stop):
-                if isinstance(found, LostError):
-                    raise BackendUnavailable(f"lost with their machines: {found}")
-                yield found
-
-        yield from self._portions(portions, told())
+        for found in crew.spread(f"{__name__}:hunt", sent, lambda _, it: bool(it), stop=stop):
+            if isinstance(found, LostError):
+                raise BackendUnavailable(f"lost with their machines: {found}")
+            yield found
 
 
 class _Sent(Sequence[dict[str, Any]]):

@@ -13,6 +13,7 @@ from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
+from onnxopt_cli.errors import BackendUnavailable
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NAME, SUITE
 from onnxopt_cli.grade.explain import explain
@@ -61,16 +62,11 @@ class Trial:
         return elements, sum(map(len, self.example.files(NAME, "", "").values()))
 
 
-class SearchInterrupted(Exception):
-    """The user wants the run to end."""
-
-
 def attempt(example: Example, executor: Executor) -> Trial:
     """Run an example; what is expected of it is computed while the backend is at work.
 
     Raises:
-        Interrupted: if the user wants the run to end.
-        BackendUnavailable: if the backend cannot be started any more.
+        BackendUnavailable: if the backend cannot be started any more, or the user wants to end.
     """
     content = example.content()
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
@@ -85,7 +81,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
         formula.judgements  # noqa: B018 - kept there
     response = pending()
     if isinstance(response, str):
-        raise SearchInterrupted(response)
+        raise BackendUnavailable(response)
     return Trial(example, case, judge(question, executor.name, response, judging))
 
 

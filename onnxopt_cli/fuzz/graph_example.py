@@ -18,15 +18,15 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.cases.onnx.node_model import PRODUCER, tensor_info
+from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.cases.yaml.writer import model_yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.choices import Source, draw_shape
-from onnxopt_cli.fuzz.node_example import NAME, SUITE, NodeExample, draw_parts
+from onnxopt_cli.fuzz.choices import SHAPES, Source
+from onnxopt_cli.fuzz.node_example import NAME, SUITE, NodeExample, draw_right_node
 from onnxopt_cli.readings.bound.bound import DerivedOutput, also_right
 from onnxopt_cli.readings.bound.chained import InexactTensor, inexact_outputs
 from onnxopt_cli.readings.evaluate import nonnegative_tensors
@@ -107,7 +107,7 @@ class _Drawing:
     def __init__(self, source: Source, operators: Sequence[Operator]) -> None:
         self._source = source
         self._operators = operators
-        self._shape = draw_shape(source)
+        self._shape = source.choice(SHAPES)
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: dict[str, Array] = {}
         self._outputs: dict[str, DerivedOutput] = {}
@@ -128,25 +128,26 @@ class _Drawing:
     def _add(self, number: int) -> None:
         source = self._source
         operator = source.choice(self._operators)
-        attributes, scalars, tensors = draw_parts(source, operator, 1, self._shape)
-        taken = [self._feed(f"{name}_{number}", value) for name, value in scalars.items()]
+        drawn = draw_right_node(source, operator, 1, self._shape)
+        taken = []
         nonnegative = nonnegative_tensors(operator)
         # Of the outputs so far those of the common shape.
         known = {it: self._known[it].dtype.name for it in self._outputs if it in self._known}
         candidates = [it for it, dtype in known.items() if dtype in operator.dtypes]
-        for place, (name, tensor) in enumerate(zip(operator.tensors, tensors, strict=True)):
+        for name, value in drawn.inputs.items():
+            takes = candidates if name in operator.tensors else []
             # Each node but the first takes something from one before it.
-            if candidates and (place == 0 or source.integer(0, 1)):
-                taken.append(self._link(source.choice(candidates), name in nonnegative))
+            if takes and (name == operator.tensors[0] or source.integer(0, 1)):
+                taken.append(self._link(source.choice(takes), name in nonnegative))
             else:
-                taken.append(self._feed(f"{name}_{number}", tensor))
+                taken.append(self._feed(f"{name}_{number}", value))
         names = [f"{name}_{number}" for name in operator.outputs]
         node = helper.make_node(operator.name, taken, names, domain=operator.domain)
-        node.attribute.extend(helper.make_attribute(*given) for given in attributes.items())
+        node.attribute.extend(helper.make_attribute(*given) for given in drawn.attributes.items())
         self._nodes.append(node)
         self._used.append(operator)
         operands = [self._known[name] for name in taken]
-        complete = complete_attributes(operator, attributes)
+        complete = complete_attributes(operator, drawn.attributes)
         call = bind(operator, operands, complete)
         others = also_right(bind(operator, [operand.array for operand in operands], complete))
         with np.errstate(all="ignore"):
@@ -189,14 +190,8 @@ class _Drawing:
                 if any(name in node.input for node in self._nodes)
             ],
         )
-        primitive = helper.make_operatorsetid("", _OPSET)
         domains = sorted({(operator.domain, operator.version) for operator in self._used})
-        return helper.make_model(
-            graph,
-            opset_imports=[primitive, *(helper.make_operatorsetid(*each) for each in domains)],
-            ir_version=helper.find_min_ir_version_for([primitive]),
-            producer_name=PRODUCER,
-        )
+        return whole_model(graph, [("", _OPSET), *domains])
 
 
 def _tolerance(judgement: DerivedOutput) -> Relative:

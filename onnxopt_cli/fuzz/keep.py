@@ -44,20 +44,20 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
                 return path
         for number in count(1):
             name = stem if number == 1 else f"{stem}_{number}"
-            if _write(_files(folder, example.files(name, about, printable(source)))):
+            if _write(folder, example.files(name, about, printable(source))):
                 break
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder / f"{name}.yaml"
 
 
-def _write(files: Mapping[Path, bytes]) -> bool:
+def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
     """Write new files, all or none; another run may be writing to the same folder."""
     written: list[Path] = []
     try:
-        for path, data in files.items():
-            write_atomically(path, data, new=True)
-            written.append(path)
+        for name, data in files.items():
+            write_atomically(folder / name, data, new=True)
+            written.append(folder / name)
     except FileExistsError:
         for path in written:
             path.unlink()
@@ -70,12 +70,8 @@ def _holds(path: Path, example: Example) -> bool:
     cases, _ = read_yaml_file(path)
     if len(cases) != 1:
         return False
-    files = _files(path.parent, example.files(path.stem, cases[0].about, cases[0].source))
+    files = example.files(path.stem, cases[0].about, cases[0].source)
     return all(
         each.is_file() and each.stat().st_size == len(data) and each.read_bytes() == data
-        for each, data in files.items()
+        for each, data in ((path.parent / name, data) for name, data in files.items())
     )
-
-
-def _files(folder: Path, files: Mapping[str, bytes]) -> dict[Path, bytes]:
-    return {folder / name: data for name, data in files.items()}

@@ -14,12 +14,12 @@ from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.fuzz.choices import (
+    SHAPES,
     Shape,
     Source,
     draw_attributes,
     draw_narrow_shape,
     draw_scalar,
-    draw_shape,
     draw_tensor,
     has_result,
 )
@@ -92,7 +92,7 @@ class NodeExample:
     def _text(self, about: str, source: str) -> str:
         attributes, inputs = self.attributes, self.inputs
         if self.breach:
-            attributes, inputs = breaches(self.operator, attributes, inputs)[self.breach]
+            attributes, inputs = breaches(self)[self.breach]
         written = WrittenCase(
             name=NAME,
             operator=self.operator,
@@ -107,20 +107,15 @@ class NodeExample:
 
 def draw_node(source: Source, operator: Operator) -> NodeExample:
     """Draw a node that a right backend accepts, or, now and then, one that it must refuse."""
-    groups = source.choice(_GROUPS)
-    attributes, scalars, tensors = draw_parts(source, operator, groups)
-    names = operator.input_names(groups)[len(scalars) :]
-    inputs = scalars | dict(zip(names, tensors, strict=True))
-    node = NodeExample(operator, attributes, inputs)
+    node = draw_right_node(source, operator, source.choice(_GROUPS))
     if source.rarely(_BREACHES):
-        return replace(node, breach=source.choice([*breaches(operator, attributes, inputs)]))
+        return replace(node, breach=source.choice([*breaches(node)]))
     return node
 
 
-def breaches(
-    operator: Operator, attributes: Attributes, inputs: Inputs
-) -> dict[str, tuple[Attributes, Inputs]]:
-    """Return the ways to break the signature of a node, in words, and the node that does."""
+def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
+    """Return the ways to break a node's signature, in words, each with what breaks it."""
+    operator, attributes, inputs = node.operator, node.attributes, node.inputs
     found: dict[str, Attributes] = {}
     for item in operator.attributes:
         if item.choices:
@@ -149,10 +144,10 @@ def breaches(
     return broken
 
 
-def draw_parts(
+def draw_right_node(
     source: Source, operator: Operator, groups: int, shape: Shape | None = None
-) -> tuple[Attributes, Inputs, list[Array]]:
-    """Draw the attributes of a node with a finite result, its scalars, and its tensors in order.
+) -> NodeExample:
+    """Draw a node with a finite result.
 
     Args:
         source: of the choices.
@@ -161,19 +156,19 @@ def draw_parts(
         shape: of the first tensor of each; None to draw it.
     """
     attributes = draw_attributes(source, operator, groups)
-    scalars = {scalar.name: draw_scalar(source, scalar) for scalar in operator.scalars}
-    if not has_result(operator, attributes, scalars):
+    inputs = [draw_scalar(source, scalar) for scalar in operator.scalars]
+    if not has_result(operator, attributes, inputs):
         source.reject()
-    shapes = [draw_shape(source) if shape is None else shape for _ in range(groups)]
+    shapes = [source.choice(SHAPES) if shape is None else shape for _ in range(groups)]
     dtypes = [DTYPES[name] for name in operator.dtypes]
     common = source.choice([*dtypes, None]) if len(dtypes) > 1 else dtypes[0]
     nonnegative = nonnegative_tensors(operator)
     narrow = source.rarely()
-    tensors = []
     for name in operator.tensors:
         for first in shapes:
             wide = not narrow or name == operator.tensors[0]
             own = first if wide else draw_narrow_shape(source, first)
             dtype = source.choice(dtypes) if common is None else common
-            tensors.append(draw_tensor(source, own, dtype, nonnegative=name in nonnegative))
-    return attributes, scalars, tensors
+            inputs.append(draw_tensor(source, own, dtype, nonnegative=name in nonnegative))
+    names = operator.input_names(groups)
+    return NodeExample(operator, attributes, dict(zip(names, inputs, strict=True)))

@@ -7,21 +7,20 @@ there is a limit on the time, so that a seed gives the same findings again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError
+from onnxopt_cli.errors import NothingSelected, OnnxoptError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.driver import Abort, RoundOver, Task, drive, failure, refusals
 from onnxopt_cli.fuzz.findings import (
     FailureKind,
     Finding,
     Findings,
-    SearchInterrupted,
     Trial,
     attempt,
     kinds_of,
@@ -106,7 +105,7 @@ class Search:
         self._task = task
         self._executor = executor
         self._interruption = interruption
-        self._drive = partial(drive, task, executor.name)
+        self._drive = partial(drive, task)
         self._end = float("inf")
 
     @property
@@ -131,10 +130,8 @@ class Search:
                 yield from self._refusals()
             yield from self._rounds()
         except Abort as abort:
-            if not isinstance(abort.reason, SearchInterrupted):
-                raise abort.reason from None
             if not self._interruption.signal:
-                raise BackendUnavailable(str(abort.reason)) from None
+                raise abort.reason from None
 
     def outside(self) -> list[Aside]:
         """Shut the backend down, and return what it did outside of the examples."""
@@ -184,9 +181,10 @@ class Search:
         self.tried += 1
         self._task.tried(self.tried)
 
-    def _portions(self, portions: Portions, has_new: Iterable[bool]) -> Iterator[Finding]:
+    def _rounds(self) -> Iterator[Finding]:
         """Search each portion, if it has something new, until nothing new is left in it."""
-        for number, is_new in zip(portions.numbers, has_new, strict=False):
+        portions = Portions(self._task, self.tried)
+        for number, is_new in zip(portions.numbers, self._news(portions), strict=False):
             tried, size = self.tried, portions.size(number)
             while is_new:
                 # What others have shown may depend on who was first.
@@ -218,10 +216,9 @@ class Search:
             raise abort.reason from None
         return found
 
-    def _rounds(self) -> Iterator[Finding]:
-        """Try examples portion by portion, until it is over."""
-        portions = Portions(self._task, self.tried)
-        yield from self._portions(portions, iter(lambda: not self._over, False))
+    def _news(self, _portions: Portions) -> Iterator[bool]:
+        """Tell of each portion whether it may have something new, until the search is over."""
+        return iter(lambda: not self._over, False)
 
     def _search(self, number: int, most: int) -> Finding | None:
         """Try a round of examples, up to the first failure of a new kind; make that smaller.
@@ -275,7 +272,7 @@ class Search:
             raise RoundOver
         try:
             trial = attempt(example, self._executor)
-        except (SearchInterrupted, OnnxoptError) as error:
+        except OnnxoptError as error:
             raise Abort(error) from error
         self.findings.saw(trial)
         return trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -76,11 +77,10 @@ class Shard:
         Raises:
             UsageError: if it is not two whole numbers of which 1 <= I <= N.
         """
-        first, slash, second = text.partition("/")
-        numbers = slash and first.isdecimal() and second.isdecimal() and first + second
-        if not numbers or not numbers.isascii() or len(numbers) > 2 * len(str(_MOST)):
+        numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+        if numbers is None:
             raise UsageError(f"--shard takes I/N, as in 1/4, not {text!r}")
-        index, count = int(first), int(second)
+        index, count = map(int, numbers.groups())
         if not 1 <= index <= count <= _MOST:
             raise UsageError(f"--shard {text} is no part: I goes from 1 to N, N to {_MOST}")
         return cls(index, count)

@@ -115,7 +115,10 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
         nonlocal number
         for line in lines:
             number += 1
-            record = _parsed(line)
+            try:
+                record = read_json(line.removesuffix(b"\n"))
+            except ValueError as error:
+                raise ValueError(f"found {error}") from None
             yield record
             # Whoever asks for the next one has found nothing wrong with it.
             if keep_lines and record["record"] == "end":
@@ -162,13 +165,6 @@ def read_record(path: Path) -> RunRecord:
     if log is None:
         raise UsageError(f"the log {printable(str(path))} has no record")
     return log.record
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return read_json(line.removesuffix(b"\n"))
-    except ValueError as error:
-        raise ValueError(f"found {error}") from None
 
 
 def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.suites.space import large, space
 from onnxopt_cli.operators.adam import ADAM
 from onnxopt_cli.operators.magnitude_prune import MAGNITUDE_PRUNE
@@ -71,7 +70,7 @@ def test_an_operator_that_a_user_brings_gets_the_same_suite(tmp_path):
 @pytest.mark.parametrize("operator", [ADAM, MAGNITUDE_PRUNE], ids=lambda it: it.name)
 def test_a_suite_is_the_same_each_time_it_is_made(operator):
     for ask in (space, large):
-        once, again = list(ask(Author(operator))), list(ask(Author(operator)))
+        once, again = list(ask(operator)), list(ask(operator))
         assert [one.name for one in once] == [other.name for other in again]
         for one, other in list(zip(once, again, strict=True))[::40]:
             for left, right in zip(one.inputs.values(), other.inputs.values(), strict=True):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.onnx.node_model import formula_model, value_info
+from onnxopt_cli.cases.suites.author import Author
+from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 
 #: Operators of which most backends know one.
@@ -40,19 +43,6 @@ _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
 _OTHER_TYPES = (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckModel:
-    """A model and its inputs.
-
-    Attributes:
-        model: the model; its outputs are declared with element type and shape.
-        inputs: values by name.
-    """
-
-    model: onnx.ModelProto
-    inputs: Mapping[str, Value]
-
-
 def formulas(domain: str = "") -> tuple[str, ...]:
     """Return the qualified names of all operators with a formula, or of those of a domain."""
     return tuple(name for name, operator in _FORMULAS.items() if domain in {"", operator.domain})
@@ -66,22 +56,46 @@ def all_operators() -> Iterator[str]:
     yield from sorted(others.difference(LIKELY, _RANDOM))
 
 
-def question(
-    operator: str, array: Array, opset: int, *, names: tuple[str, str] = ("x", "y")
-) -> CheckModel:
-    """Return a model of one operator, fed with one tensor wherever it takes it.
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Something that a backend runs, or may run.
 
-    Args:
+    Attributes:
         operator: a name of ai.onnx, or the qualified name of an operator with a formula.
-        array: the input.
         opset: version of ai.onnx.
-        names: of the first tensor among the inputs, and of the first output.
-
-    Raises:
-        ValueError: if the operator takes no such tensor, or needs more than tensors.
+        dtype: element type of the tensors.
+        shape: their shape.
     """
-    if operator in _FORMULAS:
-        return _formula_question(_FORMULAS[operator], array, opset, names)
+
+    operator: str
+    opset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def tensor(self) -> Array:
+        """A small tensor of the kind, the same each time."""
+        return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
+
+    def question(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Content:
+        """Return a model of the operator, fed with one tensor wherever it takes it.
+
+        Its outputs are declared with element type and shape.
+
+        Args:
+            array: the tensor; the small one if left out.
+            names: of the first tensor among the inputs, and of the first output.
+
+        Raises:
+            ValueError: if the operator takes no such tensor, or needs more than tensors.
+        """
+        asked = self.tensor if array is None else array
+        if self.operator in _FORMULAS:
+            return _formula_question(_FORMULAS[self.operator], asked, self.opset, names)
+        return _question(self.operator, asked, self.opset, names)
+
+
+def _question(operator: str, array: Array, opset: int, names: tuple[str, str]) -> Content:
     try:
         schema = onnx.defs.get_schema(operator, opset, "")
     except onnx.defs.SchemaError as error:
@@ -94,7 +108,7 @@ def question(
     outputs = [names[1], *(f"{names[1]}{index}" for index in range(1, schema.min_output))]
     node = helper.make_node(operator, [name for name, _ in fed], outputs)
     node.attribute.extend(helper.make_attribute(name, _REQUIRED[name]) for name in required)
-    model = _model(node, inputs, opset, outputs)
+    model = _model(node, inputs, opset, [onnx.ValueInfoProto(name=name) for name in outputs])
     try:
         model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
@@ -104,17 +118,16 @@ def question(
         known = all(dimension.HasField("dim_value") for dimension in tensor.shape.dim)
         if not tensor.HasField("shape") or not known:
             raise ValueError(f"{operator} does not say what it returns")
-    return CheckModel(model, inputs)
+    return Content(model, inputs, None)
 
 
-def unknown(operator: str, domain: str, array: Array, opset: int) -> CheckModel:
+def unknown(operator: str, domain: str, array: Array, opset: int) -> Content:
     """Return a model of an operator that nobody knows, from one tensor to one like it."""
     # What is said of the tensors must not be taken for what is said of all such operators.
     given, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [given], [result], domain=domain)
-    model = _model(node, {given: array}, opset, [])
-    model.graph.output.append(value_info(result, array))
-    return CheckModel(model, {given: array})
+    model = _model(node, {given: array}, opset, [value_info(result, array)])
+    return Content(model, {given: array}, None)
 
 
 def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str, Value]]:
@@ -137,37 +150,32 @@ def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str,
 
 def _formula_question(
     operator: Operator, array: Array, opset: int, names: tuple[str, str]
-) -> CheckModel:
+) -> Content:
     if array.dtype.name not in operator.dtypes:
         raise ValueError(f"{operator.name} takes no such tensor")
     values = [np.ones((), scalar.dtypes[0]) for scalar in operator.scalars]
     values += [array] * len(operator.tensors)
     input_names = operator.input_names(1)
     input_names[len(operator.scalars)] = names[0]
-    attributes = {item.name: _value(item) for item in operator.attributes if item.required}
+    author = Author(operator)
+    attributes = {**author.required(), **author.settings[0]}
     model = formula_model(
         operator, attributes, values, graph_name="question", input_names=input_names
     )
     model.graph.output[0].name = model.graph.node[0].output[0] = names[1]
     model.opset_import.append(helper.make_opsetid("", opset))
     model.ir_version = _IR_VERSION
-    return CheckModel(model, dict(zip(input_names, values, strict=True)))
-
-
-def _value(attribute: Attribute) -> AttributeValue:
-    if attribute.choices:
-        return attribute.choices[0]
-    low, high = attribute.limits or (0.0, 1.0)
-    middle = (low + min(high, low + 1.0)) / 2
-    return (middle,) if attribute.each else middle
+    return Content(model, dict(zip(input_names, values, strict=True)), None)
 
 
 def _model(
-    node: onnx.NodeProto, inputs: Mapping[str, Value], opset: int, outputs: list[str]
+    node: onnx.NodeProto,
+    inputs: Mapping[str, Value],
+    opset: int,
+    outputs: Sequence[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
     given = [value_info(name, np.asarray(value)) for name, value in inputs.items()]
-    returned = [onnx.ValueInfoProto(name=name) for name in outputs]
-    graph = helper.make_graph([node], "question", given, returned)
+    graph = helper.make_graph([node], "question", given, outputs)
     imports = [helper.make_opsetid("", opset)]
     if node.domain:
         imports.append(helper.make_opsetid(node.domain, 1))

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter, sleep
+from typing import Any
 
 import numpy as np
 from onnx import ValueInfoProto, helper
 
-from onnxopt_cli.backends.check.questions import LIKELY, CheckModel, question
+from onnxopt_cli.backends.check.questions import LIKELY
 from onnxopt_cli.backends.check.rule import BackendRule, Broken, NotShown
 from onnxopt_cli.backends.check.subject import (
     CheckedBackend,
@@ -25,6 +27,7 @@ from onnxopt_cli.backends.check.subject import (
 from onnxopt_cli.backends.check.unknown_operators import says_unsupported
 from onnxopt_cli.backends.exec.backend import require_stated
 from onnxopt_cli.backends.protocol import normalise_outputs
+from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.errors import BackendFailure, Unsupported
 
@@ -57,7 +60,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
 
 def _answers_alike(subject: CheckedBackend) -> str:
     """The same question has the same answer."""
-    asked = _what_it_runs(subject, subject.likeliest.tensor)
+    asked = _what_it_runs(subject)
     first, second = (_answered(subject, asked) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if isinstance(one, np.ndarray) and one.tobytes() != np.asarray(other).tobytes():
@@ -83,19 +86,18 @@ def _survives_names(subject: CheckedBackend) -> str:
     return _survives(subject, subject.likeliest.tensor, _NOT_ASCII)
 
 
-def _what_it_runs(subject: CheckedBackend, array: Array) -> CheckModel:
+def _what_it_runs(subject: CheckedBackend) -> Content:
     """Return a question that the backend can answer.
 
     Raises:
         NotShown: if there is none.
     """
-    asked = subject.ask_what_it_runs(array)
-    if asked is None:
+    if subject.runs is None:
         raise NotShown("it runs no operator that it was asked for")
-    return asked
+    return subject.runs.question()
 
 
-def _answered(subject: CheckedBackend, asked: CheckModel) -> Sequence[Value]:
+def _answered(subject: CheckedBackend, asked: Content) -> Sequence[Value]:
     """Return the outputs of a question.
 
     Raises:
@@ -122,7 +124,7 @@ def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("
     if asked is None and subject.runs is not None:
         raise NotShown(f"{subject.runs.operator}, which it runs, takes no such tensor")
     # A backend that runs nothing must at least say so.
-    asked = asked or question(LIKELY[0], array, subject.likeliest.opset, names=names)
+    asked = asked or replace(subject.likeliest, operator=LIKELY[0]).question(array, names)
     # To say that it failed is an orderly answer.
     return str(refusal(partial(_answered, subject), asked) or "it ran")
 
@@ -160,14 +162,14 @@ def _greets(command: CommandSubject) -> str:
     return f"{hello.name} {hello.version}, after {taken:.2f} s"
 
 
-def _answers(command: CommandSubject, extra: str | None = None) -> str:
+def _answers(command: CommandSubject, **further: Any) -> str:
     asked = command.likeliest.question()
     try:
         require_stated(asked.model, command.session.hello)
     except Unsupported as error:
         raise NotShown(error.message) from None
     try:
-        outputs = command.run(asked, extra=extra)
+        outputs = command.run(asked, **further)
     except Unsupported as error:
         return f"it says unsupported: {error.message}"
     except BackendFailure as error:
@@ -214,7 +216,7 @@ COMMAND_RULES = (
     BackendRule(
         "overlooks fields that it does not know",
         "read the fields that are needed and no others",
-        partial(_answers, extra=_EXTRA),
+        partial(_answers, onnxopt_check=_EXTRA),
     ),
     BackendRule(
         "stays for the next case, and writes nothing unasked",
@@ -245,12 +247,12 @@ def _starts(subject: PluginSubject) -> str:
 
 
 def _returns_outputs(subject: PluginSubject) -> str:
-    outputs = _answered(subject, _what_it_runs(subject, subject.likeliest.tensor))
+    outputs = _answered(subject, _what_it_runs(subject))
     return f"{len(outputs)} outputs"
 
 
 def _leaves_inputs(subject: PluginSubject) -> str:
-    asked = _what_it_runs(subject, subject.likeliest.tensor)
+    asked = _what_it_runs(subject)
     before = {name: np.array(value) for name, value in asked.inputs.items()}
     subject.returned(asked)
     for name, value in before.items():
@@ -270,7 +272,7 @@ def _refuses_dangling(subject: PluginSubject) -> str:
 
 def _prints_nothing(subject: PluginSubject) -> str:
     before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
-    subject.returned(_what_it_runs(subject, subject.likeliest.tensor))
+    subject.returned(_what_it_runs(subject))
     written = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END) - before
     if written:
         raise Broken(f"{written} bytes on standard output for one case")

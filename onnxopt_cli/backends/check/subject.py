@@ -16,10 +16,9 @@ from onnxopt_cli.backends.check.questions import (
     LIKELY,
     OPSETS,
     SHAPES,
-    CheckModel,
+    Runs,
     all_operators,
     formulas,
-    question,
 )
 from onnxopt_cli.backends.check.rule import Broken
 from onnxopt_cli.backends.exec.backend import CommandSession, require_stated, timeout_of
@@ -27,6 +26,7 @@ from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.backends.unsupported import compile_pattern, error_text, recognising
+from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.errors import (
     BackendFailure,
@@ -39,35 +39,6 @@ _DTYPES = tuple(
 )
 # A backend that compiles each model is not asked for all that there is.
 _SEARCH_SECONDS = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Something that a backend runs.
-
-    Attributes:
-        operator: as :func:`question` takes it.
-        opset: version of ai.onnx.
-        dtype: element type of the tensors.
-        shape: their shape.
-    """
-
-    operator: str
-    opset: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def tensor(self) -> Array:
-        """A small tensor of the kind, the same each time."""
-        return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
-
-    def question(
-        self, array: Array | None = None, names: tuple[str, str] = ("x", "y")
-    ) -> CheckModel:
-        """Return a question about the small tensor or another, as :func:`question` does."""
-        asked = self.tensor if array is None else array
-        return question(self.operator, asked, self.opset, names=names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +59,7 @@ class Refusal:
         return f"it {'says unsupported' if self.known else 'reports'}: {self.text}"
 
 
-def refusal(ask: Callable[[CheckModel], object], asked: CheckModel) -> Refusal | None:
+def refusal(ask: Callable[[Content], object], asked: Content) -> Refusal | None:
     """Return what a backend says instead of answering a question; None if it answers."""
     try:
         ask(asked)
@@ -112,7 +83,7 @@ class CheckedBackend:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def returned(self, asked: CheckModel) -> object:
+    def returned(self, asked: Content) -> object:
         """Return what the backend answers, as it is."""
         raise NotImplementedError
 
@@ -136,9 +107,7 @@ class CheckedBackend:
         """What the backend runs, or what most do."""
         return self.runs or next(self._candidates())
 
-    def ask_what_it_runs(
-        self, array: Array, names: tuple[str, str] = ("x", "y")
-    ) -> CheckModel | None:
+    def ask_what_it_runs(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Content | None:
         """Return a question that the backend can answer, about a tensor of its own kind or another.
 
         None if there is none, or the operator takes no such tensor.
@@ -185,7 +154,7 @@ class PluginSubject(CheckedBackend):
         """The backend; loading it may raise."""
         return resolve_backend(self.text)
 
-    def returned(self, asked: CheckModel) -> object:
+    def returned(self, asked: Content) -> object:
         """Return what the backend answers, as it is."""
         return self.backend.prepare(asked.model).run(asked.inputs)
 
@@ -215,24 +184,21 @@ class CommandSubject(CheckedBackend):
         lowest, highest = (self.session.hello.domains or {}).get("", (min(OPSETS), max(OPSETS)))
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
-    def returned(self, asked: CheckModel) -> list[Value]:
+    def returned(self, asked: Content) -> list[Value]:
         """Return the outputs of a model, if the command states all that it needs."""
         require_stated(asked.model, self.session.hello)
         return self.run(asked)
 
-    def run(
-        self, asked: CheckModel, content: bytes | None = None, extra: str | None = None
-    ) -> list[Value]:
+    def run(self, asked: Content, content: bytes | None = None, **further: str) -> list[Value]:
         """Have the command run a model.
 
         Args:
             asked: the model and its inputs.
             content: what the model file holds instead of that model.
-            extra: a further field of the request.
+            **further: fields of the request, which the command must overlook.
         """
         device = self._specification.options.get("device", self.session.hello.devices[0])
         content = content or asked.model.SerializeToString()
-        further = {} if extra is None else {"onnxopt_check": extra}
         written = self._specification.options.get("unsupported"), self.session.hello.unsupported
         with recognising([compile_pattern(pattern) for pattern in written if pattern]):
             return self.session.run(asked.model, content, asked.inputs, device, **further)

@@ -11,16 +11,17 @@ import builtins
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxopt_cli.backends.check.questions import TRAINING, CheckModel, formulas, question, unknown
+from onnxopt_cli.backends.check.questions import TRAINING, formulas, unknown
 from onnxopt_cli.backends.check.rule import Broken
 from onnxopt_cli.backends.check.subject import CheckedBackend, Refusal, refusal
 from onnxopt_cli.backends.unsupported import Recognised, compile_pattern
+from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied
 
@@ -54,7 +55,7 @@ def says_unsupported(subject: CheckedBackend) -> str:
         unexplained = _unexplained(said, patterns)
         if not unexplained:
             continue
-        found = _Proposals(unexplained, domain, contrasts, texts).best()
+        found = _proposal(unexplained, domain, contrasts, texts)
         failing.append(_excerpt(unexplained, found))
         if not found or subject.runs is None:
             raise Broken(f"it fails instead: {failing[0]}; {_why(subject)}")
@@ -62,7 +63,7 @@ def says_unsupported(subject: CheckedBackend) -> str:
     unexplained = _unexplained(training, patterns)
     if len(unexplained) > 1 and subject.runs is not None:
         # Words that name one operator and then the other are not about a mistake in one of them.
-        found = _Proposals(unexplained, TRAINING, contrasts, texts, named=True).best()
+        found = _proposal(unexplained, TRAINING, contrasts, texts, named=True)
         if found:
             failing.append(_excerpt(unexplained, found))
             patterns.append(found)
@@ -94,7 +95,7 @@ def _about_training(subject: CheckedBackend) -> dict[str, Refusal]:
     dtype = likeliest.dtype if likeliest.dtype.name in {"float32", "float64"} else np.float32
     array = likeliest.tensor.astype(dtype)
     asked = {
-        name: refusal(subject.returned, question(name, array, likeliest.opset))
+        name: refusal(subject.returned, replace(likeliest, operator=name).question(array))
         for name in formulas(TRAINING)
     }
     return {name.rpartition(":")[2]: said for name, said in asked.items() if said is not None}
@@ -125,7 +126,7 @@ def _about_wrong_models(subject: CheckedBackend) -> Iterator[Refusal]:
         yield said
 
 
-def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, CheckModel]]:
+def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, Content]]:
     asked = subject.likeliest.question()
     asked.model.graph.node[0].input[0] = "nowhere"
     yield "an input that nothing yields", asked
@@ -153,57 +154,59 @@ def _unexplained(said: Mapping[str, Refusal], patterns: Sequence[str]) -> dict[s
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposals:
-    """Regular expressions for what was said of some operators.
+def _proposal(
+    said: Mapping[str, Refusal],
+    domain: str,
+    contrasts: Sequence[str],
+    texts: Sequence[str],
+    *,
+    named: bool = False,
+) -> str:
+    """Return the regular expression that finds the most of what was said of some operators.
 
-    Attributes:
+    Of several it is one beside the operator's name, with most words; if there is none, it is empty.
+
+    Args:
         said: what was said, by operator.
         domain: the operators' domain.
-        contrasts: what was said of wrong models, which none may find.
+        contrasts: what was said of wrong models, in which it must find nothing.
         texts: all that was said of operators that are not known.
-        named: only words beside the operator's name will do.
+        named: whether only words beside the operator's name will do.
     """
+    # What is taken from the first text has to be in those about other names.
+    found = {}
+    # Other words need something to tell them from.
+    for pattern, beside in _candidates(said, domain, named=named or not contrasts):
+        try:
+            compiled = compile_pattern(pattern)
+        except ValueError:
+            continue
+        everywhere = all(compiled.search(it.text) for it in said.values())
+        if everywhere and not any(map(compiled.search, contrasts)):
+            letters = sum(map(str.isalpha, pattern))
+            known = sum(map(bool, map(compiled.search, texts)))
+            found[pattern] = (known, beside, letters)
+    return max(found, key=found.__getitem__, default="")
 
-    said: Mapping[str, Refusal]
-    domain: str
-    contrasts: Sequence[str]
-    texts: Sequence[str]
-    named: bool = False
 
-    def best(self) -> str:
-        """Return the one that finds the most; of several one beside the name, with most words."""
-        # What is taken from the first text has to be in those about other names.
-        found = {}
-        for pattern, beside in self._candidates():
-            try:
-                compiled = compile_pattern(pattern)
-            except ValueError:
-                continue
-            everywhere = all(compiled.search(it.text) for it in self.said.values())
-            if everywhere and not any(map(compiled.search, self.contrasts)):
-                letters = sum(map(str.isalpha, pattern))
-                known = sum(map(bool, map(compiled.search, self.texts)))
-                found[pattern] = (known, beside, letters)
-        return max(found, key=found.__getitem__, default="")
-
-    def _candidates(self) -> Iterator[tuple[str, bool]]:
-        """Yield patterns, and whether they are of words that stand beside the operator's name."""
-        name, first = next(iter(self.said.items()))
-        text = first.text.removeprefix(f"{first.kind}: ") if first.kind else first.text
-        hidden = "|".join(re.escape(each) for each in (name, self.domain) if each)
-        lines = re.sub(hidden, _NAME, text, flags=re.IGNORECASE).splitlines()
-        nameless = [_beginning(line) for line in lines if _NAME not in line]
-        for before, after in (pair for line in lines for pair in pairwise(line.split(_NAME))):
-            words = _end(before).lstrip(_MARKS), _beginning(after).rstrip(_MARKS)
-            yield from ((_literal(each.strip()), True) for each in words if _tells(each))
-            if _tells("".join(words)) and all(any(map(str.isalpha, each)) for each in words):
-                yield r"\S*".join(map(_literal, words)), True
-        # These need something to tell them from.
-        if self.contrasts and not self.named:
-            yield from ((_literal(each.strip(_MARKS)), False) for each in nameless if _tells(each))
-            if first.kind and not hasattr(builtins, first.kind):
-                yield f"^{re.escape(first.kind)}:", False
+def _candidates(
+    said: Mapping[str, Refusal], domain: str, *, named: bool
+) -> Iterator[tuple[str, bool]]:
+    """Yield patterns, and whether they are of words that stand beside the operator's name."""
+    name, first = next(iter(said.items()))
+    text = first.text.removeprefix(f"{first.kind}: ") if first.kind else first.text
+    hidden = "|".join(re.escape(each) for each in (name, domain) if each)
+    lines = re.sub(hidden, _NAME, text, flags=re.IGNORECASE).splitlines()
+    nameless = [_beginning(line) for line in lines if _NAME not in line]
+    for before, after in (pair for line in lines for pair in pairwise(line.split(_NAME))):
+        words = _end(before).lstrip(_MARKS), _beginning(after).rstrip(_MARKS)
+        yield from ((_literal(each.strip()), True) for each in words if _tells(each))
+        if _tells("".join(words)) and all(any(map(str.isalpha, each)) for each in words):
+            yield r"\S*".join(map(_literal, words)), True
+    if not named:
+        yield from ((_literal(each.strip(_MARKS)), False) for each in nameless if _tells(each))
+        if first.kind and not hasattr(builtins, first.kind):
+            yield f"^{re.escape(first.kind)}:", False
 
 
 def _tells(words: str) -> bool:

@@ -64,26 +64,31 @@ def node_model(
         [value for value in inputs if value],
         [value for value in outputs if value],
     )
-    imports = [helper.make_operatorsetid(operator.domain, version)]
-    return helper.make_model(
-        graph,
-        ir_version=ir_version(imports),
-        opset_imports=imports,
-        producer_name=producer_name,
-    )
+    return whole_model(graph, [(operator.domain, version)], producer_name)
 
 
-def ir_version(imports: Sequence[onnx.OperatorSetIdProto]) -> int:
-    """Return the oldest IR version that carries some opsets.
+def whole_model(
+    graph: onnx.GraphProto, imports: Iterable[tuple[str, int]], producer_name: str = PRODUCER
+) -> onnx.ModelProto:
+    """Build a model around a graph, of the oldest IR version that carries its opsets.
+
+    Args:
+        graph: the graph.
+        imports: domains and their versions.
+        producer_name: who the model says made it.
 
     Raises:
         ValueError: if the installed onnx does not know the version of a domain.
     """
+    opsets = [helper.make_operatorsetid(*each) for each in imports]
     known = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
     ours = {operator.domain for operator in OPERATORS} - known
-    return max(
+    ir_version = max(
         _IR_VERSION if each.domain in ours else helper.find_min_ir_version_for([each])
-        for each in imports
+        for each in opsets
+    )
+    return helper.make_model(
+        graph, ir_version=ir_version, opset_imports=opsets, producer_name=producer_name
     )
 
 

@@ -19,7 +19,7 @@ from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.formula.operator_file import failing_line
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import WIDE as WIDEST
-from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors, one_element, widen
+from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
@@ -184,12 +184,6 @@ class Author:
             attributes=attributes,
             tags=("conformance", *tags),
         )
-
-
-def answers(question: WrittenCase) -> list[Array]:
-    """Return the answers to a question without random inputs, in the wide type."""
-    with np.errstate(all="ignore"):
-        return [it for it, _, _ in _call(question).apply(one_element, widen, WIDEST.type)]
 
 
 def judgements(question: WrittenCase) -> list[DerivedOutput]:

@@ -16,26 +16,21 @@ from itertools import product
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import COUNT, WIDE, Attributes, Author, Shapes, answers
-from onnxopt_cli.cases.suites.space import whole_ranks
+from onnxopt_cli.cases.suites.author import COUNT, WIDE, Attributes, Author, Shapes, judgements
+from onnxopt_cli.cases.suites.space import AROUND_BLOCKS, LITERAL, whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
-from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.formula.operator import Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
-#: Tensors with more elements are drawn.
-_LITERAL = 24
 #: One tensor of a node: of each rank, without and beyond what is computed at once.
 _ALONE: Shapes = (
     (), (1,), (1, 1), (1, 1, 1), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2),
     (2, 3, 1, 3, 2), (2, 1, 2, 2, 1, 2, 1, 2),
     (8,), (1024,), (300, 2), (2, 300), (128, 128), (2, 300, 2), (300, 2, 2),
 )  # fmt: skip
-_LENGTHS = (
-    *range(2, 10),
-    *(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1)),
-)
+_LENGTHS = (*range(2, 10), *AROUND_BLOCKS)
 _SIZES = (32, 64, 128, 256)
 _NUMBERS = (9, 16, 65)
 #: Of an operand that broadcasts: to three rows and columns, and along the axes between others.
@@ -344,7 +339,7 @@ class _Questions(Author):
             ask = partial(self.ask, name, about, types=types, rate=dtype, turn=False)
             x = np.zeros(4)
             for _ in range(60):
-                x = x - answers(ask(tensors={self.first: x}))[0].astype(float) / 2
+                x = x - judgements(ask(tensors={self.first: x}))[0].value.astype(float) / 2
             # At exact cancellation nothing but rounding would be left to judge.
             yield ask(tensors={self.first: x * (1 + 1e-3)})
 
@@ -499,7 +494,7 @@ class _Questions(Author):
         drawn: dict[tuple[str, int], Given] = {
             (tensor, group): self.drawn(tensor, shape, group=group)
             for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes))
-            if math.prod(shape) > _LITERAL
+            if math.prod(shape) > LITERAL
         }
         return self.ask(name, about, shapes=shapes, tensors=drawn)
 
@@ -527,50 +522,35 @@ def ranks(author: Author) -> Iterator[WrittenCase]:
 def refusals(author: Author) -> Iterator[WrittenCase]:
     """Ask for what must be refused."""
     ordinary = author.ask("refused", "", shapes=[(3,)])
-    inputs = dict(ordinary.inputs)
-    # Attributes of None are left out.
-    cases: list[tuple[str, str, Mapping[str, Given], dict[str, AttributeValue | None]]] = []
+    inputs, given = dict(ordinary.inputs), dict(ordinary.attributes)
+    refused = partial(replace, ordinary, tags=("conformance", "refusal"), rejects=True)
     if author.stepped:
         last, first = author.stepped[-1], author.first
         short = {name: value for name, value in inputs.items() if name != last}
-        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
+        about = f"{last} is missing: it must not be made up."
+        yield refused(name="refuses_short", about=about, inputs=short)
         about = f"{last} would enlarge {first}: {first}'s shape must not change."
-        cases = [
-            ("short", f"{last} is missing: it must not be made up.", short, {}),
-            ("enlarging", about, wide, {}),
-        ]
+        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
+        yield refused(name="refuses_enlarging", about=about, inputs=wide)
     for name, limits in author.limits.items():
         beyond = {"low": limits[0] - 0.5, "high": limits[1] + 0.5, "nan": math.nan}
         for word, value in beyond.items():
             about = f"{name} = {value:g}: it must not be clipped or replaced."
-            cases.append((f"{word}_{name}", about, inputs, {name: (value,)}))
+            attributes = given | {name: (value,)}
+            yield refused(name=f"refuses_{word}_{name}", about=about, attributes=attributes)
     for name in author.each:
         number = author.within(name, 0.5)
         about = f"{name} has two numbers for one tensor: none of them must be made up."
-        cases.append((f"two_of_{name}", about, inputs, {name: (number, number)}))
-    for name in author.choices:
+        attributes = given | {name: (number, number)}
+        yield refused(name=f"refuses_two_of_{name}", about=about, attributes=attributes)
+    for name, (right, *_) in author.choices.items():
         about = f"{name} has a value that is not allowed: it must not pass for another."
-        right = author.choices[name][0]
-        cases += [
-            (f"{word}_{name}", about, inputs, {name: value})
-            for word, value in (
-                ("unknown", "bogus"),
-                ("longer", f"{right}s"),
-                ("capital", right.capitalize()),
-            )
-        ]
-    for attribute in author.operator.attributes:
-        if attribute.required:
-            about = f"{attribute.name} is missing and has no default: none must be made up."
-            cases.append((f"no_{attribute.name}", about, inputs, {attribute.name: None}))
-    for name, about, given, attributes in cases:
-        chosen = {**ordinary.attributes, **attributes}
-        yield replace(
-            ordinary,
-            name=f"refuses_{name}",
-            about=about,
-            inputs=given,
-            attributes={name: value for name, value in chosen.items() if value is not None},
-            tags=("conformance", "refusal"),
-            rejects=True,
-        )
+        wrong = {"unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize()}
+        for word, text in wrong.items():
+            attributes = given | {name: text}
+            yield refused(name=f"refuses_{word}_{name}", about=about, attributes=attributes)
+    for item in author.operator.attributes:
+        if item.required:
+            about = f"{item.name} is missing and has no default: none must be made up."
+            others = {name: it for name, it in given.items() if name != item.name}
+            yield refused(name=f"refuses_no_{item.name}", about=about, attributes=others)

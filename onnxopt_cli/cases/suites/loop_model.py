@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxopt_cli.cases.onnx.node_model import PRODUCER, ir_version, tensor_info
+from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.core.case import Trajectory
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.lower.model import OLDEST_OPSET, UniqueNames
@@ -57,10 +57,8 @@ def loop_model(trajectory: Trajectory) -> onnx.ModelProto:
         [_with_shape(value, value.name, [len(trajectory.recorded)]) for value in step.graph.output],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
-    imports = [helper.make_operatorsetid("", OLDEST_OPSET), *step.opset_import]
-    return helper.make_model(
-        graph, ir_version=ir_version(imports), opset_imports=imports, producer_name=PRODUCER
-    )
+    own = ((it.domain, it.version) for it in step.opset_import)
+    return whole_model(graph, [("", OLDEST_OPSET), *own])
 
 
 def loop_inputs(trajectory: Trajectory) -> dict[str, Array]:

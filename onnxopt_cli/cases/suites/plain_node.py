@@ -75,8 +75,7 @@ def plain_pair(
         for name, own in zip(names, node.input, strict=False)
         if isinstance(value := inputs.get(own), np.ndarray)
     }
-    first = {name: choices[0] for name, choices in author.choices.items()}
-    ordinary: Attributes = {**author.ordinary, **first}
+    ordinary: Attributes = {**author.ordinary, **author.settings[0]}
     kept = {it.name: ordinary[it.name] for it in operator.attributes if it.required}
     kept.update(_allowed(operator, node, groups))
     scalars = {it.name for it in operator.scalars}
@@ -187,27 +186,31 @@ def _operands(
     ordinary = author.ask("", "").inputs
     operands: dict[str, Array] = {}
     for scalar in operator.scalars:
-        value, dtype = given.get(scalar.name), _dtype(given.get(scalar.name), scalar.dtypes)
-        fits = keep and value is not None and value.dtype == dtype and value.size == 1
+        value, dtype = _typed(given.get(scalar.name), scalar.dtypes)
+        fits = keep and value is not None and value.size == 1
         counts = count is not None and "int64" in scalar.dtypes
         own = count if counts else value if fits else ordinary[scalar.name]
         operands[scalar.name] = np.asarray(own, dtype)
     for place, name in enumerate(names[len(operator.scalars) :]):
         group, tensor = place % groups, operator.tensors[place // groups]
-        value, dtype = given.get(name), _dtype(given.get(name), operator.dtypes)
+        value, dtype = _typed(given.get(name), operator.dtypes)
         # That of the group's first tensor.
         shape = operands[names[len(operator.scalars) + group]].shape if place >= groups else None
-        fits = keep and value is not None and value.dtype == dtype
-        if value is None or not fits or (shape is not None and not _broadcasts(value.shape, shape)):
+        fits = shape is None or (value is not None and _broadcasts(value.shape, shape))
+        if value is None or not (keep and fits):
             value = author.tensor(tensor, group, _SHAPE if shape is None else shape)
         # Computing with an array without dimensions gives a number.
         operands[name] = np.asarray(value, dtype)
     return operands
 
 
-def _dtype(value: Array | None, allowed: Sequence[str]) -> np.dtype[np.generic]:
-    own = dtype_name(value.dtype) if value is not None else ""
-    return DTYPES[own if own in allowed else allowed[0]]
+def _typed(
+    value: Array | None, allowed: Sequence[str]
+) -> tuple[Array | None, np.dtype[np.generic]]:
+    """Return a value if its type is allowed, and that type or the first one that is."""
+    if value is not None and dtype_name(value.dtype) in allowed:
+        return value, value.dtype
+    return None, DTYPES[allowed[0]]
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

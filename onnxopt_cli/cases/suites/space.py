@@ -20,11 +20,11 @@ from onnxopt_cli.cases.suites.author import COUNT, WIDE, Author, Shapes
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.operator import AttributeValue
+from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 #: Lengths around the sizes of vectors and blocks, and multiples of them.
-_BLOCKS = (16, 32, 64, 128, 256, 1024)
-_LENGTHS = (*range(10), *(size + by for size in _BLOCKS for by in (-1, 0, 1)), 48, 96, 384)
+AROUND_BLOCKS = tuple(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1))
+_LENGTHS = (*range(10), *AROUND_BLOCKS, 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
 _SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
 #: Reach beyond every tile and block, with a rest, in every rank.
@@ -52,9 +52,11 @@ _NUMBERS = {
 }  # fmt: skip
 #: The last and first tensors of those that are computed at once, of whole numbers of them.
 _TURNS = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
-#: Lengths of the suite ``large``.
-_LARGE = (*(size + by for size in (2**16, 2**17) for by in (-1, 0, 1)), 3 * 2**15)
-_LARGEST = (2**20, 2**20 + 1)
+#: Of the suite ``large``.
+_LARGE: Shapes = (
+    *((size + by,) for size in (2**16, 2**17) for by in (-1, 0, 1)),
+    (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
+)  # fmt: skip
 
 _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
 # Numbers have more digits than people write: what rounds one to its decimals is seen.
@@ -64,8 +66,9 @@ _RANKS = (0, 1, 2, 3)
 #: Six digits miss some by five millionths.
 _NUMERIC = (0.0, 1.0, -1.0, 1.0000047e-6, 10.000047, 0.9987654, 1.0000047e-4)
 _PLAIN = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
-#: Of attributes with limits, as shares of their range; the last ones miss their product with 100.
-_SHARES = (0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
+#: Of attributes with limits, as shares of their range, the ordinary one first; the last ones miss
+#: their product with 100.
+_SHARES = (0.6134568, 0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
 _LEFT_OUT = "left out"
 _NARROW = ("same", "fewer dimensions", "last 1", "first 1", "0-d", "[1]", "all 1")
 
@@ -85,7 +88,8 @@ _DRAWN_NONNEGATIVE: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("integers", {"low": 0, "high": 3}),
     *_DRAWN[2:],
 )
-_LITERAL = 24
+#: Tensors with more elements are drawn.
+LITERAL = 24
 #: Some of this size are literal all the same, to have infinite elements.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 #: From here on the tensors of a node are small, and left to chance.
@@ -136,25 +140,23 @@ class _Cover:
             places: of which dimensions they are, a column each.
         """
         levels = rows + self._starts[places]
-        best = 0
-        if len(rows) > 1:
-            best = int(np.argmax(self._need[levels[:, :, None], levels[:, None, :]].sum((1, 2))))
+        best = int(np.argmax(self._need[levels[:, :, None], levels[:, None, :]].sum((1, 2))))
         chosen: Array = rows[best]
         self._need[np.ix_(levels[best], levels[best])] *= 0.25
         return chosen
 
 
-def space(author: Author) -> Iterator[WrittenCase]:
+def space(operator: Operator) -> Iterator[WrittenCase]:
     """Yield the questions about an operator."""
-    design = _Design(author, prefix="pair")
+    design = _Design(operator, prefix="pair")
     random = design.random
-    small = [shape for shape in _SHAPES if prod(shape) <= _LITERAL]
+    small = [shape for shape in _SHAPES if prod(shape) <= LITERAL]
     # Exactly a tile high or wide.
     tiles = [
         shape for shape in _SHAPES if len(shape) == _MATRIX and not max(shape) & (max(shape) - 1)
     ]
     others = cycle(random.permutation(len(_SHAPES)))
-    carried = any(map(author.operator.carries, author.operator.outputs))
+    carried = any(map(operator.carries, operator.outputs))
     for number in chain.from_iterable([number] * times for number, times in _NUMBERS.items()):
         pools = (_WHOLE, _SINGLE, tiles, *(_SHAPES, small) * (_FEW // 2), *(small,) * number)
         # A sum shows little of a small tensor beside a large one.
@@ -170,14 +172,11 @@ def space(author: Author) -> Iterator[WrittenCase]:
         yield design.question([shapes[0]] * number if not random.randint(_ALIKE) else shapes)
 
 
-def large(author: Author) -> Iterator[WrittenCase]:
+def large(operator: Operator) -> Iterator[WrittenCase]:
     """Yield questions of tensors around the sizes that are computed in large blocks."""
-    design = _Design(author, prefix="blocks")
-    for length in _LARGE:
-        yield design.question([(length,)], plain=True)
-    yield design.question([(2**10 + 1, 2**7 - 1)], plain=True)
-    for length in _LARGEST:
-        yield design.question([(length,)], plain=True)
+    design = _Design(operator, prefix="blocks")
+    for shape in _LARGE:
+        yield design.question([shape], plain=True)
 
 
 def whole_ranks(author: Author) -> Iterator[WrittenCase]:
@@ -196,7 +195,7 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
             for _ in shares:
                 if tensor != author.first:
                     inputs.append(np.zeros((), dtype))
-                elif length > _LITERAL:
+                elif length > LITERAL:
                     seed = int(random.randint(_SEEDS))
                     inputs.append(RandomTensor("normal", seed, (length,), dtype))
                 else:
@@ -215,11 +214,11 @@ def whole_ranks(author: Author) -> Iterator[WrittenCase]:
 class _Design:
     """The dimensions of an operator's questions, and which of their pairs have been asked for."""
 
-    def __init__(self, author: Author, prefix: str) -> None:
+    def __init__(self, operator: Operator, prefix: str) -> None:
         self.random = np.random.RandomState(_SEED)
-        self._author, self._prefix, self._asked = author, prefix, 0
+        self._author = author = Author(operator)
+        self._prefix, self._asked = prefix, 0
         self._pools: dict[tuple[str, int, bool], Array] = {}
-        operator = author.operator
         node: dict[str, Sequence[Any]] = {"setting": author.settings}
         if operator.counts:
             node["T"] = _COUNTS
@@ -230,9 +229,7 @@ class _Design:
         plain = dict(zip(author.numeric, cycle(_PLAIN), strict=False))
         for item in operator.attributes:
             if item.limits:
-                own: list[Any] = [
-                    author.within(item.name, share) for share in (0.6134568, *_SHARES)
-                ]
+                own: list[Any] = [author.within(item.name, share) for share in _SHARES]
             elif item.choices:
                 continue
             else:
@@ -350,9 +347,8 @@ class _Design:
         else:
             most = self._sizes[len(self._node) + self._double]
             rows[:, self._double] = 1 + self.random.randint(most - 1, size=len(rows))
-        for level in range(1, len(_NARROW)):
-            if _narrowed(shape, level) is None:
-                narrow[narrow == level] = 0
+        others = [level for level, way in enumerate(_NARROW) if way not in _narrow_shapes(shape)]
+        narrow[np.isin(narrow, others)] = 0
         whole = np.concatenate([np.broadcast_to(node, (len(rows), len(node))), rows], axis=1)
         return self._cover.choose(whole, np.arange(len(self._sizes)))[len(node) :]
 
@@ -407,9 +403,7 @@ class _Design:
         self, name: str, group: Mapping[str, Any], shape: tuple[int, ...], *, infinite: bool
     ) -> Given:
         """Return a tensor of a group: literal where it is small, else how to draw it."""
-        level = _NARROW.index(group.get(f"shape of {name}", _NARROW[0]))
-        own = _narrowed(shape, level)
-        own = shape if own is None else own
+        own = _narrow_shapes(shape).get(group.get(f"shape of {name}", ""), shape)
         dtype = np.dtype(WIDE if name in group["double"] else "float32")
         style = _DRAWN.index(group[f"values of {name}"])
         nonnegative = name in self._author.nonnegative
@@ -417,7 +411,7 @@ class _Design:
         wide = (
             infinite and prod(own) < _LITERAL_INFINITE and not self.random.randint(_SOME_INFINITE)
         )
-        if prod(own) > _LITERAL and not wide:
+        if prod(own) > LITERAL and not wide:
             kind, parameters = (_DRAWN_NONNEGATIVE if nonnegative else _DRAWN)[style]
             # A result of many elements that float32 cannot hold is lost where anything is float32.
             alone = self._author.elementwise or self._author.limits
@@ -481,9 +475,8 @@ def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [(), *[tuple(names)] * len(names), *(it for it in mixed if it)]
 
 
-def _narrowed(shape: tuple[int, ...], level: int) -> tuple[int, ...] | None:
-    """Return a shape that broadcasts to another in a way of :data:`_NARROW`; None if none does."""
-    narrow = (
-        shape, shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
-    )[level]  # fmt: skip
-    return None if len(narrow) > len(shape) or (narrow == shape and level) else narrow
+def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return by the ways of :data:`_NARROW` the shapes that broadcast to another, unlike it."""
+    found = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
+    ways = zip(_NARROW[1:], found, strict=True)
+    return {way: it for way, it in ways if len(it) <= len(shape) and it != shape}

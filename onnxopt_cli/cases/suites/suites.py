@@ -17,7 +17,6 @@ import numpy as np
 from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus, node_contents
 from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.node_model import PRODUCER, formula_model
-from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.suites.conformance import conformance
 from onnxopt_cli.cases.suites.space import large, space
 from onnxopt_cli.cases.suites.written import published, trajectories
@@ -25,10 +24,11 @@ from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.text import nearest
+from onnxopt_cli.core.text import nearest, some_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.formula.call import bind, complete_attributes
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.bound.chained import bound_trajectory
 from onnxopt_cli.readings.evaluate import evaluate
@@ -54,13 +54,12 @@ class Suite(NamedTuple):
     version: str
 
 
-def _of_all(ask: Callable[[Author], Iterator[WrittenCase]]) -> list[WrittenCase]:
-    return [question for operator in OPERATORS for question in ask(Author(operator))]
-
-
-def _conformance(suite: str) -> list[WrittenCase]:
-    ours = (operator for operator in OPERATORS if operator.suite_name == suite)
-    return [question for operator in ours for question in conformance(operator)]
+def _of_all(
+    ask: Callable[[Operator], Iterable[WrittenCase]], suite: str | None = None
+) -> list[WrittenCase]:
+    """Return the questions about all operators, or about those of a suite."""
+    chosen = (operator for operator in OPERATORS if suite in {None, operator.suite_name})
+    return [question for operator in chosen for question in ask(operator)]
 
 
 def suites() -> dict[str, Suite]:
@@ -69,7 +68,7 @@ def suites() -> dict[str, Suite]:
     named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{suite: Suite(whole, partial(_conformance, suite), "8") for suite in named},
+        **{suite: Suite(whole, partial(_of_all, conformance, suite), "8") for suite in named},
         "trajectories": Suite(
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),
@@ -280,10 +279,8 @@ def write_tree(folder: Path, files: Iterable[tuple[str, bytes]], *, force: bool)
     wanted = dict(files)
     drift = find_drift(folder, wanted.items())
     if drift.different and not force:
-        names = ", ".join(map(str, drift.different[:_SHOWN]))
-        more = len(drift.different) - _SHOWN
         raise UsageError(
-            f"{names}{f' and {more} more' if more > 0 else ''} would change; nothing was written",
+            f"{some_of([*map(str, drift.different)], _SHOWN)} would change; nothing was written",
             hint="--force overwrites, --check only compares, -o writes elsewhere",
         )
     for path in (*drift.missing, *drift.different):
