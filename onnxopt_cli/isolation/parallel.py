@@ -12,8 +12,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from onnxopt_cli.core.linux import close_to_others, end_with
 from onnxopt_cli.isolation.interruption import held_signals, plain_signals
-from onnxopt_cli.isolation.processes import HELPERS, close_to_others
+from onnxopt_cli.isolation.processes import HELPERS
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -148,11 +149,8 @@ def _begin(parent: int) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     plain_signals()
-    if sys.platform == "linux":
-        from onnxopt_cli.isolation.keeper import end_with
-
-        close_to_others()
-        end_with(parent, signal.SIGKILL)
+    close_to_others()
+    end_with(parent, signal.SIGKILL)
 
 
 def _work(connection: Connection, work: Callable[[int], object]) -> NoReturn:

@@ -24,7 +24,6 @@ HAS_WORKERS = sys.platform != "win32"
 #: Processes that this one has forked to help it: none of a worker's.
 HELPERS: set[int] = set()
 
-_PR_SET_DUMPABLE = 4
 # How often nothing must be found before nothing is left.
 _LOOKS = 2
 _alone = False
@@ -39,18 +38,6 @@ def claim_process() -> None:
 def claimed() -> bool:
     """Tell whether this process belongs to a command of ours."""
     return _alone
-
-
-@cache
-def close_to_others() -> None:
-    """Keep other processes of this user out of this one: its memory and /proc/PID/fd.
-
-    Workers are not closed so: what they execute is open again. Only Linux has this.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 @cache

@@ -16,13 +16,13 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from onnxopt_cli.backends.conversation import Conversation
+from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import (
     HELPERS,
     children,
     claimed,
-    close_to_others,
     end_descendants,
     visible,
 )
@@ -183,8 +183,6 @@ def _gets_orphans() -> bool:
     others = set(children(os.getpid())) - HELPERS
     if not claimed() or os.getpid() == 1 or others or not visible():
         return False
-    from onnxopt_cli.isolation.keeper import become_subreaper
-
     return become_subreaper()
 
 
