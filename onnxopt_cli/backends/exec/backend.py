@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
 
 import onnx
 
@@ -17,14 +17,13 @@ from onnxopt_cli import __version__
 from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
 from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
-from onnxopt_cli.backends.exec.process import CommandProcess
-from onnxopt_cli.backends.protocol import BREAKDOWNS, Prepared
+from onnxopt_cli.backends.exec.process import Command
+from onnxopt_cli.backends.protocol import Prepared
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.core.codec import PROTOCOL, ValueWriter, run_request
+from onnxopt_cli.core.codec import PROTOCOL, run_request
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
-    BackendFailure,
     BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
@@ -38,7 +37,6 @@ from onnxopt_cli.formula.nodes import all_nodes
 OPTIONS = ("timeout", "device", "unsupported")
 
 _SECONDS = 60.0
-_Answer = TypeVar("_Answer")
 
 
 class ExecBackend:
@@ -167,24 +165,10 @@ def _close_silently(session: CommandSession) -> None:
         session.close()
 
 
-class CommandSession:
-    """A command, started when it is needed.
+class CommandSession(Command):
+    """A command that speaks our protocol."""
 
-    A command that dies, hangs or breaks the protocol is killed, and started again by the next
-    request.
-
-    Args:
-        command: the program and its arguments.
-        timeout: seconds that an answer may take.
-        called: the command, where a message says what it did.
-    """
-
-    def __init__(self, command: Sequence[str], timeout: float, called: str = "the command") -> None:
-        self._command = command
-        self._timeout = timeout
-        self._called = called
-        self._process: CommandProcess | None = None
-        self._hello: Hello | None = None
+    _hello: Hello | None = None
 
     @property
     def hello(self) -> Hello:
@@ -250,51 +234,3 @@ class CommandSession:
                 # As if it had written into the value here, which is looked at next.
                 cast("dict[str, Value]", inputs)[name] = None
         return outputs
-
-    def close(self, *, tell: bool = True) -> None:
-        """End the command, and wait for it.
-
-        Args:
-            tell: ask the command to end; else only its input ends.
-
-        Raises:
-            BackendDied: if it ends with another exit code than 0.
-            BackendHangs: if it does not end, and is killed.
-        """
-        process, self._process = self._process, None
-        if process is not None:
-            with self._named():
-                process.close(tell=tell)
-
-    def kill(self) -> None:
-        """End the command at once, if it runs."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-
-    def ask(
-        self,
-        request: dict[str, Any],
-        read: Callable[[dict[str, Any], memoryview], _Answer],
-        values: ValueWriter | None = None,
-    ) -> _Answer:
-        """Ask the command something; kill it if anything but a proper answer comes of that."""
-        self._process = process = self._process or CommandProcess(self._command)
-        try:
-            with self._named():
-                found = read(*process.ask(request, self._timeout, values))
-                process.conversation.require_no_more()
-                return found
-        except (Unsupported, BackendFailure):
-            raise
-        except BaseException:
-            self.kill()
-            raise
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say of whom a message of the conversation is."""
-        try:
-            yield
-        except BREAKDOWNS as error:
-            raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None
