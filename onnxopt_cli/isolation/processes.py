@@ -16,6 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import psutil
 
 #: Whether backends can have processes of their own. Windows hands no process a socket when it
 #: starts, nor lets a pipe be read with a deadline.
@@ -26,6 +30,7 @@ HELPERS: set[int] = set()
 
 # How often nothing must be found before nothing is left.
 _LOOKS = 2
+_Said = TypeVar("_Said")
 _alone = False
 
 
@@ -74,19 +79,15 @@ def usage(process: int) -> dict[str, int]:
     if not visible():
         return {}
     if sys.platform != "linux":
-        import psutil
-
-        try:
-            found = psutil.Process(process)
-            with found.oneshot():
-                return {
-                    "memory": found.memory_info().rss,
-                    "threads": found.num_threads(),
-                    "file descriptors": found.num_fds(),
-                }
-        except (psutil.Error, AttributeError):
-            # AttributeError: what psutil lacks here.
-            return {}
+        return _said(
+            process,
+            lambda it: {
+                "memory": it.memory_info().rss,
+                "threads": it.num_threads(),
+                "file descriptors": it.num_fds(),
+            },
+            {},
+        )
     try:
         fields = _stat(process)
         return {
@@ -100,28 +101,20 @@ def usage(process: int) -> dict[str, int]:
 
 def resident(process: int) -> int:
     """Return the resident bytes of a process, 0 if it has gone."""
-    import psutil
-
-    with suppress(psutil.Error):
-        return psutil.Process(process).memory_info().rss if visible() else 0
-    return 0
+    return _said(process, lambda it: it.memory_info().rss, 0) if visible() else 0
 
 
 def children(process: int) -> list[int]:
     """Return the children of a process, ended ones that nobody waited for included."""
     if not visible():
         return []
+    if not _lists_children():
+        return _said(process, lambda it: [child.pid for child in it.children()], [])
     found: list[int] = []
-    if _lists_children():
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
-                with suppress(OSError):
-                    found += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
-        return found
-    import psutil
-
-    with suppress(psutil.Error):
-        found += [child.pid for child in psutil.Process(process).children()]
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
+            with suppress(OSError):
+                found += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
     return found
 
 
@@ -217,11 +210,7 @@ def _group(process: int) -> int:
 
 def _lives(process: int) -> bool:
     if sys.platform != "linux":
-        import psutil
-
-        with suppress(psutil.Error):
-            return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-        return False
+        return _said(process, lambda it: it.status() != "zombie", otherwise=False)
     with suppress(OSError):
         fields = _stat(process)
         # A process whose first thread has ended looks dead, though others may run.
@@ -237,11 +226,17 @@ def _stat(process: int) -> list[bytes]:
 
 def name_of(process: int) -> str:
     """Return the name of a process's program, empty if it has gone."""
+    return _said(process, lambda it: it.name(), "")
+
+
+def _said(process: int, ask: Callable[[psutil.Process], _Said], otherwise: _Said) -> _Said:
+    """Return what psutil says of a process; something else if it has gone or cannot be seen."""
     import psutil
 
-    with suppress(psutil.Error):
-        return psutil.Process(process).name()
-    return ""
+    # AttributeError: what psutil lacks on this system.
+    with suppress(psutil.Error, AttributeError):
+        return ask(psutil.Process(process))
+    return otherwise
 
 
 def out_of_memory_kills() -> int:
