@@ -77,7 +77,7 @@ def load_plugin(specification: Specification, entry_point: EntryPoint | None = N
     )
 
 
-class _RunPlugin:
+class _RunPlugin(Backend):
     """A plugin with ``run(model, inputs)``."""
 
     options: tuple[str, ...] = ("unsupported",)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from reprlib import repr as shortened
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -42,16 +42,19 @@ class Prepared:
     run: Callable[[Mapping[str, Value]], Any]
 
 
-class Backend(Protocol):
-    """Something that runs ONNX models, under test."""
+class Backend:
+    """Something that runs ONNX models, under test.
 
-    @property
-    def name(self) -> str:
-        """The backend as the user asked for it: ``onnxruntime``, ``python:my.module:Backend``."""
+    Attributes:
+        name: the backend as the user asked for it: ``onnxruntime``, ``python:my.module:Backend``.
+        version: the implementation and its version: ``onnxruntime 1.31.1``; empty if unknown.
+        unsupported: a regular expression, compiled or as text, for errors that say that something
+            is not supported; None if the backend states none.
+    """
 
-    @property
-    def version(self) -> str:
-        """The implementation and its version: ``onnxruntime 1.31.1``; empty if unknown."""
+    name: str
+    version: str
+    unsupported: Any = None
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model.
@@ -60,14 +63,10 @@ class Backend(Protocol):
             Unsupported: if the backend does not know an operator, opset, type or device of it.
             Exception: anything else is the backend's failure.
         """
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """A backend that has started something, which is to be ended with it."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End it, and wait until it has ended.
+        """End what the backend has started, and wait until that has ended.
 
         Raises:
             BackendDied: if it does not end as it should.

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.backends.protocol import Prepared, reporting
+from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.formula.call import Call
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """The backend ``numpy``."""
 
     name = "numpy"
@@ -71,7 +71,7 @@ _UNKNOWN_OPERATOR = re.compile(
 _LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """The backend ``onnx-reference``.
 
     An operator's implementation that raises NotImplementedError, for a mode or an attribute, says

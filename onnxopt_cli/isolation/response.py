@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
-from onnxopt_cli.backends.protocol import Closable
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
@@ -144,8 +143,6 @@ class Host:
 
     def close(self) -> tuple[Outcome, str] | None:
         """End what the backend has started; return what went wrong, and it in words, if it did."""
-        if not isinstance(self._backend, Closable):
-            return None
         try:
             self._backend.close()
         except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
 from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
 from onnxopt_cli.backends.exec.process import Command
-from onnxopt_cli.backends.protocol import Prepared
+from onnxopt_cli.backends.protocol import Backend, Prepared
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.codec import PROTOCOL, run_request
 from onnxopt_cli.core.text import printable
@@ -39,7 +39,7 @@ OPTIONS = ("timeout", "device", "unsupported")
 _SECONDS = 60.0
 
 
-class ExecBackend:
+class ExecBackend(Backend):
     """A backend that is a command, which is started once and asked case after case.
 
     It is ``exec:COMMAND``, or the interpreter of a plugin that names one.

@@ -17,7 +17,7 @@ from onnxopt_cli.backends.onnxruntime.values import (
     foreign_dtype,
     restored,
 )
-from onnxopt_cli.backends.protocol import Prepared, reporting
+from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Value
@@ -40,7 +40,7 @@ _FATAL = 4
 _MOST_THREADS = 1024
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(Backend):
     """The backend ``onnxruntime``, by default on one thread of the CPU.
 
     Options:
