@@ -48,8 +48,7 @@ class Conversation:
 
     Attributes:
         open: True until the process has closed its channel.
-        number: of the last request.
-        asked: True while its answer is awaited.
+        asked: number of the request whose answer is awaited; 0 if none is.
     """
 
     def __init__(
@@ -61,8 +60,7 @@ class Conversation:
         selector: selectors.BaseSelector,
     ) -> None:
         self.open = True
-        self.number = 0
-        self.asked = False
+        self.asked = 0
         self._ending = False
         self._process = process
         self._reading, self._writing = reading, writing
@@ -96,7 +94,7 @@ class Conversation:
         """
         number = next(_numbers)
         frame = (values or ValueWriter()).message({"id": number, **message})
-        self.number, self.asked = number, True
+        self.asked = number
         self._allow(seconds)
         self._unsent.extend(frame)
         self._flush()
@@ -198,12 +196,12 @@ class Conversation:
         message.pop("bytes", None)
         if not self.asked:
             raise ProtocolBreach("spoke without being asked")
-        if type(number) is not int or number != self.number:
+        if type(number) is not int or number != self.asked:
             shown = printable(str(number))
-            raise ProtocolBreach(f"answered the request {shown}, but was asked {self.number}")
+            raise ProtocolBreach(f"answered the request {shown}, but was asked {self.asked}")
         if self._unsent:
             raise ProtocolBreach("answered before it had the whole request")
-        self.asked, self._deadline = False, float("inf")
+        self.asked, self._deadline = 0, float("inf")
         return message, payload
 
     def _flush(self) -> None:
