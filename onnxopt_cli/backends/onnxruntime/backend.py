@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import parser
 
 from onnxopt_cli.backends.onnxruntime.errors import unsupported_by_onnxruntime
 from onnxopt_cli.backends.onnxruntime.values import (
@@ -38,6 +38,8 @@ _OPTIONS = (
 # Nothing below fatal: what goes wrong comes back as an exception.
 _FATAL = 4
 _MOST_THREADS = 1024
+# No node that the provider might lack: the input is the output.
+_PROBE = '<ir_version: 7, opset_import: ["" : 13]> probe (float[1] x) => (float[1] x) {}'
 
 
 class OnnxRuntimeBackend(Backend):
@@ -87,12 +89,8 @@ class OnnxRuntimeBackend(Backend):
 
     def _probe(self) -> None:
         """Make sure that a session gets its providers, which ONNX Runtime leaves out in silence."""
-        # No node that the provider might lack: the input is the output.
-        passed_on = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-        graph = helper.make_graph([], "probe", [passed_on], [passed_on])
-        opsets = [helper.make_opsetid("", 13)]
         try:
-            session = self._open(helper.make_model(graph, ir_version=7, opset_imports=opsets))
+            session = self._open(parser.parse_model(_PROBE))
         except Exception as error:
             raise BackendUnavailable(
                 f"backend {printable(self.name)}: ONNX Runtime opens no session: "
