@@ -26,6 +26,7 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
     Unsupported,
     UnusableOutput,
+    UsageError,
 )
 
 
@@ -86,6 +87,16 @@ def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Ite
         raise found from error
 
 
+def misused(backend: str, what: str, hint: str = "") -> UsageError:
+    """Return the error that says what is wrong with a backend as the user wrote it."""
+    return UsageError(f"backend {printable(backend)}{what}", hint=hint)
+
+
+def unavailable(backend: str, what: str, hint: str = "") -> BackendUnavailable:
+    """Return the error that says why a backend does not start."""
+    return BackendUnavailable(f"backend {printable(backend)}{what}", hint=hint)
+
+
 @contextmanager
 def starting(backend: str) -> Iterator[None]:
     """Turn whatever a backend raises while it starts, SystemExit too, into BackendUnavailable."""
@@ -94,9 +105,7 @@ def starting(backend: str) -> Iterator[None]:
     except (OnnxoptError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise BackendUnavailable(
-            f"backend {printable(backend)} does not start: {exception_text(error)}"
-        ) from error
+        raise unavailable(backend, f" does not start: {exception_text(error)}") from error
 
 
 #: A backend that does one of these has not answered at all.

@@ -18,7 +18,7 @@ from functools import partial
 
 import onnx
 
-from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend, Prepared, reporting
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend, Prepared, reporting, unavailable
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import (
     BackendFailure,
@@ -88,16 +88,13 @@ def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
     if isinstance(stated, re.Pattern):
         flags, stated = stated.flags, stated.pattern
     if not isinstance(stated, str):
-        raise BackendUnavailable(
-            f"backend {printable(backend)}: its unsupported is a "
-            f"{printable(type(stated).__name__)}, expected a regular expression"
-        )
+        kind = printable(type(stated).__name__)
+        raise unavailable(backend, f": its unsupported is a {kind}, expected a regular expression")
     try:
         return compile_pattern(stated, flags)
     except ValueError as error:
-        raise BackendUnavailable(
-            f"backend {printable(backend)}: its unsupported, {printable(stated)!r}, {error}"
-        ) from None
+        what = f": its unsupported, {printable(stated)!r}, {error}"
+        raise unavailable(backend, what) from None
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,
     BackendDied,
@@ -182,8 +182,7 @@ class Worker:
             said = message + (_AGAIN if self._first_response else "")
             self.response = Response(None, outcome, said, seconds=seconds, printed=printed)
         elif state is State.STARTING:
-            about = f"backend {printable(self._backend)} does not start: {message}"
-            self.refusal = BackendUnavailable(about, hint=printed)
+            self.refusal = unavailable(self._backend, f" does not start: {message}", printed)
         else:
             place = "teardown" if state is State.ENDING else "between-cases"
             self.aside = Aside(place, outcome, message)

@@ -18,18 +18,16 @@ from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
 from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
 from onnxopt_cli.backends.exec.process import Command
-from onnxopt_cli.backends.protocol import Backend, Prepared
+from onnxopt_cli.backends.protocol import Backend, Prepared, misused, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.codec import PROTOCOL, run_request
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
-    BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
     Unsupported,
     UnusableOutput,
-    UsageError,
 )
 from onnxopt_cli.formula.nodes import all_nodes
 
@@ -70,25 +68,17 @@ class ExecBackend(Backend):
             self._hello = self._session.hello
         except OnnxoptError as error:
             self._finalizer()
-            raise BackendUnavailable(
-                f"backend {printable(self.name)} does not start: {error.message}",
-                hint=error.hint
-                or (
-                    "onnxopt backends protocol shows what it is asked"
-                    if specification.command
-                    else "the interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14, or newer"
-                ),
-            ) from error
+            asked = "onnxopt backends protocol shows what it is asked"
+            needs = "the interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14, or newer"
+            hint = error.hint or (asked if specification.command else needs)
+            raise unavailable(self.name, f" does not start: {error.message}", hint) from error
         self.version = f"{self._hello.name} {self._hello.version}"
         self.unsupported = self._hello.unsupported or None
         self._device = options.get("device", self._hello.devices[0])
         if self._device not in self._hello.devices:
             self._finalizer()
-            raise BackendUnavailable(
-                f"backend {printable(self.name)} does not support the device "
-                f"{printable(self._device)}",
-                hint=f"it states {', '.join(self._hello.devices)}",
-            )
+            what = f" does not support the device {printable(self._device)}"
+            raise unavailable(self.name, what, f"it states {', '.join(self._hello.devices)}")
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model of domains, versions and element types that the command states.
@@ -122,9 +112,7 @@ def timeout_of(specification: Specification) -> float:
     with suppress(ValueError):
         if 0 < (seconds := float(text)) < math.inf:
             return seconds
-    raise UsageError(
-        f"backend {printable(specification.text)}: timeout is {printable(text)!r}, expected seconds"
-    )
+    raise misused(specification.text, f": timeout is {printable(text)!r}, expected seconds")
 
 
 def require_stated(model: onnx.ModelProto, hello: Hello) -> None:

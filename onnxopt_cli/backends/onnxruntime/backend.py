@@ -17,7 +17,7 @@ from onnxopt_cli.backends.onnxruntime.values import (
     foreign_dtype,
     restored,
 )
-from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
+from onnxopt_cli.backends.protocol import Backend, Prepared, reporting, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Value
@@ -92,16 +92,13 @@ class OnnxRuntimeBackend(Backend):
         try:
             session = self._open(parser.parse_model(_PROBE))
         except Exception as error:
-            raise BackendUnavailable(
-                f"backend {printable(self.name)}: ONNX Runtime opens no session: "
-                f"{exception_text(error)}"
-            ) from error
+            what = f": ONNX Runtime opens no session: {exception_text(error)}"
+            raise unavailable(self.name, what) from error
         missing = [name for name in self._providers if name not in session.get_providers()]
         if missing:
-            raise BackendUnavailable(
-                f"backend {printable(self.name)}: ONNX Runtime cannot load {' or '.join(missing)}",
-                hint="are the provider's libraries installed, and its device present?",
-            )
+            hint = "are the provider's libraries installed, and its device present?"
+            what = f": ONNX Runtime cannot load {' or '.join(missing)}"
+            raise unavailable(self.name, what, hint)
 
 
 def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> list[object]:
