@@ -144,10 +144,8 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     values = numpy_helper.to_array(sparse.values)
     indices = numpy_helper.to_array(sparse.indices)
     array = np.zeros(tuple(sparse.dims), values.dtype)
-    if indices.ndim == 1:
-        array.reshape(-1)[indices] = values
-    else:
-        array[tuple(indices.T)] = values
+    places = np.unravel_index(indices, array.shape) if indices.ndim == 1 else tuple(indices.T)
+    array[places] = values
     return numpy_helper.from_array(array, sparse.values.name)
 
 

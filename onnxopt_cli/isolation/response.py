@@ -170,8 +170,7 @@ def _copy(value: Value) -> Value:
 def same_bits(before: Value, after: Value) -> bool:
     """Tell whether values agree in every bit, and in structure."""
     if isinstance(before, list) and isinstance(after, list):
-        pairs = zip(before, after, strict=False)
-        return len(before) == len(after) and all(same_bits(*pair) for pair in pairs)
+        return len(before) == len(after) and all(map(same_bits, before, after))
     if isinstance(before, dict) and isinstance(after, dict):
         return before.keys() == after.keys() and all(
             same_bits(value, after[key]) for key, value in before.items()
