@@ -70,7 +70,8 @@ def read_ready(message: Any) -> str:
         case {"ready": str(version)} if len(message) == 1:
             return printable(version[:_LONGEST_VERSION])
         case {"refusal": ("usage" | "unavailable") as kind, "message": str(what), "hint": str(how)}:
-            raise _START_ERRORS[kind](_text(what), hint=_text(how))
+            what, how = (printable(text, lines=True) for text in (what, how))
+            raise _START_ERRORS[kind](what, hint=how)
     raise ProtocolBreach("did not say that its backend is ready")
 
 
@@ -191,9 +192,5 @@ def read_failure(message: Any) -> tuple[Outcome, str]:
     """
     match message:
         case {"failure": str(failure), "message": str(text)} if failure in FAILURES:
-            return Outcome(failure), _text(text)
+            return Outcome(failure), printable(text, lines=True)
     raise ProtocolBreach("spoke without being asked")
-
-
-def _text(text: str) -> str:
-    return printable(text, lines=True)
