@@ -208,8 +208,6 @@ def _node_class(operator: Operator) -> type[OpRun]:
 
 def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto:
     """Return a node of a function with the values of the function's attributes it refers to."""
-    if not any(attribute.ref_attr_name for attribute in node.attribute):
-        return node
     resolved = deepcopy(node)
     for attribute in resolved.attribute:
         if attribute.ref_attr_name:

@@ -92,16 +92,16 @@ def most_bytes(order: Order) -> int:
     return max(LARGEST_PAYLOAD, 2 * order.returned)
 
 
-def read_order(message: Any, payload: memoryview, given: int | None = None) -> Order:
+def read_order(message: Any, payload: memoryview, given: int = -1) -> Order:
     """Return what :func:`pack_order` was given.
 
     Args:
         message: the request.
         payload: its raw bytes.
-        given: the file in memory with the values where there are no raw bytes.
+        given: the file in memory with the values where there are no raw bytes; -1 for none.
     """
     own = None
-    if given is not None and "shared" in message:
+    if given >= 0 and "shared" in message:
         payload, others = (mapped(given, message["shared"]) for _ in range(2))
         model, inputs = read_run(message, payload, ALIGNMENT)
         _, own = read_run(message, others, ALIGNMENT)
@@ -112,14 +112,14 @@ def read_order(message: Any, payload: memoryview, given: int | None = None) -> O
 
 
 def pack_answer(
-    number: int, response: Response, returned: int | None = None, most: int = LARGEST_PAYLOAD
+    number: int, response: Response, returned: int = -1, most: int = LARGEST_PAYLOAD
 ) -> list[memoryview]:
     """Return a worker's answer to a request to run a case.
 
     Args:
         number: of the request.
         response: what the backend did.
-        returned: the file in memory for large values.
+        returned: the file in memory for large values; -1 for none.
         most: bytes that may be in it.
     """
     values = ValueWriter()
@@ -142,7 +142,7 @@ def read_answer(
     message: Any,
     payload: memoryview,
     inputs: Container[str],
-    returned: int | None = None,
+    returned: int = -1,
     most: int = LARGEST_PAYLOAD,
 ) -> Response:
     """Return a worker's answer to a request to run a case.
@@ -151,7 +151,7 @@ def read_answer(
         message: the answer.
         payload: its raw bytes.
         inputs: names of the inputs that it was given.
-        returned: the file in memory with the values where there are no raw bytes.
+        returned: the file in memory with the values where there are no raw bytes; -1 for none.
         most: bytes that may be in it.
 
     Raises:

@@ -35,22 +35,16 @@ def main(channel: int, given: int, returned: int, runner: int, memory: int, fold
     # end the worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    with socket.socket(fileno=channel) as connection:
-        connection.set_inheritable(False)
-        # The runner is gone, or wants no more of it.
-        with suppress(EOFError):
-            _serve(connection, *(_private(it) for it in (given, returned)))
+    for descriptor in (channel, given, returned):
+        if descriptor >= 0:
+            # What the backend starts is not to have it.
+            os.set_inheritable(descriptor, False)
+    # At the end of the requests the runner is gone, or wants no more of this process.
+    with socket.socket(fileno=channel) as connection, suppress(EOFError):
+        _serve(connection, given, returned)
 
 
-def _private(descriptor: int) -> int | None:
-    """Keep a descriptor from what the backend starts; return None for none."""
-    if descriptor < 0:
-        return None
-    os.set_inheritable(descriptor, False)
-    return descriptor
-
-
-def _serve(connection: socket.socket, given: int | None, returned: int | None) -> None:
+def _serve(connection: socket.socket, given: int, returned: int) -> None:
     # The keeper is forked before anything heavy is imported.
     from onnxopt_cli.backends.lowering import LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack

@@ -61,8 +61,8 @@ class WorkerProcess:
         popen: the process that was started: the keeper, where there is one.
         conversation: what it is asked, and answers.
         printed: what the worker has printed.
-        given: the file in memory with the values that it is given; None where there is none.
-        returned: the file in memory with those that it returns; None where there is none.
+        given: the file in memory with the values that it is given; -1 where there is none.
+        returned: the file in memory with those that it returns; -1 where there is none.
     """
 
     def __init__(
@@ -70,18 +70,17 @@ class WorkerProcess:
     ) -> None:
         self._folder = name_folder()
         self.given, self.returned = memory_file(), memory_file()
-        shared = [-1 if it is None else it for it in (self.given, self.returned)]
+        shared = [self.given, self.returned]
         self.popen, self._channel, printed = _start(memory, self._folder, shared, closed)
         reading = self._channel.fileno()
-        self._writing = os.dup(reading)
         finish = partial(self._channel.shutdown, socket.SHUT_WR)
-        self.conversation = Conversation(self.popen, reading, self._writing, finish, selector)
+        self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
         # Readable when the process has ended; where the system has none, the clock has to do.
-        self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else None
+        self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else -1
         self._selector = selector
         for descriptor in (printed, self._ended):
-            if descriptor is not None:
+            if descriptor >= 0:
                 selector.register(descriptor, selectors.EVENT_READ)
 
     def read_printed(self) -> None:
@@ -103,9 +102,9 @@ class WorkerProcess:
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
-        others = (self._writing, self.given, self.returned, self.printed.descriptor, self._ended)
-        for descriptor in others:
-            if descriptor is not None:
+        others = (self.conversation.writing, self.given, self.returned)
+        for descriptor in (*others, self.printed.descriptor, self._ended):
+            if descriptor >= 0:
                 self._unregister(descriptor)
                 os.close(descriptor)
         return dead

@@ -34,8 +34,7 @@ DIES_AFTER_STARTING = """\
 import os, signal
 from pathlib import Path
 from onnxopt_cli.backends.exec.process import Command
-command = Command(["sleep", "60"], 60)
-command._start()
+started = Command(["sleep", "60"], 60)._start()
 print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -178,7 +178,7 @@ class CommandSession(Command):
                 )
             return hello
 
-        if self._process is None or self._hello is None:
+        if self._conversation is None or self._hello is None:
             request = {"request": "hello", "protocol": PROTOCOL, "onnxopt": __version__}
             self._hello = self.ask(request, read)
         return self._hello

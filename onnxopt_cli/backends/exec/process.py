@@ -47,7 +47,7 @@ class Command:
         self._command = command
         self._timeout = timeout
         self._called = called
-        self._process: subprocess.Popen[bytes] | None = None
+        self._conversation: Conversation | None = None
 
     def ask(
         self,
@@ -69,15 +69,14 @@ class Command:
             ProtocolBreach: if it writes without being asked, or something else than an answer.
             UnusableOutput: if the request cannot be sent.
         """
-        if self._process is None:
-            self._start()
+        self._conversation = conversation = self._conversation or self._start()
         try:
             with self._named():
                 # It may have spoken since it answered.
-                self._conversation.poll()
-                self._conversation.ask(request, self._timeout, values)
-                found = read(*self._conversation.wait())
-                self._conversation.require_no_more()
+                conversation.poll()
+                conversation.ask(request, self._timeout, values)
+                found = read(*conversation.wait())
+                conversation.require_no_more()
                 return found
         except (Unsupported, BackendFailure):
             raise
@@ -95,29 +94,29 @@ class Command:
             BackendDied: if it ends with another exit code than 0.
             BackendHangs: if it does not end in time, and is killed.
         """
-        process = self._process
-        if process is None:
+        conversation = self._conversation
+        if conversation is None:
             return
         with self._named():
             try:
-                self._conversation.end(_GRACE, tell=tell)
-                self._conversation.wait()
+                conversation.end(_GRACE, tell=tell)
+                conversation.wait()
             except BackendDied as death:
-                if process.returncode:
+                if conversation.process.returncode:
                     raise BackendDied(f"told to end, {death.message}") from None
             finally:
                 self.kill()
 
     def kill(self) -> None:
         """End the command at once, if it runs."""
-        process, self._process = self._process, None
-        if process is not None:
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
             # This closes the pipes, too, and waits for it.
-            with process, self._selector:
+            with conversation.process as process, conversation.selector:
                 process.kill()
-                self._conversation.close()
+                conversation.close()
 
-    def _start(self) -> None:
+    def _start(self) -> Conversation:
         program = _program(self._command[0])
         try:
             process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
@@ -135,10 +134,8 @@ class Command:
             ) from error
         # Both are there: they were asked for.
         answers, requests = [it for it in (process.stdout, process.stdin) if it]
-        self._process, self._selector = process, selectors.DefaultSelector()
-        self._conversation = Conversation(
-            process, answers.fileno(), requests.fileno(), requests.close, self._selector
-        )
+        descriptors = answers.fileno(), requests.fileno()
+        return Conversation(process, *descriptors, requests.close, selectors.DefaultSelector())
 
     @contextmanager
     def _named(self) -> Iterator[None]:
