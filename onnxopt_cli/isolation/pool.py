@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from onnxopt_cli.backends.conversation import TICK_SECONDS
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
@@ -22,8 +23,6 @@ _CASES_PER_WORKER = 1000
 # A backend that has started once, and then so many times in a row does not, or not for long enough
 # to answer a case, is given up.
 _STARTS = 3
-# How often the clock is looked at where nothing happens.
-_TICK_SECONDS = 0.05
 
 
 class WorkerLoop:
@@ -43,7 +42,7 @@ class WorkerLoop:
         self.selector = selectors.DefaultSelector()
         self.pools: list[Pool] = []
 
-    def run_once(self, seconds: float = _TICK_SECONDS) -> None:
+    def run_once(self, seconds: float = TICK_SECONDS) -> None:
         """Wait for something to happen, and see to it."""
         self.selector.select(seconds)
         for pool in self.pools:

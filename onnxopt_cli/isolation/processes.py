@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 #: starts, nor lets a pipe be read with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-#: Processes that this one has forked to help it: none of a worker's.
-HELPERS: set[int] = set()
+#: The keepers and helpers that this process has started and not waited for yet.
+STARTED: set[int] = set()
 
 # How often nothing must be found before nothing is left.
 _LOOKS = 2
+_HELD = ("memory", "threads", "file descriptors")
 _Said = TypeVar("_Said")
 _alone = False
 
@@ -78,25 +79,15 @@ def usage(process: int) -> dict[str, int]:
     """
     if not visible():
         return {}
-    if sys.platform != "linux":
-        return _said(
-            process,
-            lambda it: {
-                "memory": it.memory_info().rss,
-                "threads": it.num_threads(),
-                "file descriptors": it.num_fds(),
-            },
-            {},
-        )
-    try:
-        fields = _stat(process)
-        return {
-            "memory": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-            "threads": int(fields[17]),
-            "file descriptors": len(os.listdir(f"/proc/{process}/fd")),  # noqa: PTH208
-        }
-    except OSError:
-        return {}
+    held: tuple[int, ...] = ()
+    if sys.platform == "linux":
+        with suppress(OSError):
+            fields = _stat(process)
+            memory = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+            held = memory, int(fields[17]), len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
+    else:
+        held = _said(process, lambda it: (it.memory_info().rss, it.num_threads(), it.num_fds()), ())
+    return dict(zip(_HELD, held, strict=False))
 
 
 def resident(process: int) -> int:

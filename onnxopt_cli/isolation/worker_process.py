@@ -20,7 +20,7 @@ from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import (
-    HELPERS,
+    STARTED,
     children,
     claimed,
     end_descendants,
@@ -45,8 +45,6 @@ _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 _READ = 64 << 10
 _MOST_AT_ONCE = 1 << 20
-# The processes that were started and have not been waited for.
-_keepers: set[int] = set()
 
 
 class WorkerProcess:
@@ -96,7 +94,7 @@ class WorkerProcess:
         """
         if self.popen.poll() is None:
             _end_keeper(self.popen)
-        _keepers.discard(self.popen.pid)
+        STARTED.discard(self.popen.pid)
         dead = not _gets_orphans() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
         # The keeper has done this, unless it was killed itself.
         remove_folder(self._folder)
@@ -146,7 +144,7 @@ def _start(
     finally:
         theirs.close()
         os.close(write_end)
-    _keepers.add(popen.pid)
+    STARTED.add(popen.pid)
     return popen, ours, printed
 
 
@@ -179,7 +177,7 @@ def _gets_orphans() -> bool:
     """Take in what loses its keeper, from the first worker on; return whether it comes here."""
     # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
     # of a container, may get others; when that one ends the kernel ends all the rest.
-    others = set(children(os.getpid())) - HELPERS
+    others = set(children(os.getpid())) - STARTED
     if not claimed() or os.getpid() == 1 or others or not visible():
         return False
     return become_subreaper()
@@ -208,7 +206,7 @@ def _is_orphan(child: int) -> bool:
     starts otherwise stays in its own.
     """
     with suppress(OSError):
-        return child not in _keepers and os.getsid(child) != os.getsid(0)
+        return child not in STARTED and os.getsid(child) != os.getsid(0)
     return False
 
 
