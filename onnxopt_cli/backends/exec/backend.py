@@ -16,7 +16,13 @@ import onnx
 from onnxopt_cli import __version__
 from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
-from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
+from onnxopt_cli.backends.exec.node import (
+    declared,
+    element_types,
+    node_to_json,
+    plain_domain,
+    sole_node,
+)
 from onnxopt_cli.backends.exec.process import Command
 from onnxopt_cli.backends.protocol import Backend, Prepared, misused, unavailable
 from onnxopt_cli.backends.specification import Specification
@@ -123,9 +129,9 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
             element type, that the command does not state.
     """
     own = {function.domain for function in model.functions}
-    imported = {_plain(opset.domain): opset.version for opset in model.opset_import}
+    imported = {plain_domain(opset.domain): opset.version for opset in model.opset_import}
     for node in all_nodes(model):
-        domain = _plain(node.domain)
+        domain = plain_domain(node.domain)
         if hello.domains is None or (domain in own and domain not in hello.domains):
             continue
         lowest, highest = hello.domains.get(domain, (0, 0))
@@ -142,10 +148,6 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
             )
     if hello.nodes and sole_node(model) is None:
         raise Unsupported("the command takes single nodes, and no models")
-
-
-def _plain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
 
 
 def _close_silently(session: CommandSession) -> None:
