@@ -151,10 +151,7 @@ def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> l
             "outputs, or a dict of them by name"
         )
     types += [TypeProto()] * (len(values) - len(types))
-    return [
-        _value(value, declared_type, name)
-        for value, declared_type, name in zip(values, types, names)  # noqa: B905 - Python 3.9
-    ]
+    return list(map(_value, values, types, names))
 
 
 def _value(returned: object, declared: TypeProto, place: str) -> Value:
