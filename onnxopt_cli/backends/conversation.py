@@ -49,6 +49,7 @@ class Conversation:
         selector: where the descriptors are registered as long as something may come or go.
         open: True until the process has closed its channel.
         asked: number of the request whose answer is awaited; 0 if none is.
+        reader: takes the answers apart.
     """
 
     process: subprocess.Popen[bytes]
@@ -58,8 +59,8 @@ class Conversation:
     selector: selectors.BaseSelector
     open: bool = True
     asked: int = 0
+    reader: MessageReader = field(default_factory=MessageReader)
     _ending: bool = False
-    _reader: MessageReader = field(default_factory=MessageReader)
     # Waits for room in the channel, so that the process cannot have it.
     _unsent: deque[memoryview] = field(default_factory=deque)
     _seconds: float = float("inf")
@@ -69,11 +70,6 @@ class Conversation:
         for descriptor in (self.reading, self.writing):
             os.set_blocking(descriptor, False)
         self.selector.register(self.reading, selectors.EVENT_READ)
-
-    @property
-    def between_messages(self) -> bool:
-        """True if nothing has come of another message."""
-        return self._reader.empty
 
     def ask(
         self, message: dict[str, Any], seconds: float, values: ValueWriter | None = None
@@ -126,7 +122,7 @@ class Conversation:
         answer = self._received()
         if answer is not None:
             return self._checked(*answer)
-        if not self.asked and not self._reader.empty:
+        if not self.asked and not self.reader.empty:
             raise ProtocolBreach("spoke without being asked")
         if code is not None:
             raise BackendDied(exit_text(code))
@@ -159,7 +155,7 @@ class Conversation:
         if self.open:
             with suppress(OSError):
                 more = os.read(self.reading, 1)
-        if more or not self._reader.empty:
+        if more or not self.reader.empty:
             raise ProtocolBreach("sent more than an answer")
 
     def close(self) -> None:
@@ -173,7 +169,7 @@ class Conversation:
 
     def _received(self) -> tuple[dict[str, Any], memoryview] | None:
         try:
-            return self._reader.receive(partial(read_some, self.reading)) if self.open else None
+            return self.reader.receive(partial(read_some, self.reading)) if self.open else None
         except BlockingIOError:
             return None
         except ProtocolBreach:

@@ -97,6 +97,7 @@ class Worker:
     # its running once more.
     _first_response: Response | None = None
     _check_leak_at: float = float("inf")
+    _next_memory_check: float = float("inf")
 
     def __post_init__(self) -> None:
         self._kills = out_of_memory_kills()
@@ -265,7 +266,7 @@ class Worker:
     def _ended(self, death: BackendDied) -> None:
         code = self._process.popen.returncode
         if self.state is State.ENDING and code == 0:
-            if not self._conversation.between_messages:
+            if not self._conversation.reader.empty:
                 self.give_up(Outcome.PROTOCOL, "the worker ended in the middle of a message")
             self.kill()
             return

@@ -95,7 +95,7 @@ class ExecBackend(Backend):
         require_stated(model, self._hello)
         content = model.SerializeToString()
         run = self._session.run
-        return Prepared(lambda inputs: run(model, content, inputs, self._device))
+        return Prepared(lambda inputs: run(model, content, inputs, device=self._device))
 
     def close(self) -> None:
         """Tell the command to end, and wait for it.
@@ -186,12 +186,7 @@ class CommandSession(Command):
         return self._hello
 
     def run(
-        self,
-        model: onnx.ModelProto,
-        content: bytes,
-        inputs: Mapping[str, Value],
-        device: str,
-        **extra: object,
+        self, model: onnx.ModelProto, content: bytes, inputs: Mapping[str, Value], **more: object
     ) -> list[Value]:
         """Have the command run a model.
 
@@ -199,8 +194,8 @@ class CommandSession(Command):
             model: the model.
             content: what is sent of it to a command that takes models.
             inputs: a value for every input of the graph that must be fed.
-            device: one of the devices that the command states.
-            **extra: further fields of the request, which the command must overlook.
+            **more: fields of the request: the ``device``, one that the command states, and others,
+                which the command must overlook.
 
         Raises:
             Unsupported: if the command says so, or the request cannot be sent.
@@ -211,9 +206,8 @@ class CommandSession(Command):
         hello = self.hello
         promised = list(map(declared, model.graph.output))
         try:
-            request, values = run_request(
-                b"" if hello.nodes else content, inputs, device=device, outputs=promised, **extra
-            )
+            written = b"" if hello.nodes else content
+            request, values = run_request(written, inputs, **more, outputs=promised)
             if hello.nodes:
                 request["node"] = node_to_json(model, values)
         except UnusableOutput as error:

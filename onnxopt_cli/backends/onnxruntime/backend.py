@@ -11,9 +11,9 @@ from onnx import parser
 
 from onnxopt_cli.backends.onnxruntime.errors import unsupported_by_onnxruntime
 from onnxopt_cli.backends.onnxruntime.values import (
+    argument,
     array_of,
     as_ort_values,
-    feed,
     foreign_dtype,
     restored,
 )
@@ -104,7 +104,7 @@ class OnnxRuntimeBackend(Backend):
 def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> list[object]:
     declared = [output.type for output in session.get_outputs()]
     foreign = list(map(foreign_dtype, declared))
-    arguments = feed(inputs)
+    arguments = {name: argument(value) for name, value in inputs.items()}
     # Both ways are needed: OrtValues carry every element type but no strings, sequences and maps,
     # arrays the other way round.
     if any(dtype is not None for dtype in foreign) and all(
