@@ -24,6 +24,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from onnxopt_cli.backends.protocol import misused
 from onnxopt_cli.backends.unsupported import compile_pattern
@@ -74,10 +75,9 @@ class Specification:
         Raises:
             UsageError: naming the unknown option and listing the known ones.
         """
-        prefixes = tuple(name.removesuffix("KEY") for name in known if name.endswith(".KEY"))
+        patterns = [name.replace(".KEY", ".?*") for name in known]
         for name in self.options:
-            keyed = any(name.startswith(prefix) and name != prefix for prefix in prefixes)
-            if name not in known and not keyed:
+            if not any(fnmatchcase(name, pattern) for pattern in patterns):
                 listed = f"its options: {', '.join(known)}" if known else "it has no options"
                 hint = nearest(name, known, listed)
                 raise misused(self.text, f" has no option {printable(name)}", hint)

@@ -81,10 +81,8 @@ def pack_order(order: Order, model: bytes) -> tuple[dict[str, Any], ValueWriter]
     Raises:
         UnusableOutput: if the inputs cannot be sent.
     """
-    settings = {"collect": order.collect, "keep": order.keep}
-    most = most_bytes(order)
-    more = {"most": most} if most > LARGEST_PAYLOAD else {}
-    return run_request(model, order.inputs, **settings, **more)
+    settings = {"collect": order.collect, "keep": order.keep, "most": most_bytes(order)}
+    return run_request(model, order.inputs, **settings)
 
 
 def most_bytes(order: Order) -> int:

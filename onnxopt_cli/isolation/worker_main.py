@@ -62,13 +62,12 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
     number, text = request["id"], request["backend"]
     try:
         host = Host(text, LoweringMode(request["lowering"]))
-        ready = {"id": number, "ready": host.version}
     except (OnnxoptError, KeyboardInterrupt) as error:
         said = f"backend {text} raises KeyboardInterrupt while it starts"
         refused = error if isinstance(error, OnnxoptError) else BackendUnavailable(said)
         send(pack({"id": number, **messages.refusal(refused)}))
         return
-    send(pack(ready))
+    send(pack({"id": number, "ready": host.version}))
     while True:
         request, payload = reader.receive(connection.recv_into)
         if request["request"] == "shutdown":
@@ -79,8 +78,7 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
         except KeyboardInterrupt:
             # Only the backend can have raised it here.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
-        most = [request["most"]] if "most" in request else []
-        answer = messages.pack_answer(request["id"], response, returned, *most)
+        answer = messages.pack_answer(request["id"], response, returned, request["most"])
         collects = order.collect or "shared" in request
         # Large values that are still held when the answer is there look like a leak, and the case
         # runs again; an exception of the backend may hold them in a circle.
@@ -89,7 +87,6 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
             gc.collect()
         send(answer)
         del answer
-    trouble = host.close()
-    if trouble is not None:
+    if trouble := host.close():
         failure, message = trouble
         send(pack({"id": request["id"], "failure": failure, "message": message}))

@@ -143,9 +143,8 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
             raise Unsupported(said, operator=f"{domain}:{node.op_type}")
     for value in (*model.graph.input, *model.graph.output):
         for name in element_types(value.type) - hello.dtypes:
-            raise Unsupported(
-                printable(f"{value.name} is of {name}, which the command does not state")
-            )
+            said = f"{value.name} is of {name}, which the command does not state"
+            raise Unsupported(printable(said))
     if hello.nodes and sole_node(model) is None:
         raise Unsupported("the command takes single nodes, and no models")
 
