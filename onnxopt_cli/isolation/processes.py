@@ -243,9 +243,6 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-_LONGEST_TEARDOWN_SECONDS = 10.0
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits that a user may set.
@@ -260,11 +257,6 @@ class Limits:
     timeout: float = 60.0
     startup: float = 60.0
     memory: int = 4 << 30
-
-    @property
-    def teardown(self) -> float:
-        """Seconds that a worker may take to end when it is asked to."""
-        return min(self.timeout, _LONGEST_TEARDOWN_SECONDS)
 
 
 def limit_memory(size: int) -> None:

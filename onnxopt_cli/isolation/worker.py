@@ -44,6 +44,8 @@ from onnxopt_cli.isolation.worker_process import WorkerProcess
 
 _NO_ORDER = Order(onnx.ModelProto(), {})
 _AGAIN = " (when the case ran again)"
+# How long a worker may take to end when it is asked to.
+_LONGEST_TEARDOWN_SECONDS = 10.0
 # How often the memory of a busy worker is looked at.
 _MEMORY_CHECK_SECONDS = 0.1
 # What programs print that could get no memory and ended themselves.
@@ -167,7 +169,7 @@ class Worker:
         if self.state is not State.GONE:
             self._begin(State.ENDING)
             self._process.printed.forget()
-            self._conversation.end(self.limits.teardown)
+            self._conversation.end(min(self.limits.timeout, _LONGEST_TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
         """Kill the worker; whatever it was doing has this as its result."""

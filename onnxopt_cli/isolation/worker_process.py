@@ -177,10 +177,8 @@ def _gets_orphans() -> bool:
     """Take in what loses its keeper, from the first worker on; return whether it comes here."""
     # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
     # of a container, may get others; when that one ends the kernel ends all the rest.
-    others = set(children(os.getpid())) - STARTED
-    if not claimed() or os.getpid() == 1 or others or not visible():
-        return False
-    return become_subreaper()
+    alone = os.getpid() != 1 and STARTED.issuperset(children(os.getpid()))
+    return claimed() and alone and visible() and become_subreaper()
 
 
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:

@@ -95,6 +95,7 @@ class ExecBackend(Backend):
         require_stated(model, self._hello)
         content = model.SerializeToString()
         run = self._session.run
+        # What was prepared keeps the command alive, too.
         return Prepared(lambda inputs: run(model, content, inputs, device=self._device))
 
     def close(self) -> None:

@@ -159,8 +159,7 @@ def _program(name: str) -> str:
             "commands, other interpreters and checks of plugins work on POSIX systems only",
             hint="onnxopt run with python: works here",
         )
-    found = shutil.which(name)
-    if found:
+    if found := shutil.which(name):
         return found
     what, hint = "is not there", "" if os.sep in name else "a file here is written exec:./NAME"
     if os.sep in name and Path(name).is_dir():
