@@ -99,7 +99,7 @@ def _sweep(entry: os.DirEntry[str], deadline: float) -> None:
         return
     if entry.name.endswith(_UNLOCKED) and abs(time() - status.st_ctime) < _LOCKING_SECONDS:
         return
-    # As above.
+    # The keeper has no use for these either.
     from pathlib import Path
 
     from onnxopt_cli.core.files import locked

@@ -38,13 +38,12 @@ _START = (
 _PATIENCE_SECONDS = 1.0
 # How long what has no keeper any more may take to end.
 _SWEEP_SECONDS = 10.0
-# What is kept and shown of what a worker prints; and how much is read at a time, and at once, so
-# that a flood does not keep the runner from its other work.
+# What is kept and shown of what a worker prints; and how much is read at a time: all that a pipe
+# holds, and no more, so that a flood does not keep the runner from its other work.
 _KEPT = 16 << 10
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 _READ = 64 << 10
-_MOST_AT_ONCE = 1 << 20
 
 
 class WorkerProcess:
@@ -222,20 +221,15 @@ class Printed:
         self._count = 0
 
     def read(self) -> bool:
-        """Take what is there; return False if nothing will come any more."""
-        taken = 0
-        while taken < _MOST_AT_ONCE:
-            try:
-                data = os.read(self.descriptor, _READ)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            taken += len(data)
-            self._count += len(data)
-            self._end += data
-            del self._end[:-_KEPT]
-        return True
+        """Take what the pipe holds; return False if nothing will come any more."""
+        try:
+            data = os.read(self.descriptor, _READ)
+        except BlockingIOError:
+            return True
+        self._count += len(data)
+        self._end += data
+        del self._end[:-_KEPT]
+        return bool(data)
 
     def forget(self) -> None:
         """Let go of what was written so far: it belongs to an earlier case."""
