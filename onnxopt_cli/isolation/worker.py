@@ -99,7 +99,6 @@ class Worker:
     # its running once more.
     _first_response: Response | None = None
     _check_leak_at: float = float("inf")
-    _next_memory_check: float = float("inf")
 
     def __post_init__(self) -> None:
         self._kills = out_of_memory_kills()
@@ -107,6 +106,11 @@ class Worker:
         self._process = WorkerProcess(self.limits.memory, self.selector, closed=self.closed)
         self._conversation = self._process.conversation
         self._conversation.ask(hello(self.backend, self.lowering), self.limits.startup)
+
+    def _begin(self, state: State) -> None:
+        self.state = state
+        self._started = monotonic()
+        self._next_memory_check = self._started + _MEMORY_CHECK_SECONDS
 
     @property
     def free(self) -> bool:
@@ -193,11 +197,6 @@ class Worker:
         if not self._process.kill():
             said = "leaves processes behind that cannot be killed"
             self.aside = Aside("between-cases", Outcome.LEAK, said)
-
-    def _begin(self, state: State) -> None:
-        self.state = state
-        self._started = monotonic()
-        self._next_memory_check = self._started + _MEMORY_CHECK_SECONDS
 
     def _send(self, order: Order) -> None:
         self.asked += not order.keep
