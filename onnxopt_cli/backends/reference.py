@@ -186,12 +186,7 @@ def _node_class(operator: Operator) -> type[OpRun]:
                     f"and domain {operator.domain!r}, version {version!r}"
                 )
 
-        def run(
-            self,
-            *operands: Array | None,
-            linked_attributes: Mapping[str, Any] | None = None,
-            **_context: Any,
-        ) -> tuple[Array | None, ...]:
+        def run(self, *operands: Any, linked_attributes: Any = None, **_: Any) -> tuple[Any, ...]:
             node = _resolved(self.onnx_node, linked_attributes or {})
             call = bind(operator, operands, node_attributes(operator, node), len(node.output))
             values = zip(node.output, evaluate(call), strict=True)

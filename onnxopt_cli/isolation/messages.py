@@ -125,8 +125,7 @@ def pack_answer(
     if response.outputs is not None:
         try:
             outputs = [values.put(value) for value in response.outputs]
-            changed = list(response.changed)
-            said = {"outputs": outputs, "lowered": response.lowered, "changed": changed}
+            said = {"outputs": outputs, "lowered": response.lowered, "changed": response.changed}
             if size := fill(returned, values.buffers, most):
                 said["shared"] = size
                 values.buffers.clear()

@@ -101,7 +101,7 @@ class Pool:
     def __post_init__(self) -> None:
         self.ahead = 2 * self.jobs
         self.loop.pools.append(self)
-        self._start()
+        self._workers.append(self.worker())
 
     def ready(self) -> None:
         """Wait until the backend has started.
@@ -127,7 +127,7 @@ class Pool:
     def renew(self) -> None:
         """Let the next case meet a fresh worker; nothing may be queued."""
         self._end_workers()
-        self._start()
+        self._workers.append(self.worker())
 
     def finish(self) -> list[Aside]:
         """Shut all workers down; return what they did outside of any case."""
@@ -214,15 +214,12 @@ class Pool:
         starting = sum(worker.state is State.STARTING for worker in at_work)
         if len(at_work) < self.jobs and starting < len(self._queue):
             try:
-                self._start()
+                self._workers.append(self.worker())
             except OSError:
                 if not at_work:
                     raise
                 # The system allows no more processes or open files; those at work go on.
                 self.jobs = len(at_work)
-
-    def _start(self) -> None:
-        self._workers.append(self.worker())
 
     def _end_workers(self) -> None:
         self._queue.clear()

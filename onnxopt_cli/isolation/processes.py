@@ -265,12 +265,11 @@ def limit_memory(size: int) -> None:
     The limit is on private writable memory, not on address space, which honest runtimes reserve in
     amounts that no machine has. Where the system has no such limit nothing happens.
     """
-    size = allowed_memory(size)
     # ValueError: the system has another limit, which it does not say.
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        if size:
+        if size := allowed_memory(size):
             resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 

@@ -99,12 +99,9 @@ def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any
 
     from onnxopt_cli.backends.protocol import normalise_outputs
     from onnxopt_cli.core.codec import ValueWriter, read_run
-    from onnxopt_cli.core.values import Value
     from onnxopt_cli.errors import ProtocolBreach, Unsupported
 
-    def content(value: Value) -> Any:
-        return ValueWriter(inline=True).put(value)
-
+    content = ValueWriter(inline=True).put
     try:
         data, inputs = read_run(request, payload)
     except ProtocolBreach as error:

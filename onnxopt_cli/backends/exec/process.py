@@ -94,15 +94,14 @@ class Command:
             BackendDied: if it ends with another exit code than 0.
             BackendHangs: if it does not end in time, and is killed.
         """
-        conversation = self._conversation
-        if conversation is None:
+        if self._conversation is None:
             return
         with self._named():
             try:
-                conversation.end(_GRACE, tell=tell)
-                conversation.wait()
+                self._conversation.end(_GRACE, tell=tell)
+                self._conversation.wait()
             except BackendDied as death:
-                if conversation.process.returncode:
+                if self._conversation.process.returncode:
                     raise BackendDied(f"told to end, {death.message}") from None
             finally:
                 self.kill()

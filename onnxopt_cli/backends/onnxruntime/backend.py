@@ -107,9 +107,7 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
     arguments = {name: argument(value) for name, value in inputs.items()}
     # Both ways are needed: OrtValues carry every element type but no strings, sequences and maps,
     # arrays the other way round.
-    if any(dtype is not None for dtype in foreign) and all(
-        it.startswith("tensor(") for it in declared
-    ):
+    if {*foreign} - {None} and all(it.startswith("tensor(") for it in declared):
         values = as_ort_values(arguments)
         if values is not None:
             return list(map(array_of, session.run_with_ort_values(None, values)))
