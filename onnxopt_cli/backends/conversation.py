@@ -15,6 +15,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from time import monotonic
@@ -36,50 +37,39 @@ _MOST_BUFFERS = 64
 _numbers = count(1)
 
 
+@dataclass(eq=False)
 class Conversation:
     """Requests to a process, and its answers; only :meth:`wait` waits.
 
-    Args:
+    Attributes:
         process: the process.
         reading: the descriptor from which answers come.
         writing: another descriptor, to which requests go.
         finish: closes the writing end, so that the process sees the end of its requests.
         selector: where the descriptors are registered as long as something may come or go.
-
-    Attributes:
         open: True until the process has closed its channel.
-        number: of the last request.
-        asked: True while its answer is awaited.
+        asked: number of the request whose answer is awaited; 0 if none is.
+        reader: takes the answers apart.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        reading: int,
-        writing: int,
-        finish: Callable[[], None],
-        selector: selectors.BaseSelector,
-    ) -> None:
-        self.open = True
-        self.number = 0
-        self.asked = False
-        self._ending = False
-        self._process = process
-        self._reading, self._writing = reading, writing
-        self._finish = finish
-        self._selector = selector
-        self._reader = MessageReader()
-        # Waits for room in the channel, so that the process cannot have it.
-        self._unsent: deque[memoryview] = deque()
-        self._seconds = self._deadline = float("inf")
-        for descriptor in (reading, writing):
-            os.set_blocking(descriptor, False)
-        selector.register(reading, selectors.EVENT_READ)
+    process: subprocess.Popen[bytes]
+    reading: int
+    writing: int
+    finish: Callable[[], None]
+    selector: selectors.BaseSelector
+    open: bool = True
+    asked: int = 0
+    reader: MessageReader = field(default_factory=MessageReader)
+    _ending: bool = False
+    # Waits for room in the channel, so that the process cannot have it.
+    _unsent: deque[memoryview] = field(default_factory=deque)
+    _seconds: float = float("inf")
+    _deadline: float = float("inf")
 
-    @property
-    def between_messages(self) -> bool:
-        """True if nothing has come of another message."""
-        return self._reader.empty
+    def __post_init__(self) -> None:
+        for descriptor in (self.reading, self.writing):
+            os.set_blocking(descriptor, False)
+        self.selector.register(self.reading, selectors.EVENT_READ)
 
     def ask(
         self, message: dict[str, Any], seconds: float, values: ValueWriter | None = None
@@ -96,7 +86,7 @@ class Conversation:
         """
         number = next(_numbers)
         frame = (values or ValueWriter()).message({"id": number, **message})
-        self.number, self.asked = number, True
+        self.asked = number
         self._allow(seconds)
         self._unsent.extend(frame)
         self._flush()
@@ -115,7 +105,7 @@ class Conversation:
         self._unsent.clear()
         self._flush()
         with suppress(OSError):
-            self._finish()
+            self.finish()
 
     def poll(self) -> tuple[dict[str, Any], memoryview] | None:
         """Return the answer and its raw bytes, or None as long as it is not all there.
@@ -126,13 +116,13 @@ class Conversation:
             BackendHangs: if it has not answered in time.
         """
         # What it has sent before it ended is still there to be read.
-        code = self._process.poll()
+        code = self.process.poll()
         if self._unsent:
             self._flush()
         answer = self._received()
         if answer is not None:
             return self._checked(*answer)
-        if not self.asked and not self._reader.empty:
+        if not self.asked and not self.reader.empty:
             raise ProtocolBreach("spoke without being asked")
         if code is not None:
             raise BackendDied(exit_text(code))
@@ -152,7 +142,7 @@ class Conversation:
         """
         while (answer := self.poll()) is None:
             left = max(0.0, self._deadline - monotonic())
-            self._selector.select(min(left, TICK_SECONDS if self.open else TICK_SECONDS / 10))
+            self.selector.select(min(left, TICK_SECONDS if self.open else TICK_SECONDS / 10))
         return answer
 
     def require_no_more(self) -> None:
@@ -164,8 +154,8 @@ class Conversation:
         more = b""
         if self.open:
             with suppress(OSError):
-                more = os.read(self._reading, 1)
-        if more or not self._reader.empty:
+                more = os.read(self.reading, 1)
+        if more or not self.reader.empty:
             raise ProtocolBreach("sent more than an answer")
 
     def close(self) -> None:
@@ -179,7 +169,7 @@ class Conversation:
 
     def _received(self) -> tuple[dict[str, Any], memoryview] | None:
         try:
-            return self._reader.receive(partial(read_some, self._reading)) if self.open else None
+            return self.reader.receive(partial(read_some, self.reading)) if self.open else None
         except BlockingIOError:
             return None
         except ProtocolBreach:
@@ -198,19 +188,19 @@ class Conversation:
         message.pop("bytes", None)
         if not self.asked:
             raise ProtocolBreach("spoke without being asked")
-        if type(number) is not int or number != self.number:
+        if type(number) is not int or number != self.asked:
             shown = printable(str(number))
-            raise ProtocolBreach(f"answered the request {shown}, but was asked {self.number}")
+            raise ProtocolBreach(f"answered the request {shown}, but was asked {self.asked}")
         if self._unsent:
             raise ProtocolBreach("answered before it had the whole request")
-        self.asked, self._deadline = False, float("inf")
+        self.asked, self._deadline = 0, float("inf")
         return message, payload
 
     def _flush(self) -> None:
         """Send what waits, as far as there is room, and have the selector say when there is."""
         try:
             while self._unsent:
-                sent = os.writev(self._writing, list(islice(self._unsent, _MOST_BUFFERS)))
+                sent = os.writev(self.writing, list(islice(self._unsent, _MOST_BUFFERS)))
                 while self._unsent and sent >= len(self._unsent[0]):
                     sent -= len(self._unsent.popleft())
                 if sent:
@@ -220,15 +210,15 @@ class Conversation:
         except OSError:
             # It does not listen any more, but may still have something to say.
             self._unsent.clear()
-        if bool(self._unsent) != (self._writing in self._selector.get_map()):
+        if bool(self._unsent) != (self.writing in self.selector.get_map()):
             if self._unsent:
-                self._selector.register(self._writing, selectors.EVENT_WRITE)
+                self.selector.register(self.writing, selectors.EVENT_WRITE)
             else:
-                self._selector.unregister(self._writing)
+                self.selector.unregister(self.writing)
 
     def _close_reading(self) -> None:
         if self.open:
             self.open = False
             if not self._ending:
                 self._deadline = min(self._deadline, monotonic() + _DYING_SECONDS)
-            self._selector.unregister(self._reading)
+            self.selector.unregister(self.reading)

@@ -13,6 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,18 +63,16 @@ def _module(name: str) -> Iterable[tuple[str, Path]]:
 
 def _find(top: str) -> Path | None:
     """Return the file of a module or the folder of a package."""
-    try:
+    specification = None
+    # Finders are anybody's code, and may raise anything; importing will say what is wrong.
+    with suppress(Exception):
         # What an editable installation brings is found by a finder of its own, not by PathFinder.
         specification = find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
-    except Exception:  # noqa: BLE001 - finders are anybody's code; importing will say what is wrong
-        return None
     if specification is None:
         return None
-    inside = specification.submodule_search_locations
-    if inside:
-        return next((Path(folder) for folder in inside), None)
-    origin = specification.origin
-    return Path(origin) if origin and specification.has_location else None
+    file = specification.origin if specification.has_location else None
+    place = next(iter(specification.submodule_search_locations or ()), file)
+    return Path(place) if place else None
 
 
 def _package(folder: Path) -> Iterator[tuple[str, Path]]:

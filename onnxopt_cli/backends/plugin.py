@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
+from onnxopt_cli.backends.protocol import Backend, Prepared, misused, reporting, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.files import run_file
 from onnxopt_cli.core.text import exception_text, nearest, printable, some_of
-from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
+from onnxopt_cli.errors import Unsupported
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -69,15 +69,16 @@ def load_plugin(specification: Specification, entry_point: EntryPoint | None = N
     if callable(getattr(found, "run", None)):
         return _RunPlugin(specification, _instance(found, "run"), version)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
-    raise BackendUnavailable(
-        f"backend {printable(specification.text)} is {printable(kind)} "
-        "with neither prepare(model, device) nor run(model, inputs)",
-        hint="give an implementation of onnx.backend.base.Backend, or an object with "
+    what = f" is {printable(kind)} with neither prepare(model, device) nor run(model, inputs)"
+    raise unavailable(
+        specification.text,
+        what,
+        "give an implementation of onnx.backend.base.Backend, or an object with "
         "run(model, inputs) that returns the outputs",
     )
 
 
-class _RunPlugin:
+class _RunPlugin(Backend):
     """A plugin with ``run(model, inputs)``."""
 
     options: tuple[str, ...] = ("unsupported",)
@@ -107,10 +108,8 @@ class _OnnxPlugin(_RunPlugin):
         super().__init__(specification, plugin, version)
         self._device = specification.options.get("device", "CPU")
         if not self._says_yes("supports_device", self._device):
-            raise BackendUnavailable(
-                f"backend {printable(self.name)} does not support the device "
-                f"{printable(self._device)}"
-            )
+            what = f" does not support the device {printable(self._device)}"
+            raise unavailable(self.name, what)
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         model = deepcopy(model)
@@ -164,10 +163,8 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
         if not hasattr(found, part):
             public = [known for known in dir(found) if not known.startswith("_")]
             listed = f"it has {some_of(public, 10)}" if public else "it has no attributes"
-            raise BackendUnavailable(
-                f"backend {printable(backend)}: {printable(source)} has no {printable(part)}",
-                hint=nearest(part, public, listed),
-            )
+            what = f": {printable(source)} has no {printable(part)}"
+            raise unavailable(backend, what, nearest(part, public, listed))
         found = getattr(found, part)
     version = getattr(package, "__version__", None)
     return found, printable(f"{name} {version}") if type(version) is str else ""
@@ -177,7 +174,7 @@ def _load_file(backend: str, path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         what = "is no file" if path.exists() else "does not exist"
-        raise BackendUnavailable(f"backend {printable(backend)}: {printable(str(path))} {what}")
+        raise unavailable(backend, f": {printable(str(path))} {what}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     return run_file(path, _module_name(path))
@@ -196,10 +193,8 @@ def _module_name(path: Path) -> str:
 
 def _import_module(backend: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError(
-            f"backend {printable(backend)}: {printable(name)!r} is no module's name",
-            hint="a file's name ends in .py",
-        )
+        what = f": {printable(name)!r} is no module's name"
+        raise misused(backend, what, "a file's name ends in .py")
     with suppress(FileNotFoundError):
         # The current folder may be gone, and the module elsewhere.
         here = str(Path.cwd())
@@ -211,7 +206,6 @@ def _import_module(backend: str, name: str) -> ModuleType:
         # A module that the plugin itself lacks is another matter.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise BackendUnavailable(
-            f"backend {printable(backend)}: there is no module {printable(error.name)}",
-            hint="is it installed here? a file is written python:path/to/file.py:attribute",
-        ) from error
+        hint = "is it installed here? a file is written python:path/to/file.py:attribute"
+        what = f": there is no module {printable(error.name)}"
+        raise unavailable(backend, what, hint) from error

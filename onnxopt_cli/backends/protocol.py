@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from reprlib import repr as shortened
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +26,7 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
     Unsupported,
     UnusableOutput,
+    UsageError,
 )
 
 
@@ -42,16 +43,19 @@ class Prepared:
     run: Callable[[Mapping[str, Value]], Any]
 
 
-class Backend(Protocol):
-    """Something that runs ONNX models, under test."""
+class Backend:
+    """Something that runs ONNX models, under test.
 
-    @property
-    def name(self) -> str:
-        """The backend as the user asked for it: ``onnxruntime``, ``python:my.module:Backend``."""
+    Attributes:
+        name: the backend as the user asked for it: ``onnxruntime``, ``python:my.module:Backend``.
+        version: the implementation and its version: ``onnxruntime 1.31.1``; empty if unknown.
+        unsupported: a regular expression, compiled or as text, for errors that say that something
+            is not supported; None if the backend states none.
+    """
 
-    @property
-    def version(self) -> str:
-        """The implementation and its version: ``onnxruntime 1.31.1``; empty if unknown."""
+    name: str
+    version: str
+    unsupported: Any = None
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model.
@@ -60,14 +64,10 @@ class Backend(Protocol):
             Unsupported: if the backend does not know an operator, opset, type or device of it.
             Exception: anything else is the backend's failure.
         """
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """A backend that has started something, which is to be ended with it."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End it, and wait until it has ended.
+        """End what the backend has started, and wait until that has ended.
 
         Raises:
             BackendDied: if it does not end as it should.
@@ -87,6 +87,16 @@ def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Ite
         raise found from error
 
 
+def misused(backend: str, what: str, hint: str = "") -> UsageError:
+    """Return the error that says what is wrong with a backend as the user wrote it."""
+    return UsageError(f"backend {printable(backend)}{what}", hint=hint)
+
+
+def unavailable(backend: str, what: str, hint: str = "") -> BackendUnavailable:
+    """Return the error that says why a backend does not start."""
+    return BackendUnavailable(f"backend {printable(backend)}{what}", hint=hint)
+
+
 @contextmanager
 def starting(backend: str) -> Iterator[None]:
     """Turn whatever a backend raises while it starts, SystemExit too, into BackendUnavailable."""
@@ -95,9 +105,7 @@ def starting(backend: str) -> Iterator[None]:
     except (OnnxoptError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise BackendUnavailable(
-            f"backend {printable(backend)} does not start: {exception_text(error)}"
-        ) from error
+        raise unavailable(backend, f" does not start: {exception_text(error)}") from error
 
 
 #: A backend that does one of these has not answered at all.
@@ -143,10 +151,7 @@ def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> l
             "outputs, or a dict of them by name"
         )
     types += [TypeProto()] * (len(values) - len(types))
-    return [
-        _value(value, declared_type, name)
-        for value, declared_type, name in zip(values, types, names)  # noqa: B905 - Python 3.9
-    ]
+    return list(map(_value, values, types, names))
 
 
 def _value(returned: object, declared: TypeProto, place: str) -> Value:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.backends.protocol import Prepared, reporting
+from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.formula.call import Call
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """The backend ``numpy``."""
 
     name = "numpy"
@@ -71,7 +71,7 @@ _UNKNOWN_OPERATOR = re.compile(
 _LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """The backend ``onnx-reference``.
 
     An operator's implementation that raises NotImplementedError, for a mode or an attribute, says
@@ -144,10 +144,8 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     values = numpy_helper.to_array(sparse.values)
     indices = numpy_helper.to_array(sparse.indices)
     array = np.zeros(tuple(sparse.dims), values.dtype)
-    if indices.ndim == 1:
-        array.reshape(-1)[indices] = values
-    else:
-        array[tuple(indices.T)] = values
+    places = np.unravel_index(indices, array.shape) if indices.ndim == 1 else tuple(indices.T)
+    array[places] = values
     return numpy_helper.from_array(array, sparse.values.name)
 
 
@@ -188,12 +186,7 @@ def _node_class(operator: Operator) -> type[OpRun]:
                     f"and domain {operator.domain!r}, version {version!r}"
                 )
 
-        def run(
-            self,
-            *operands: Array | None,
-            linked_attributes: Mapping[str, Any] | None = None,
-            **_context: Any,
-        ) -> tuple[Array | None, ...]:
+        def run(self, *operands: Any, linked_attributes: Any = None, **_: Any) -> tuple[Any, ...]:
             node = _resolved(self.onnx_node, linked_attributes or {})
             call = bind(operator, operands, node_attributes(operator, node), len(node.output))
             values = zip(node.output, evaluate(call), strict=True)
@@ -210,8 +203,6 @@ def _node_class(operator: Operator) -> type[OpRun]:
 
 def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto:
     """Return a node of a function with the values of the function's attributes it refers to."""
-    if not any(attribute.ref_attr_name for attribute in node.attribute):
-        return node
     resolved = deepcopy(node)
     for attribute in resolved.attribute:
         if attribute.ref_attr_name:

@@ -108,13 +108,12 @@ def known_backends() -> list[KnownBackend]:
     """Return all backends that have a name, without importing any of them."""
     from importlib.metadata import version
 
-    rows = [
+    return [
         KnownBackend("numpy", "built in", f"numpy {version('numpy')}"),
         _known_onnxruntime(),
         KnownBackend("onnx-reference", "built in", f"onnx {version('onnx')}"),
+        *map(_known_plugin, entry_points_by_name().values()),
     ]
-    rows += [_known_plugin(entry_point) for entry_point in entry_points_by_name().values()]
-    return rows
 
 
 def entry_points_by_name() -> dict[str, EntryPoint]:

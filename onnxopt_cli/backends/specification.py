@@ -24,7 +24,9 @@ import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
+from onnxopt_cli.backends.protocol import misused
 from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
@@ -73,15 +75,12 @@ class Specification:
         Raises:
             UsageError: naming the unknown option and listing the known ones.
         """
-        prefixes = tuple(name.removesuffix("KEY") for name in known if name.endswith(".KEY"))
+        patterns = [name.replace(".KEY", ".?*") for name in known]
         for name in self.options:
-            keyed = any(name.startswith(prefix) and name != prefix for prefix in prefixes)
-            if name not in known and not keyed:
+            if not any(fnmatchcase(name, pattern) for pattern in patterns):
                 listed = f"its options: {', '.join(known)}" if known else "it has no options"
-                raise UsageError(
-                    f"backend {printable(self.text)} has no option {printable(name)}",
-                    hint=nearest(name, known, listed),
-                )
+                hint = nearest(name, known, listed)
+                raise misused(self.text, f" has no option {printable(name)}", hint)
 
 
 def parse_specification(text: str) -> Specification:
@@ -94,19 +93,18 @@ def parse_specification(text: str) -> Specification:
     if text.startswith(_PLUGIN):
         match = _PYTHON.fullmatch(text)
         if match is None:
-            raise UsageError(
-                f"backend {printable(text)} names no attribute of a module or file",
-                hint="write python:module:attribute or python:path/to/file.py:attribute, "
-                "then options as ,name=value",
+            hint = (
+                "write python:module:attribute or python:path/to/file.py:attribute, "
+                "then options as ,name=value"
             )
-        source, attribute, options = match.group("source", "attribute", "options")
-        found = _options(text, options)
-        return Specification(text, source=source, attribute=attribute, options=found)
+            raise misused(text, " names no attribute of a module or file", hint)
+        source, attribute, written = match.group("source", "attribute", "options")
+        options = _options(text, written)
+        return Specification(text, source=source, attribute=attribute, options=options)
     if text.startswith(_COMMAND):
         return _command(text)
-    name, comma, options = text.partition(",")
-    found = _options(text, comma + options) if comma else {}
-    return Specification(text, name=name.strip(), options=found)
+    name, comma, written = text.partition(",")
+    return Specification(text, name=name.strip(), options=_options(text, comma + written))
 
 
 def declared_math(text: str) -> str:
@@ -122,12 +120,10 @@ def _command(text: str) -> Specification:
     try:
         command = tuple(shlex.split(match["command"])) if match else ()
     except ValueError as error:
-        raise UsageError(f"backend {printable(text)}: {error}") from None
+        raise misused(text, f": {error}") from None
     if match is None or not command:
-        raise UsageError(
-            f"backend {printable(text)} names no command",
-            hint="write exec:COMMAND with arguments, then options as ,name=value",
-        )
+        hint = "write exec:COMMAND with arguments, then options as ,name=value"
+        raise misused(text, " names no command", hint)
     return Specification(text, command=command, options=_options(text, match["options"] + last))
 
 
@@ -146,37 +142,27 @@ def _options(text: str, written: str) -> dict[str, str]:
     before, last, pattern = written.partition(f",{_LAST}")
     for option in before.split(",")[1:]:
         if not re.fullmatch(_OPTION, option, re.DOTALL):
-            raise UsageError(
-                f"backend {printable(text)}: {printable(option)!r} is no option",
-                hint="write options as ,name=value",
-            )
+            what = f": {printable(option)!r} is no option"
+            raise misused(text, what, "write options as ,name=value")
         name, _, value = option.partition("=")
         if name in options:
-            raise UsageError(f"backend {printable(text)}: option {name} is given twice")
+            raise misused(text, f": option {name} is given twice")
         options[name] = value
         if name == "math" and value not in MATH:
-            raise UsageError(
-                f"backend {printable(text)}: math is {printable(value)!r}",
-                hint=f"it is one of {', '.join(MATH)}",
-            )
+            listed = f"it is one of {', '.join(MATH)}"
+            raise misused(text, f": math is {printable(value)!r}", listed)
     if last:
         options["unsupported"] = _pattern(text, pattern)
     return options
 
 
 def _pattern(text: str, pattern: str) -> str:
-    option = re.search(f",{_NAME}", pattern)
-    if option:
-        raise UsageError(
-            f"backend {printable(text)}: {printable(option[0])} follows unsupported=REGEX",
-            hint=r"unsupported=REGEX stands last; where the comma belongs to it, write \x2c",
-        )
+    if option := re.search(f",{_NAME}", pattern):
+        hint = r"unsupported=REGEX stands last; where the comma belongs to it, write \x2c"
+        raise misused(text, f": {printable(option[0])} follows unsupported=REGEX", hint)
     try:
         compile_pattern(pattern)
     except ValueError as error:
-        raise UsageError(
-            f"backend {printable(text)}: unsupported={printable(pattern)} {error}",
-            hint="it is a regular expression of Python, searched for in an error's type and "
-            "message",
-        ) from None
+        hint = "it is a regular expression of Python, searched for in an error's type and message"
+        raise misused(text, f": unsupported={printable(pattern)} {error}", hint) from None
     return pattern

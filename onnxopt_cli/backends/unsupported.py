@@ -18,7 +18,7 @@ from functools import partial
 
 import onnx
 
-from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend, Closable, Prepared, reporting
+from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend, Prepared, reporting, unavailable
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import (
     BackendFailure,
@@ -70,14 +70,13 @@ def with_patterns(backend: Backend, option: str | None) -> Backend:
     """Return a backend whose errors are looked at, if there is a pattern for them.
 
     Args:
-        backend: the backend. Its attribute ``unsupported``, if it has one that is not None, is a
-            regular expression that it states of itself, compiled or as text.
+        backend: the backend.
         option: the regular expression that the user gives; None if he gives none.
 
     Raises:
         BackendUnavailable: if something that the backend states is no regular expression.
     """
-    stated = getattr(backend, "unsupported", None)
+    stated = backend.unsupported
     patterns = [] if stated is None else [_own_pattern(backend.name, stated)]
     if option is not None:
         patterns.append(compile_pattern(option))
@@ -89,16 +88,13 @@ def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
     if isinstance(stated, re.Pattern):
         flags, stated = stated.flags, stated.pattern
     if not isinstance(stated, str):
-        raise BackendUnavailable(
-            f"backend {printable(backend)}: its unsupported is a "
-            f"{printable(type(stated).__name__)}, expected a regular expression"
-        )
+        kind = printable(type(stated).__name__)
+        raise unavailable(backend, f": its unsupported is a {kind}, expected a regular expression")
     try:
         return compile_pattern(stated, flags)
     except ValueError as error:
-        raise BackendUnavailable(
-            f"backend {printable(backend)}: its unsupported, {printable(stated)!r}, {error}"
-        ) from None
+        what = f": its unsupported, {printable(stated)!r}, {error}"
+        raise unavailable(backend, what) from None
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -138,7 +134,7 @@ def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
     return Recognised(text) if found else None
 
 
-class Recognising:
+class Recognising(Backend):
     """A backend, some of whose errors say that it does not know something.
 
     Args:
@@ -160,8 +156,7 @@ class Recognising:
 
     def close(self) -> None:
         """End the backend."""
-        if isinstance(self._backend, Closable):
-            self._backend.close()
+        self._backend.close()
 
 
 class _TooLong(BaseException):

@@ -178,14 +178,12 @@ def end(run: str) -> None:
 
 def main(descriptor: int) -> None:
     """Answer requests, in the process beside the Dask worker."""
+    from onnxopt_cli.core.linux import end_with
     from onnxopt_cli.errors import OnnxoptError, UsageError
     from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
     from onnxopt_cli.isolation.processes import claim_process
 
-    if sys.platform == "linux":
-        from onnxopt_cli.isolation.keeper import end_with
-
-        end_with(os.getppid(), signal.SIGTERM)
+    end_with(os.getppid(), signal.SIGTERM)
     claim_process()
     stop_by_raising()
     # The client's Ctrl-C is not heard here, and backends may hear their own.

@@ -4,7 +4,7 @@ The keeper runs none of the backend's code. It is the subreaper of all that the 
 daemons too, so it sees them, and kills them all when the worker ends, when the runner tells it to
 with SIGTERM, or when the runner is gone. Then it removes the worker's temporary files and ends as
 the worker did, with the same code or signal, which is how the runner learns of it. If the backend
-kills the keeper, the runner gets what is left: see :func:`become_subreaper`.
+kills the keeper, the runner gets what is left: it is a subreaper, too.
 
 Where /proc shows no processes, the keeper cannot know whom to kill. The worker then gets a PID
 namespace, which the kernel clears, if this process may make one; otherwise only its process group
@@ -16,27 +16,18 @@ Linux only; elsewhere the worker stands alone and its process group is all that 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from onnxopt_cli.core.linux import become_subreaper, begin_pid_namespace, end_with
 from onnxopt_cli.isolation.private_folder import enter_folder, remove_folder
 from onnxopt_cli.isolation.processes import end_descendants, visible
 
-_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-_SET_PARENT_DEATH_SIGNAL = 1
-_SET_CHILD_SUBREAPER = 36
-_NEW_PID_NAMESPACE = 0x20000000
 # How long killing may go on while new processes start, or stay in a system call.
 _LONGEST_SECONDS = 60.0
-
-
-def become_subreaper() -> bool:
-    """Let what the process's descendants leave behind become its own children, if possible."""
-    return sys.platform == "linux" and not _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def fork_keeper(runner: int, channel: int, folder: str) -> None:
@@ -64,7 +55,7 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
     # removed. This signal is also heard by a keeper that the backend has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
-    contained = not visible() and not _LIBC.unshare(_NEW_PID_NAMESPACE)
+    contained = not visible() and begin_pid_namespace()
     parent = os.getpid()
     status_reader, status_writer = os.pipe() if contained else (-1, -1)
     worker = os.fork()
@@ -88,7 +79,8 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
 
     The first process of a namespace ignores most signals, which no worker should do.
     """
-    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    # The number of a parent outside.
+    end_with(0, signal.SIGKILL)
     worker = os.fork()
     if not worker:
         os.close(status_writer)
@@ -100,14 +92,6 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
         status = _reap(worker)
     os.write(status_writer, b"%d" % status)
     os._exit(0)
-
-
-def end_with(parent: int, number: signal.Signals) -> None:
-    """Have this process sent a signal when its parent ends; end now if it has ended."""
-    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, number, 0, 0, 0)
-    if os.getppid() != parent:
-        # It ended before we had said so.
-        os._exit(1)
 
 
 def _keep(

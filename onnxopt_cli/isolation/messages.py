@@ -70,7 +70,8 @@ def read_ready(message: Any) -> str:
         case {"ready": str(version)} if len(message) == 1:
             return printable(version[:_LONGEST_VERSION])
         case {"refusal": ("usage" | "unavailable") as kind, "message": str(what), "hint": str(how)}:
-            raise _START_ERRORS[kind](_text(what), hint=_text(how))
+            what, how = (printable(text, lines=True) for text in (what, how))
+            raise _START_ERRORS[kind](what, hint=how)
     raise ProtocolBreach("did not say that its backend is ready")
 
 
@@ -80,10 +81,8 @@ def pack_order(order: Order, model: bytes) -> tuple[dict[str, Any], ValueWriter]
     Raises:
         UnusableOutput: if the inputs cannot be sent.
     """
-    settings = {"collect": order.collect, "keep": order.keep}
-    most = most_bytes(order)
-    more = {"most": most} if most > LARGEST_PAYLOAD else {}
-    return run_request(model, order.inputs, **settings, **more)
+    settings = {"collect": order.collect, "keep": order.keep, "most": most_bytes(order)}
+    return run_request(model, order.inputs, **settings)
 
 
 def most_bytes(order: Order) -> int:
@@ -91,16 +90,16 @@ def most_bytes(order: Order) -> int:
     return max(LARGEST_PAYLOAD, 2 * order.returned)
 
 
-def read_order(message: Any, payload: memoryview, given: int | None = None) -> Order:
+def read_order(message: Any, payload: memoryview, given: int = -1) -> Order:
     """Return what :func:`pack_order` was given.
 
     Args:
         message: the request.
         payload: its raw bytes.
-        given: the file in memory with the values where there are no raw bytes.
+        given: the file in memory with the values where there are no raw bytes; -1 for none.
     """
     own = None
-    if given is not None and "shared" in message:
+    if given >= 0 and "shared" in message:
         payload, others = (mapped(given, message["shared"]) for _ in range(2))
         model, inputs = read_run(message, payload, ALIGNMENT)
         _, own = read_run(message, others, ALIGNMENT)
@@ -111,14 +110,14 @@ def read_order(message: Any, payload: memoryview, given: int | None = None) -> O
 
 
 def pack_answer(
-    number: int, response: Response, returned: int | None = None, most: int = LARGEST_PAYLOAD
+    number: int, response: Response, returned: int = -1, most: int = LARGEST_PAYLOAD
 ) -> list[memoryview]:
     """Return a worker's answer to a request to run a case.
 
     Args:
         number: of the request.
         response: what the backend did.
-        returned: the file in memory for large values.
+        returned: the file in memory for large values; -1 for none.
         most: bytes that may be in it.
     """
     values = ValueWriter()
@@ -126,8 +125,7 @@ def pack_answer(
     if response.outputs is not None:
         try:
             outputs = [values.put(value) for value in response.outputs]
-            changed = list(response.changed)
-            said = {"outputs": outputs, "lowered": response.lowered, "changed": changed}
+            said = {"outputs": outputs, "lowered": response.lowered, "changed": response.changed}
             if size := fill(returned, values.buffers, most):
                 said["shared"] = size
                 values.buffers.clear()
@@ -141,7 +139,7 @@ def read_answer(
     message: Any,
     payload: memoryview,
     inputs: Container[str],
-    returned: int | None = None,
+    returned: int = -1,
     most: int = LARGEST_PAYLOAD,
 ) -> Response:
     """Return a worker's answer to a request to run a case.
@@ -150,7 +148,7 @@ def read_answer(
         message: the answer.
         payload: its raw bytes.
         inputs: names of the inputs that it was given.
-        returned: the file in memory with the values where there are no raw bytes.
+        returned: the file in memory with the values where there are no raw bytes; -1 for none.
         most: bytes that may be in it.
 
     Raises:
@@ -191,9 +189,5 @@ def read_failure(message: Any) -> tuple[Outcome, str]:
     """
     match message:
         case {"failure": str(failure), "message": str(text)} if failure in FAILURES:
-            return Outcome(failure), _text(text)
+            return Outcome(failure), printable(text, lines=True)
     raise ProtocolBreach("spoke without being asked")
-
-
-def _text(text: str) -> str:
-    return printable(text, lines=True)

@@ -12,8 +12,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from onnxopt_cli.backends.conversation import TICK_SECONDS
+from onnxopt_cli.core.linux import close_to_others, end_with
 from onnxopt_cli.isolation.interruption import held_signals, plain_signals
-from onnxopt_cli.isolation.processes import HELPERS, close_to_others
+from onnxopt_cli.isolation.processes import STARTED
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -24,8 +26,6 @@ Done = TypeVar("Done")
 # Chunks that a process has at a time, so that it need not wait; and how far all may be ahead.
 _ASKED = 2
 _AHEAD = 4
-# How often it is asked whether to stop.
-_TICK_SECONDS = 0.05
 
 
 def parallel(
@@ -68,7 +68,7 @@ def parallel(
                 for helper in helpers:
                     while unasked and unasked[0] < ahead and len(helper.asked) < _ASKED:
                         helper.ask(unasked.popleft())
-                ready = wait([it.connection for it in helpers if it.asked], _TICK_SECONDS)
+                ready = wait([it.connection for it in helpers if it.asked], TICK_SECONDS)
                 for helper in [it for it in helpers if it.connection in ready]:
                     done |= helper.answer()
                 if not any(number in helper.asked for helper in helpers):
@@ -114,7 +114,7 @@ class _Helper:
                 _work(theirs, work)
             finally:
                 os._exit(1)
-        HELPERS.add(self._process)
+        STARTED.add(self._process)
         theirs.close()
 
     def ask(self, number: int) -> None:
@@ -139,7 +139,7 @@ class _Helper:
         with suppress(OSError):
             os.kill(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
-        HELPERS.discard(self._process)
+        STARTED.discard(self._process)
         self.connection.close()
 
 
@@ -148,11 +148,8 @@ def _begin(parent: int) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     plain_signals()
-    if sys.platform == "linux":
-        from onnxopt_cli.isolation.keeper import end_with
-
-        close_to_others()
-        end_with(parent, signal.SIGKILL)
+    close_to_others()
+    end_with(parent, signal.SIGKILL)
 
 
 def _work(connection: Connection, work: Callable[[int], object]) -> NoReturn:

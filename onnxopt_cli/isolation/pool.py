@@ -5,16 +5,16 @@ from __future__ import annotations
 import selectors
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
-from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.backends.conversation import TICK_SECONDS
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.private_folder import sweep_folders
-from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits
+from onnxopt_cli.isolation.processes import HAS_WORKERS
 from onnxopt_cli.isolation.response import Aside, Order, Response
 from onnxopt_cli.isolation.worker import State, Worker
 
@@ -23,8 +23,6 @@ _CASES_PER_WORKER = 1000
 # A backend that has started once, and then so many times in a row does not, or not for long enough
 # to answer a case, is given up.
 _STARTS = 3
-# How often the clock is looked at where nothing happens.
-_TICK_SECONDS = 0.05
 
 
 class WorkerLoop:
@@ -44,7 +42,7 @@ class WorkerLoop:
         self.selector = selectors.DefaultSelector()
         self.pools: list[Pool] = []
 
-    def run_once(self, seconds: float = _TICK_SECONDS) -> None:
+    def run_once(self, seconds: float = TICK_SECONDS) -> None:
         """Wait for something to happen, and see to it."""
         self.selector.select(seconds)
         for pool in self.pools:
@@ -73,46 +71,37 @@ class Job:
     earlier_breach: Aside | None = None
 
 
+@dataclass(eq=False)
 class Pool:
-    """A backend in worker processes.
+    """A backend in worker processes, of which the first is started at once.
 
-    Args:
-        backend: the backend as the user asked for it.
-        lowering: when it is given primitive operators.
-        limits: what each worker may use.
-        jobs: how many workers there may be; the first is started at once.
-        loop: where it is waited for.
+    Attributes:
+        name: the backend as the user asked for it.
+        worker: starts one more of them.
+        jobs: how many there may be.
+        loop: where they are waited for.
         interruption: set when the user wants the run to end.
-        closed: whether no worker of another pool may look into its workers.
+        version: the implementation and its version, once it is ready.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        lowering: LoweringMode,
-        limits: Limits,
-        jobs: int,
-        loop: WorkerLoop,
-        interruption: Interruption,
-        *,
-        closed: bool = False,
-    ) -> None:
-        self.name = backend
-        self.version = ""
-        self.ahead = 2 * jobs
-        self.loop = loop
-        self._worker = partial(Worker, backend, lowering, limits, loop.selector, closed=closed)
-        self._jobs = jobs
-        self._interruption = interruption
-        self._queue: deque[Job] = deque()
-        self._running: dict[Worker, Job] = {}
-        self._workers: list[Worker] = []
-        self._asides: list[Aside] = []
-        self._failed_starts = 0
-        self._refusal: OnnxoptError | None = None
-        self._ready = False
-        loop.pools.append(self)
-        self._start()
+    name: str
+    worker: Callable[[], Worker]
+    jobs: int
+    loop: WorkerLoop
+    interruption: Interruption
+    version: str = ""
+    _ready: bool = False
+    _queue: deque[Job] = field(default_factory=deque)
+    _running: dict[Worker, Job] = field(default_factory=dict)
+    _workers: list[Worker] = field(default_factory=list)
+    _asides: list[Aside] = field(default_factory=list)
+    _failed_starts: int = 0
+    _refusal: OnnxoptError | None = None
+
+    def __post_init__(self) -> None:
+        self.ahead = 2 * self.jobs
+        self.loop.pools.append(self)
+        self._workers.append(self.worker())
 
     def ready(self) -> None:
         """Wait until the backend has started.
@@ -124,7 +113,7 @@ class Pool:
         while not self._ready:
             if self._refusal is not None:
                 raise self._refusal
-            if self._interruption.signal:
+            if self.interruption.signal:
                 raise KeyboardInterrupt
             self.loop.run_once()
 
@@ -138,7 +127,7 @@ class Pool:
     def renew(self) -> None:
         """Let the next case meet a fresh worker; nothing may be queued."""
         self._end_workers()
-        self._start()
+        self._workers.append(self.worker())
 
     def finish(self) -> list[Aside]:
         """Shut all workers down; return what they did outside of any case."""
@@ -163,12 +152,12 @@ class Pool:
             for job in self._queue:
                 job.result = f"the backend could not be started again: {self._refusal.message}"
             self._queue.clear()
-        if self._queue and not self._interruption.signal:
+        if self._queue and not self.interruption.signal:
             self._start_another()
 
     def _result(self, job: Job) -> Response | str:
         while job.result is None:
-            if self._interruption.signal:
+            if self.interruption.signal:
                 return "interrupted"
             self.loop.run_once()
         return job.result
@@ -223,17 +212,14 @@ class Pool:
         left = {State.ENDING, State.GONE}
         at_work = [worker for worker in self._workers if worker.state not in left]
         starting = sum(worker.state is State.STARTING for worker in at_work)
-        if len(at_work) < self._jobs and starting < len(self._queue):
+        if len(at_work) < self.jobs and starting < len(self._queue):
             try:
-                self._start()
+                self._workers.append(self.worker())
             except OSError:
                 if not at_work:
                     raise
                 # The system allows no more processes or open files; those at work go on.
-                self._jobs = len(at_work)
-
-    def _start(self) -> None:
-        self._workers.append(self._worker())
+                self.jobs = len(at_work)
 
     def _end_workers(self) -> None:
         self._queue.clear()
@@ -242,6 +228,6 @@ class Pool:
                 worker.end()
             elif worker.state is not State.ENDING:
                 worker.kill()
-        while self._workers and not self._interruption.signal:
+        while self._workers and not self.interruption.signal:
             self.loop.run_once()
         self.kill()

@@ -28,7 +28,7 @@ def name_folder() -> str:
 
     Where nothing takes temporary files it is empty, and there will be no folder.
     """
-    # The worker's keeper, which uses this file too, has no use for it.
+    # The worker's keeper, which uses this file too, has no use for what is imported here.
     import tempfile
 
     try:
@@ -99,12 +99,14 @@ def _sweep(entry: os.DirEntry[str], deadline: float) -> None:
         return
     if entry.name.endswith(_UNLOCKED) and abs(time() - status.st_ctime) < _LOCKING_SECONDS:
         return
-    lock = _lock(entry.path)
-    if lock is not None:
-        try:
+    # The keeper has no use for these either.
+    from pathlib import Path
+
+    from onnxopt_cli.core.files import locked
+
+    with locked(Path(entry.path)) as held:
+        if held:
             remove_folder(entry.path, deadline)
-        finally:
-            os.close(lock)
 
 
 def _lock(folder: str) -> int | None:

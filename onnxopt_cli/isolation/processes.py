@@ -16,17 +16,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import psutil
 
 #: Whether backends can have processes of their own. Windows hands no process a socket when it
 #: starts, nor lets a pipe be read with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-#: Processes that this one has forked to help it: none of a worker's.
-HELPERS: set[int] = set()
+#: The keepers and helpers that this process has started and not waited for yet.
+STARTED: set[int] = set()
 
-_PR_SET_DUMPABLE = 4
 # How often nothing must be found before nothing is left.
 _LOOKS = 2
+_HELD = ("memory", "threads", "file descriptors")
+_Said = TypeVar("_Said")
 _alone = False
 
 
@@ -39,18 +44,6 @@ def claim_process() -> None:
 def claimed() -> bool:
     """Tell whether this process belongs to a command of ours."""
     return _alone
-
-
-@cache
-def close_to_others() -> None:
-    """Keep other processes of this user out of this one: its memory and /proc/PID/fd.
-
-    Workers are not closed so: what they execute is open again. Only Linux has this.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 @cache
@@ -86,55 +79,33 @@ def usage(process: int) -> dict[str, int]:
     """
     if not visible():
         return {}
-    if sys.platform != "linux":
-        import psutil
-
-        try:
-            found = psutil.Process(process)
-            with found.oneshot():
-                return {
-                    "memory": found.memory_info().rss,
-                    "threads": found.num_threads(),
-                    "file descriptors": found.num_fds(),
-                }
-        except (psutil.Error, AttributeError):
-            # AttributeError: what psutil lacks here.
-            return {}
-    try:
-        fields = _stat(process)
-        return {
-            "memory": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-            "threads": int(fields[17]),
-            "file descriptors": len(os.listdir(f"/proc/{process}/fd")),  # noqa: PTH208
-        }
-    except OSError:
-        return {}
+    held: tuple[int, ...] = ()
+    if sys.platform == "linux":
+        with suppress(OSError):
+            fields = _stat(process)
+            memory = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+            held = memory, int(fields[17]), len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
+    else:
+        held = _said(process, lambda it: (it.memory_info().rss, it.num_threads(), it.num_fds()), ())
+    return dict(zip(_HELD, held, strict=False))
 
 
 def resident(process: int) -> int:
     """Return the resident bytes of a process, 0 if it has gone."""
-    import psutil
-
-    with suppress(psutil.Error):
-        return psutil.Process(process).memory_info().rss if visible() else 0
-    return 0
+    return _said(process, lambda it: it.memory_info().rss, 0) if visible() else 0
 
 
 def children(process: int) -> list[int]:
     """Return the children of a process, ended ones that nobody waited for included."""
     if not visible():
         return []
+    if not _lists_children():
+        return _said(process, lambda it: [child.pid for child in it.children()], [])
     found: list[int] = []
-    if _lists_children():
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
-                with suppress(OSError):
-                    found += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
-        return found
-    import psutil
-
-    with suppress(psutil.Error):
-        found += [child.pid for child in psutil.Process(process).children()]
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
+            with suppress(OSError):
+                found += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
     return found
 
 
@@ -230,11 +201,7 @@ def _group(process: int) -> int:
 
 def _lives(process: int) -> bool:
     if sys.platform != "linux":
-        import psutil
-
-        with suppress(psutil.Error):
-            return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-        return False
+        return _said(process, lambda it: it.status() != "zombie", otherwise=False)
     with suppress(OSError):
         fields = _stat(process)
         # A process whose first thread has ended looks dead, though others may run.
@@ -250,11 +217,17 @@ def _stat(process: int) -> list[bytes]:
 
 def name_of(process: int) -> str:
     """Return the name of a process's program, empty if it has gone."""
+    return _said(process, lambda it: it.name(), "")
+
+
+def _said(process: int, ask: Callable[[psutil.Process], _Said], otherwise: _Said) -> _Said:
+    """Return what psutil says of a process; something else if it has gone or cannot be seen."""
     import psutil
 
-    with suppress(psutil.Error):
-        return psutil.Process(process).name()
-    return ""
+    # AttributeError: what psutil lacks on this system.
+    with suppress(psutil.Error, AttributeError):
+        return ask(psutil.Process(process))
+    return otherwise
 
 
 def out_of_memory_kills() -> int:
@@ -268,9 +241,6 @@ def out_of_memory_kills() -> int:
 def _read(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs a worker's start time
         return file.read()
-
-
-_LONGEST_TEARDOWN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,11 +258,6 @@ class Limits:
     startup: float = 60.0
     memory: int = 4 << 30
 
-    @property
-    def teardown(self) -> float:
-        """Seconds that a worker may take to end when it is asked to."""
-        return min(self.timeout, _LONGEST_TEARDOWN_SECONDS)
-
 
 def limit_memory(size: int) -> None:
     """Let this process, and those it starts, get no more memory than ``size`` bytes each.
@@ -300,12 +265,11 @@ def limit_memory(size: int) -> None:
     The limit is on private writable memory, not on address space, which honest runtimes reserve in
     amounts that no machine has. Where the system has no such limit nothing happens.
     """
-    size = allowed_memory(size)
     # ValueError: the system has another limit, which it does not say.
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        if size:
+        if size := allowed_memory(size):
             resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
-from onnxopt_cli.backends.protocol import Closable
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
@@ -144,8 +143,6 @@ class Host:
 
     def close(self) -> tuple[Outcome, str] | None:
         """End what the backend has started; return what went wrong, and it in words, if it did."""
-        if not isinstance(self._backend, Closable):
-            return None
         try:
             self._backend.close()
         except KeyboardInterrupt:
@@ -173,8 +170,7 @@ def _copy(value: Value) -> Value:
 def same_bits(before: Value, after: Value) -> bool:
     """Tell whether values agree in every bit, and in structure."""
     if isinstance(before, list) and isinstance(after, list):
-        pairs = zip(before, after, strict=False)
-        return len(before) == len(after) and all(same_bits(*pair) for pair in pairs)
+        return len(before) == len(after) and all(map(same_bits, before, after))
     if isinstance(before, dict) and isinstance(after, dict):
         return before.keys() == after.keys() and all(
             same_bits(value, after[key]) for key, value in before.items()

@@ -28,29 +28,27 @@ LARGE = 1 << 20
 ALIGNMENT = 64
 
 
-def memory_file() -> int | None:
-    """Return the descriptor of a new file in memory; None where there are none."""
+def memory_file() -> int:
+    """Return the descriptor of a new file in memory; -1 where there are none."""
     with suppress(AttributeError, OSError):
         return os.memfd_create("onnxopt")
-    return None
+    return -1
 
 
-def fill(
-    descriptor: int | None, buffers: Sequence[bytes | memoryview], most: int | None = None
-) -> int:
+def fill(descriptor: int, buffers: Sequence[bytes | memoryview], most: float = float("inf")) -> int:
     """Put buffers into a file in memory in place of what it holds.
 
     Args:
-        descriptor: of the file; None if there is none.
+        descriptor: of the file; -1 if there is none.
         buffers: what to put into it, in this order.
-        most: how large the file may become; None for any size.
+        most: how large the file may become.
 
     Returns:
         The size of the file; 0 if they are not worth it, or too large, or there is no room.
     """
     sizes = [memoryview(it).nbytes for it in buffers]
     whole = sum(size + -size % ALIGNMENT for size in sizes)
-    if descriptor is None or sum(sizes) < LARGE or (most is not None and whole > most):
+    if descriptor < 0 or sum(sizes) < LARGE or whole > most:
         return 0
     place = 0
     try:
@@ -68,18 +66,18 @@ def fill(
     return place
 
 
-def taken(descriptor: int | None, size: object, most: int) -> memoryview:
+def taken(descriptor: int, size: object, most: int) -> memoryview:
     """Return what a worker has put into its file, and empty that.
 
     Args:
-        descriptor: of the file.
+        descriptor: of the file; -1 if there is none.
         size: what the worker says of its size.
         most: bytes that it may have.
 
     Raises:
         ProtocolBreach: if there is less in it, or it is larger.
     """
-    if descriptor is None or type(size) is not int or not 0 < size <= most:
+    if descriptor < 0 or type(size) is not int or not 0 < size <= most:
         raise ProtocolBreach(f"shared something else than 1 to {most} bytes")
     whole, place = room(size, np.dtype(np.uint8)).data, 0
     while place < size and (count := os.preadv(descriptor, [whole[place:]], place)):

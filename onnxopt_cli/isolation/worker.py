@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import selectors
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from time import monotonic
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import onnx
 
 from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,
     BackendDied,
@@ -42,7 +42,10 @@ from onnxopt_cli.isolation.response import Aside, Order, Response
 from onnxopt_cli.isolation.shared import fill
 from onnxopt_cli.isolation.worker_process import WorkerProcess
 
+_NO_ORDER = Order(onnx.ModelProto(), {})
 _AGAIN = " (when the case ran again)"
+# How long a worker may take to end when it is asked to.
+_LONGEST_TEARDOWN_SECONDS = 10.0
 # How often the memory of a busy worker is looked at.
 _MEMORY_CHECK_SECONDS = 0.1
 # What programs print that could get no memory and ended themselves.
@@ -59,17 +62,16 @@ class State(Enum):
     GONE = auto()
 
 
+@dataclass(eq=False)
 class Worker:
     """A process that runs one case after the other on a backend.
 
-    Args:
+    Attributes:
         backend: the backend as the user asked for it.
         lowering: when it is given primitive operators.
         limits: what it may use.
         selector: where its descriptors are registered.
         closed: whether no other worker may look into it.
-
-    Attributes:
         state: what it is doing.
         version: what the backend says of its version, once it is ready.
         refusal: why the backend did not start, if it did not.
@@ -79,36 +81,36 @@ class Worker:
         asked: number of orders so far, without those that are to be kept for the next one.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        lowering: LoweringMode,
-        limits: Limits,
-        selector: selectors.BaseSelector,
-        *,
-        closed: bool = False,
-    ) -> None:
-        self.state = State.STARTING
-        self.version: str | None = None
-        self.refusal: OnnxoptError | None = None
-        self.response: Response | None = None
-        self.aside: Aside | None = None
-        self.answered = False
-        self.asked = 0
-        self._backend = backend
-        self._lowering = lowering
-        self._limits = limits
+    backend: str
+    lowering: LoweringMode
+    limits: Limits
+    selector: selectors.BaseSelector
+    closed: bool = False
+    state: State = State.STARTING
+    version: str | None = None
+    refusal: OnnxoptError | None = None
+    response: Response | None = None
+    aside: Aside | None = None
+    answered: bool = False
+    asked: int = 0
+    _order: Order = _NO_ORDER
+    _model: bytes = b""
+    # The first answer to a case that runs again, and when the worker is to be looked at without
+    # its running once more.
+    _first_response: Response | None = None
+    _check_leak_at: float = float("inf")
+
+    def __post_init__(self) -> None:
         self._kills = out_of_memory_kills()
-        self._order = Order(onnx.ModelProto(), {})
-        self._model = b""
-        # The first answer to a case that runs again, and when the worker is to be looked at
-        # without its running once more.
-        self._first_response: Response | None = None
-        self._check_leak_at = self._next_memory_check = float("inf")
         self._begin(State.STARTING)
-        self._process = WorkerProcess(limits.memory, selector, closed=closed)
+        self._process = WorkerProcess(self.limits.memory, self.selector, closed=self.closed)
         self._conversation = self._process.conversation
-        self._conversation.ask(hello(backend, lowering), limits.startup)
+        self._conversation.ask(hello(self.backend, self.lowering), self.limits.startup)
+
+    def _begin(self, state: State) -> None:
+        self.state = state
+        self._started = monotonic()
+        self._next_memory_check = self._started + _MEMORY_CHECK_SECONDS
 
     @property
     def free(self) -> bool:
@@ -158,11 +160,11 @@ class Worker:
         if self.state is State.BUSY and now > self._check_leak_at:
             self._check_leak_at = float("inf")
             self._proceed()
-        elif self.state is State.BUSY and self._limits.memory and now > self._next_memory_check:
+        elif self.state is State.BUSY and self.limits.memory and now > self._next_memory_check:
             self._next_memory_check = now + _MEMORY_CHECK_SECONDS
             held = sum(map(resident, descendants(self._process.popen.pid)))
-            if held > self._limits.memory:
-                mebibytes = f"{held >> 20} MiB; {self._limits.memory >> 20} MiB are allowed"
+            if held > self.limits.memory:
+                mebibytes = f"{held >> 20} MiB; {self.limits.memory >> 20} MiB are allowed"
                 self.give_up(Outcome.OOM, f"the worker held {mebibytes}")
 
     def end(self) -> None:
@@ -171,7 +173,7 @@ class Worker:
         if self.state is not State.GONE:
             self._begin(State.ENDING)
             self._process.printed.forget()
-            self._conversation.end(self._limits.teardown)
+            self._conversation.end(min(self.limits.timeout, _LONGEST_TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
         """Kill the worker; whatever it was doing has this as its result."""
@@ -182,8 +184,7 @@ class Worker:
             said = message + (_AGAIN if self._first_response else "")
             self.response = Response(None, outcome, said, seconds=seconds, printed=printed)
         elif state is State.STARTING:
-            about = f"backend {printable(self._backend)} does not start: {message}"
-            self.refusal = BackendUnavailable(about, hint=printed)
+            self.refusal = unavailable(self.backend, f" does not start: {message}", printed)
         else:
             place = "teardown" if state is State.ENDING else "between-cases"
             self.aside = Aside(place, outcome, message)
@@ -197,11 +198,6 @@ class Worker:
             said = "leaves processes behind that cannot be killed"
             self.aside = Aside("between-cases", Outcome.LEAK, said)
 
-    def _begin(self, state: State) -> None:
-        self.state = state
-        self._started = monotonic()
-        self._next_memory_check = self._started + _MEMORY_CHECK_SECONDS
-
     def _send(self, order: Order) -> None:
         self.asked += not order.keep
         self._order = order
@@ -211,7 +207,7 @@ class Worker:
             if size := fill(self._process.given, values.buffers):
                 request["shared"] = size
                 values.buffers.clear()
-            self._conversation.ask(request, self._limits.timeout, values)
+            self._conversation.ask(request, self.limits.timeout, values)
         except UnusableOutput as error:
             message = f"the case cannot be sent to a worker: {error.message}"
             self._reply(Response(failure=Outcome.ERROR, message=message))
@@ -231,7 +227,7 @@ class Worker:
         elif self.state is State.BUSY:
             shared, most = self._process.returned, most_bytes(self._order)
             response = read_answer(message, payload, self._order.inputs, shared, most)
-            if response.lowered and self._lowering is LoweringMode.NEVER:
+            if response.lowered and self.lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()
             seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
@@ -262,8 +258,7 @@ class Worker:
     def _reply(self, response: Response) -> None:
         self.response = response
         self.answered = True
-        self._model, self._first_response = b"", None
-        self._order = replace(self._order, model=onnx.ModelProto(), inputs={})
+        self._order, self._model, self._first_response = _NO_ORDER, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak:
             # The next case must not run with the memory that this one holds.
@@ -272,7 +267,7 @@ class Worker:
     def _ended(self, death: BackendDied) -> None:
         code = self._process.popen.returncode
         if self.state is State.ENDING and code == 0:
-            if not self._conversation.between_messages:
+            if not self._conversation.reader.empty:
                 self.give_up(Outcome.PROTOCOL, "the worker ended in the middle of a message")
             self.kill()
             return

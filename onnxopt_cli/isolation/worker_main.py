@@ -35,22 +35,16 @@ def main(channel: int, given: int, returned: int, runner: int, memory: int, fold
     # end the worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    with socket.socket(fileno=channel) as connection:
-        connection.set_inheritable(False)
-        # The runner is gone, or wants no more of it.
-        with suppress(EOFError):
-            _serve(connection, *(_private(it) for it in (given, returned)))
+    for descriptor in (channel, given, returned):
+        if descriptor >= 0:
+            # What the backend starts is not to have it.
+            os.set_inheritable(descriptor, False)
+    # At the end of the requests the runner is gone, or wants no more of this process.
+    with socket.socket(fileno=channel) as connection, suppress(EOFError):
+        _serve(connection, given, returned)
 
 
-def _private(descriptor: int) -> int | None:
-    """Keep a descriptor from what the backend starts; return None for none."""
-    if descriptor < 0:
-        return None
-    os.set_inheritable(descriptor, False)
-    return descriptor
-
-
-def _serve(connection: socket.socket, given: int | None, returned: int | None) -> None:
+def _serve(connection: socket.socket, given: int, returned: int) -> None:
     # The keeper is forked before anything heavy is imported.
     from onnxopt_cli.backends.lowering import LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack
@@ -68,13 +62,12 @@ def _serve(connection: socket.socket, given: int | None, returned: int | None) -
     number, text = request["id"], request["backend"]
     try:
         host = Host(text, LoweringMode(request["lowering"]))
-        ready = {"id": number, "ready": host.version}
     except (OnnxoptError, KeyboardInterrupt) as error:
         said = f"backend {text} raises KeyboardInterrupt while it starts"
         refused = error if isinstance(error, OnnxoptError) else BackendUnavailable(said)
         send(pack({"id": number, **messages.refusal(refused)}))
         return
-    send(pack(ready))
+    send(pack({"id": number, "ready": host.version}))
     while True:
         request, payload = reader.receive(connection.recv_into)
         if request["request"] == "shutdown":
@@ -85,8 +78,7 @@ def _serve(connection: socket.socket, given: int | None, returned: int | None) -
         except KeyboardInterrupt:
             # Only the backend can have raised it here.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
-        most = [request["most"]] if "most" in request else []
-        answer = messages.pack_answer(request["id"], response, returned, *most)
+        answer = messages.pack_answer(request["id"], response, returned, request["most"])
         collects = order.collect or "shared" in request
         # Large values that are still held when the answer is there look like a leak, and the case
         # runs again; an exception of the backend may hold them in a circle.
@@ -95,7 +87,6 @@ def _serve(connection: socket.socket, given: int | None, returned: int | None) -
             gc.collect()
         send(answer)
         del answer
-    trouble = host.close()
-    if trouble is not None:
+    if trouble := host.close():
         failure, message = trouble
         send(pack({"id": request["id"], "failure": failure, "message": message}))

@@ -16,13 +16,13 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from onnxopt_cli.backends.conversation import Conversation
+from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import (
-    HELPERS,
+    STARTED,
     children,
     claimed,
-    close_to_others,
     end_descendants,
     visible,
 )
@@ -38,15 +38,12 @@ _START = (
 _PATIENCE_SECONDS = 1.0
 # How long what has no keeper any more may take to end.
 _SWEEP_SECONDS = 10.0
-# What is kept and shown of what a worker prints; and how much is read at a time, and at once, so
-# that a flood does not keep the runner from its other work.
+# What is kept and shown of what a worker prints; and how much is read at a time: all that a pipe
+# holds, and no more, so that a flood does not keep the runner from its other work.
 _KEPT = 16 << 10
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 _READ = 64 << 10
-_MOST_AT_ONCE = 1 << 20
-# The processes that were started and have not been waited for.
-_keepers: set[int] = set()
 
 
 class WorkerProcess:
@@ -61,8 +58,8 @@ class WorkerProcess:
         popen: the process that was started: the keeper, where there is one.
         conversation: what it is asked, and answers.
         printed: what the worker has printed.
-        given: the file in memory with the values that it is given; None where there is none.
-        returned: the file in memory with those that it returns; None where there is none.
+        given: the file in memory with the values that it is given; -1 where there is none.
+        returned: the file in memory with those that it returns; -1 where there is none.
     """
 
     def __init__(
@@ -70,18 +67,17 @@ class WorkerProcess:
     ) -> None:
         self._folder = name_folder()
         self.given, self.returned = memory_file(), memory_file()
-        shared = [-1 if it is None else it for it in (self.given, self.returned)]
+        shared = [self.given, self.returned]
         self.popen, self._channel, printed = _start(memory, self._folder, shared, closed)
         reading = self._channel.fileno()
-        self._writing = os.dup(reading)
         finish = partial(self._channel.shutdown, socket.SHUT_WR)
-        self.conversation = Conversation(self.popen, reading, self._writing, finish, selector)
+        self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
         # Readable when the process has ended; where the system has none, the clock has to do.
-        self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else None
+        self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else -1
         self._selector = selector
         for descriptor in (printed, self._ended):
-            if descriptor is not None:
+            if descriptor >= 0:
                 selector.register(descriptor, selectors.EVENT_READ)
 
     def read_printed(self) -> None:
@@ -97,15 +93,15 @@ class WorkerProcess:
         """
         if self.popen.poll() is None:
             _end_keeper(self.popen)
-        _keepers.discard(self.popen.pid)
+        STARTED.discard(self.popen.pid)
         dead = not _gets_orphans() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
         # The keeper has done this, unless it was killed itself.
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
-        others = (self._writing, self.given, self.returned, self.printed.descriptor, self._ended)
-        for descriptor in others:
-            if descriptor is not None:
+        others = (self.conversation.writing, self.given, self.returned)
+        for descriptor in (*others, self.printed.descriptor, self._ended):
+            if descriptor >= 0:
                 self._unregister(descriptor)
                 os.close(descriptor)
         return dead
@@ -147,7 +143,7 @@ def _start(
     finally:
         theirs.close()
         os.close(write_end)
-    _keepers.add(popen.pid)
+    STARTED.add(popen.pid)
     return popen, ours, printed
 
 
@@ -180,12 +176,8 @@ def _gets_orphans() -> bool:
     """Take in what loses its keeper, from the first worker on; return whether it comes here."""
     # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
     # of a container, may get others; when that one ends the kernel ends all the rest.
-    others = set(children(os.getpid())) - HELPERS
-    if not claimed() or os.getpid() == 1 or others or not visible():
-        return False
-    from onnxopt_cli.isolation.keeper import become_subreaper
-
-    return become_subreaper()
+    alone = os.getpid() != 1 and STARTED.issuperset(children(os.getpid()))
+    return claimed() and alone and visible() and become_subreaper()
 
 
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:
@@ -211,7 +203,7 @@ def _is_orphan(child: int) -> bool:
     starts otherwise stays in its own.
     """
     with suppress(OSError):
-        return child not in _keepers and os.getsid(child) != os.getsid(0)
+        return child not in STARTED and os.getsid(child) != os.getsid(0)
     return False
 
 
@@ -229,20 +221,15 @@ class Printed:
         self._count = 0
 
     def read(self) -> bool:
-        """Take what is there; return False if nothing will come any more."""
-        taken = 0
-        while taken < _MOST_AT_ONCE:
-            try:
-                data = os.read(self.descriptor, _READ)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            taken += len(data)
-            self._count += len(data)
-            self._end += data
-            del self._end[:-_KEPT]
-        return True
+        """Take what the pipe holds; return False if nothing will come any more."""
+        try:
+            data = os.read(self.descriptor, _READ)
+        except BlockingIOError:
+            return True
+        self._count += len(data)
+        self._end += data
+        del self._end[:-_KEPT]
+        return bool(data)
 
     def forget(self) -> None:
         """Let go of what was written so far: it belongs to an earlier case."""

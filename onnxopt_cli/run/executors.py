@@ -142,9 +142,11 @@ def open_executors(
 
         def pool(text: str, how: Setting = setting, *, closed: bool = False) -> Pool:
             from onnxopt_cli.isolation.pool import Pool
+            from onnxopt_cli.isolation.worker import Worker
 
-            given = how.lowering, how.limits, how.jobs
-            return Pool(text, *given, loop(), interruption, closed=closed)
+            given = text, how.lowering, how.limits, loop().selector
+            worker = partial(Worker, *given, closed=closed)
+            return Pool(text, worker, how.jobs, loop(), interruption)
 
         remote = setting.cluster and _open_remote(setting.cluster, asked, setting, asker)
         executors: list[Executor] = [*stack.enter_context(remote)] if remote and asked else []

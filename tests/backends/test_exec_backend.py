@@ -33,8 +33,8 @@ from onnxopt_cli.errors import (
 DIES_AFTER_STARTING = """\
 import os, signal
 from pathlib import Path
-from onnxopt_cli.backends.exec.process import CommandProcess
-process = CommandProcess(["sleep", "60"])
+from onnxopt_cli.backends.exec.process import Command
+started = Command(["sleep", "60"], 60)._start()
 print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -77,7 +77,7 @@ def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
     model = onnx.ModelProto(producer_name="me")
     request, values = pack_order(Order(model, {"x": np.ones(2)}), model.SerializeToString())
     message, payload = travel(values.message(request))
-    assert message.keys() == {"request", "model", "inputs", "collect", "keep"}
+    assert message.keys() == {"request", "model", "inputs", "collect", "keep", "most"}
     order = read_order(message, payload)
     assert order.model == model
     assert order.inputs["x"].tolist() == [1, 1]

@@ -96,7 +96,7 @@ def no_room(*_):
 
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
-    [(worker_process, "memory_file", lambda: None), (shared.os, "pwrite", no_room)],
+    [(worker_process, "memory_file", lambda: -1), (shared.os, "pwrite", no_room)],
 )
 def test_without_such_files_values_pass_through_the_channel(
     workplace, onnxopt, monkeypatch, module, name, instead

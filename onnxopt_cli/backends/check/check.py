@@ -17,7 +17,8 @@ from typing import Any
 from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult, apply_rule, broken
 from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
 from onnxopt_cli.backends.check.subject import CommandSubject, PluginSubject
-from onnxopt_cli.backends.exec.backend import OPTIONS, CommandSession
+from onnxopt_cli.backends.exec.backend import OPTIONS
+from onnxopt_cli.backends.exec.process import Command
 from onnxopt_cli.backends.protocol import BREAKDOWNS
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.errors import (
@@ -84,7 +85,7 @@ def _of_command(specification: Specification) -> Iterator[RuleResult]:
 def _of_plugin(text: str) -> Iterator[RuleResult]:
     """Ask a process about each rule; one that ends is replaced for the next rule."""
     command = [sys.executable, "-c", _START, text, json.dumps(sys.path)]
-    session = CommandSession(command, _SECONDS, "its process")
+    session = Command(command, _SECONDS, "its process")
     try:
         for index, rule in enumerate(PLUGIN_RULES):
             try:

@@ -201,4 +201,4 @@ class CommandSubject(CheckedBackend):
         content = content or asked.model.SerializeToString()
         written = self._specification.options.get("unsupported"), self.session.hello.unsupported
         with recognising([compile_pattern(pattern) for pattern in written if pattern]):
-            return self.session.run(asked.model, content, asked.inputs, device, **further)
+            return self.session.run(asked.model, content, asked.inputs, device=device, **further)

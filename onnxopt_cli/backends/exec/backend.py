@@ -7,30 +7,33 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
 
 import onnx
 
 from onnxopt_cli import __version__
 from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
-from onnxopt_cli.backends.exec.node import declared, element_types, node_to_json, sole_node
-from onnxopt_cli.backends.exec.process import CommandProcess
-from onnxopt_cli.backends.protocol import BREAKDOWNS, Prepared
+from onnxopt_cli.backends.exec.node import (
+    declared,
+    element_types,
+    node_to_json,
+    plain_domain,
+    sole_node,
+)
+from onnxopt_cli.backends.exec.process import Command
+from onnxopt_cli.backends.protocol import Backend, Prepared, misused, unavailable
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.core.codec import PROTOCOL, ValueWriter, run_request
+from onnxopt_cli.core.codec import PROTOCOL, run_request
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
-    BackendFailure,
-    BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
     Unsupported,
     UnusableOutput,
-    UsageError,
 )
 from onnxopt_cli.formula.nodes import all_nodes
 
@@ -38,10 +41,9 @@ from onnxopt_cli.formula.nodes import all_nodes
 OPTIONS = ("timeout", "device", "unsupported")
 
 _SECONDS = 60.0
-_Answer = TypeVar("_Answer")
 
 
-class ExecBackend:
+class ExecBackend(Backend):
     """A backend that is a command, which is started once and asked case after case.
 
     It is ``exec:COMMAND``, or the interpreter of a plugin that names one.
@@ -72,25 +74,17 @@ class ExecBackend:
             self._hello = self._session.hello
         except OnnxoptError as error:
             self._finalizer()
-            raise BackendUnavailable(
-                f"backend {printable(self.name)} does not start: {error.message}",
-                hint=error.hint
-                or (
-                    "onnxopt backends protocol shows what it is asked"
-                    if specification.command
-                    else "the interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14, or newer"
-                ),
-            ) from error
+            asked = "onnxopt backends protocol shows what it is asked"
+            needs = "the interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14, or newer"
+            hint = error.hint or (asked if specification.command else needs)
+            raise unavailable(self.name, f" does not start: {error.message}", hint) from error
         self.version = f"{self._hello.name} {self._hello.version}"
         self.unsupported = self._hello.unsupported or None
         self._device = options.get("device", self._hello.devices[0])
         if self._device not in self._hello.devices:
             self._finalizer()
-            raise BackendUnavailable(
-                f"backend {printable(self.name)} does not support the device "
-                f"{printable(self._device)}",
-                hint=f"it states {', '.join(self._hello.devices)}",
-            )
+            what = f" does not support the device {printable(self._device)}"
+            raise unavailable(self.name, what, f"it states {', '.join(self._hello.devices)}")
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model of domains, versions and element types that the command states.
@@ -101,7 +95,8 @@ class ExecBackend:
         require_stated(model, self._hello)
         content = model.SerializeToString()
         run = self._session.run
-        return Prepared(lambda inputs: run(model, content, inputs, self._device))
+        # What was prepared keeps the command alive, too.
+        return Prepared(lambda inputs: run(model, content, inputs, device=self._device))
 
     def close(self) -> None:
         """Tell the command to end, and wait for it.
@@ -124,9 +119,7 @@ def timeout_of(specification: Specification) -> float:
     with suppress(ValueError):
         if 0 < (seconds := float(text)) < math.inf:
             return seconds
-    raise UsageError(
-        f"backend {printable(specification.text)}: timeout is {printable(text)!r}, expected seconds"
-    )
+    raise misused(specification.text, f": timeout is {printable(text)!r}, expected seconds")
 
 
 def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
@@ -137,9 +130,9 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
             element type, that the command does not state.
     """
     own = {function.domain for function in model.functions}
-    imported = {_plain(opset.domain): opset.version for opset in model.opset_import}
+    imported = {plain_domain(opset.domain): opset.version for opset in model.opset_import}
     for node in all_nodes(model):
-        domain = _plain(node.domain)
+        domain = plain_domain(node.domain)
         if hello.domains is None or (domain in own and domain not in hello.domains):
             continue
         lowest, highest = hello.domains.get(domain, (0, 0))
@@ -151,15 +144,10 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
             raise Unsupported(said, operator=f"{domain}:{node.op_type}")
     for value in (*model.graph.input, *model.graph.output):
         for name in element_types(value.type) - hello.dtypes:
-            raise Unsupported(
-                printable(f"{value.name} is of {name}, which the command does not state")
-            )
+            said = f"{value.name} is of {name}, which the command does not state"
+            raise Unsupported(printable(said))
     if hello.nodes and sole_node(model) is None:
         raise Unsupported("the command takes single nodes, and no models")
-
-
-def _plain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
 
 
 def _close_silently(session: CommandSession) -> None:
@@ -167,24 +155,10 @@ def _close_silently(session: CommandSession) -> None:
         session.close()
 
 
-class CommandSession:
-    """A command, started when it is needed.
+class CommandSession(Command):
+    """A command that speaks our protocol."""
 
-    A command that dies, hangs or breaks the protocol is killed, and started again by the next
-    request.
-
-    Args:
-        command: the program and its arguments.
-        timeout: seconds that an answer may take.
-        called: the command, where a message says what it did.
-    """
-
-    def __init__(self, command: Sequence[str], timeout: float, called: str = "the command") -> None:
-        self._command = command
-        self._timeout = timeout
-        self._called = called
-        self._process: CommandProcess | None = None
-        self._hello: Hello | None = None
+    _hello: Hello | None = None
 
     @property
     def hello(self) -> Hello:
@@ -206,18 +180,13 @@ class CommandSession:
                 )
             return hello
 
-        if self._process is None or self._hello is None:
+        if self._conversation is None or self._hello is None:
             request = {"request": "hello", "protocol": PROTOCOL, "onnxopt": __version__}
             self._hello = self.ask(request, read)
         return self._hello
 
     def run(
-        self,
-        model: onnx.ModelProto,
-        content: bytes,
-        inputs: Mapping[str, Value],
-        device: str,
-        **extra: object,
+        self, model: onnx.ModelProto, content: bytes, inputs: Mapping[str, Value], **more: object
     ) -> list[Value]:
         """Have the command run a model.
 
@@ -225,8 +194,8 @@ class CommandSession:
             model: the model.
             content: what is sent of it to a command that takes models.
             inputs: a value for every input of the graph that must be fed.
-            device: one of the devices that the command states.
-            **extra: further fields of the request, which the command must overlook.
+            **more: fields of the request: the ``device``, one that the command states, and others,
+                which the command must overlook.
 
         Raises:
             Unsupported: if the command says so, or the request cannot be sent.
@@ -237,9 +206,8 @@ class CommandSession:
         hello = self.hello
         promised = list(map(declared, model.graph.output))
         try:
-            request, values = run_request(
-                b"" if hello.nodes else content, inputs, device=device, outputs=promised, **extra
-            )
+            written = b"" if hello.nodes else content
+            request, values = run_request(written, inputs, **more, outputs=promised)
             if hello.nodes:
                 request["node"] = node_to_json(model, values)
         except UnusableOutput as error:
@@ -250,51 +218,3 @@ class CommandSession:
                 # As if it had written into the value here, which is looked at next.
                 cast("dict[str, Value]", inputs)[name] = None
         return outputs
-
-    def close(self, *, tell: bool = True) -> None:
-        """End the command, and wait for it.
-
-        Args:
-            tell: ask the command to end; else only its input ends.
-
-        Raises:
-            BackendDied: if it ends with another exit code than 0.
-            BackendHangs: if it does not end, and is killed.
-        """
-        process, self._process = self._process, None
-        if process is not None:
-            with self._named():
-                process.close(tell=tell)
-
-    def kill(self) -> None:
-        """End the command at once, if it runs."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-
-    def ask(
-        self,
-        request: dict[str, Any],
-        read: Callable[[dict[str, Any], memoryview], _Answer],
-        values: ValueWriter | None = None,
-    ) -> _Answer:
-        """Ask the command something; kill it if anything but a proper answer comes of that."""
-        self._process = process = self._process or CommandProcess(self._command)
-        try:
-            with self._named():
-                found = read(*process.ask(request, self._timeout, values))
-                process.conversation.require_no_more()
-                return found
-        except (Unsupported, BackendFailure):
-            raise
-        except BaseException:
-            self.kill()
-            raise
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say of whom a message of the conversation is."""
-        try:
-            yield
-        except BREAKDOWNS as error:
-            raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None

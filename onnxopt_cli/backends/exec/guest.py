@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +35,7 @@ def main() -> None:
     ours.__path__ = [str(Path(__file__).parents[2])]
     sys.modules["onnxopt_cli"] = ours
     # What the plugin prints is not to be taken for an answer, nor requests for its input.
-    requests, answers = os.dup(0), os.dup(1)
+    requests, answers = os.dup(0), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
@@ -46,7 +45,8 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever is missing, or too old
         with os.fdopen(requests) as lines:
             said = {"id": json.loads(lines.readline())["id"], "error": str(error)}
-        os.write(answers, json.dumps(said).encode() + b"\n")
+        answers.write(json.dumps(said).encode() + b"\n")
+        answers.flush()
         return
 
     reader = MessageReader()
@@ -67,7 +67,8 @@ def main() -> None:
             message = values.message({"id": request["id"], **answer})
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything
             message = pack({"id": request["id"], **_refusal(error)})
-        _send(answers, message)
+        answers.writelines(message)
+        answers.flush()
 
 
 def _start() -> tuple[Any, dict[str, Any]]:
@@ -85,7 +86,7 @@ def _start() -> tuple[Any, dict[str, Any]]:
         "dtypes": list(DTYPES),
         "devices": [asked.options.get("device", "CPU")],
     }
-    stated = getattr(backend, "unsupported", None)
+    stated = backend.unsupported
     if stated is not None:
         pattern, given = getattr(stated, "pattern", stated), getattr(stated, "flags", 0)
         flags = "".join(it for it in "ims" if given & re.RegexFlag[it.upper()])
@@ -98,12 +99,9 @@ def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any
 
     from onnxopt_cli.backends.protocol import normalise_outputs
     from onnxopt_cli.core.codec import ValueWriter, read_run
-    from onnxopt_cli.core.values import Value
     from onnxopt_cli.errors import ProtocolBreach, Unsupported
 
-    def content(value: Value) -> Any:
-        return ValueWriter(inline=True).put(value)
-
+    content = ValueWriter(inline=True).put
     try:
         data, inputs = read_run(request, payload)
     except ProtocolBreach as error:
@@ -127,12 +125,6 @@ def _refusal(error: BaseException) -> dict[str, Any]:
         operator = {"operator": error.operator} if error.operator else {}
         return {"unsupported": text, **operator}
     return {"error": text}
-
-
-def _send(descriptor: int, message: Sequence[memoryview]) -> None:
-    for part in message:
-        while part:
-            part = part[os.write(descriptor, part) :]  # noqa: PLW2901 - what is left of it
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from onnxopt_cli.backends.exec.node import plain_domain
 from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.codec import PROTOCOL, ValueReader
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import DTYPES, Value
 from onnxopt_cli.errors import BackendFailure, ProtocolBreach, Unsupported
 
-_DOMAIN = "ai.onnx"
 _LONGEST_NAME = 200
 _HELLO = ("protocol", "name", "version")
 _STATED = ("domains", "dtypes", "devices", "form", "unsupported")
@@ -157,7 +157,7 @@ def _domains(domains: Any) -> dict[str, tuple[int, int]]:
         is_range = bool(domain) and are_two and 1 <= versions[0] <= versions[1]
         place = f'"domains" give {_shown(domain)} the versions'
         _require(is_range, place, versions, "[lowest, highest]")
-        found["" if domain == _DOMAIN else domain] = versions[0], versions[1]
+        found[plain_domain(domain)] = versions[0], versions[1]
     return found
 
 

@@ -17,6 +17,11 @@ _PLAIN = {
 }
 
 
+def plain_domain(domain: str) -> str:
+    """Return the name of a domain, empty for the default domain however it is written."""
+    return "" if domain == "ai.onnx" else domain
+
+
 def sole_node(model: onnx.ModelProto) -> onnx.NodeProto | None:
     """Return the node of a model that is nothing else and that JSON can hold, or None."""
     graph = model.graph
@@ -37,11 +42,11 @@ def node_to_json(model: onnx.ModelProto, values: ValueWriter) -> dict[str, Any]:
         values: takes the elements of tensors among the attributes.
     """
     (node,) = model.graph.node
-    names = {"", "ai.onnx"} if node.domain in {"", "ai.onnx"} else {node.domain}
+    imported = {plain_domain(it.domain): it.version for it in model.opset_import}
     return {
         "op_type": node.op_type,
         "domain": node.domain or "ai.onnx",
-        "version": next((it.version for it in model.opset_import if it.domain in names), 0),
+        "version": imported.get(plain_domain(node.domain), 0),
         "attributes": {
             attribute.name: _plain(helper.get_attribute_value(attribute), values)
             for attribute in node.attribute

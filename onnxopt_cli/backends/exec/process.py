@@ -7,7 +7,6 @@ it ends. Only POSIX systems let a pipe be read with a deadline, so there are no 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import shlex
@@ -15,96 +14,142 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onnxopt_cli.backends.conversation import Conversation
+from onnxopt_cli.backends.protocol import BREAKDOWNS
 from onnxopt_cli.core.codec import ValueWriter
+from onnxopt_cli.core.linux import end_with
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendDied, BackendUnavailable
+from onnxopt_cli.errors import BackendDied, BackendFailure, BackendUnavailable, Unsupported
 
-_PR_SET_PDEATHSIG = 1
 # How long a command that was told to end may take to be gone.
 _GRACE = 5.0
+_Answer = TypeVar("_Answer")
 
 
-class CommandProcess:
-    """A running command. What it writes to standard error goes to ours.
+class Command:
+    """A command, started when it is needed. What it writes to standard error goes to ours.
+
+    One that dies, hangs or breaks the protocol is killed, and started again by the next request.
 
     Args:
         command: the program, looked up as a shell would, and its arguments.
-
-    Raises:
-        BackendUnavailable: if there is no such program, or it cannot be executed.
+        timeout: seconds that an answer may take.
+        called: the command, where a message says what it did.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        program = _program(command[0])
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-                [program, *command[1:]],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                preexec_fn=_begin_child(),  # noqa: PLW1509 - system calls alone, no lock
-            )
-        except (OSError, ValueError) as error:
-            raise BackendUnavailable(
-                f"{printable(shlex.join(command))} cannot be executed: {printable(str(error))}",
-                hint="a script needs a first line such as #!/bin/sh, and permission to execute",
-            ) from error
-        self._selector = selectors.DefaultSelector()
-        # Both are there: they were asked for.
-        self._pipes = [it for it in (self._process.stdout, self._process.stdin) if it]
-        reading, writing = self._pipes
-        self.conversation = Conversation(
-            self._process, reading.fileno(), writing.fileno(), writing.close, self._selector
-        )
+    def __init__(self, command: Sequence[str], timeout: float, called: str = "the command") -> None:
+        self._command = command
+        self._timeout = timeout
+        self._called = called
+        self._conversation: Conversation | None = None
 
     def ask(
-        self, message: dict[str, Any], seconds: float, values: ValueWriter | None = None
-    ) -> tuple[dict[str, Any], memoryview]:
-        """Send a request and return the answer and its raw bytes.
+        self,
+        request: dict[str, Any],
+        read: Callable[[dict[str, Any], memoryview], _Answer],
+        values: ValueWriter | None = None,
+    ) -> _Answer:
+        """Ask the command something; kill it if anything but a proper answer comes of that.
+
+        Args:
+            request: what it is asked.
+            read: makes something of the answer and its raw bytes, or raises ProtocolBreach.
+            values: what the request holds of values.
 
         Raises:
+            BackendUnavailable: if there is no such program, or it cannot be executed.
             BackendDied: if the command ends, or closes its output, before it has answered.
             BackendHangs: if it has not answered in time.
             ProtocolBreach: if it writes without being asked, or something else than an answer.
             UnusableOutput: if the request cannot be sent.
         """
-        # It may have spoken since it answered.
-        self.conversation.poll()
-        self.conversation.ask(message, seconds, values)
-        return self.conversation.wait()
+        self._conversation = conversation = self._conversation or self._start()
+        try:
+            with self._named():
+                # It may have spoken since it answered.
+                conversation.poll()
+                conversation.ask(request, self._timeout, values)
+                found = read(*conversation.wait())
+                conversation.require_no_more()
+                return found
+        except (Unsupported, BackendFailure):
+            raise
+        except BaseException:
+            self.kill()
+            raise
 
     def close(self, *, tell: bool = True) -> None:
-        """End the command's input, and wait until it has ended.
+        """End the command's input, and wait until it has ended, if it runs.
 
         Args:
             tell: ask it to shut down before.
 
         Raises:
             BackendDied: if it ends with another exit code than 0.
-            BackendHangs: if it does not end in time.
+            BackendHangs: if it does not end in time, and is killed.
         """
-        try:
-            self.conversation.end(_GRACE, tell=tell)
-            self.conversation.wait()
-        except BackendDied as death:
-            if self._process.returncode:
-                raise BackendDied(f"told to end, {death.message}") from None
-        finally:
-            self.kill()
+        if self._conversation is None:
+            return
+        with self._named():
+            try:
+                self._conversation.end(_GRACE, tell=tell)
+                self._conversation.wait()
+            except BackendDied as death:
+                if self._conversation.process.returncode:
+                    raise BackendDied(f"told to end, {death.message}") from None
+            finally:
+                self.kill()
 
     def kill(self) -> None:
-        """End the command at once, if it has not ended."""
-        self._process.kill()
-        self._process.wait()
-        self.conversation.close()
-        for pipe in self._pipes:
-            pipe.close()
-        self._selector.close()
+        """End the command at once, if it runs."""
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
+            # This closes the pipes, too, and waits for it.
+            with conversation.process as process, conversation.selector:
+                process.kill()
+                conversation.close()
+
+    def _start(self) -> Conversation:
+        program = _program(self._command[0])
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                [program, *self._command[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                preexec_fn=partial(_begin, os.getpid()),  # noqa: PLW1509 - system calls, no lock
+            )
+        except (OSError, ValueError) as error:
+            raise BackendUnavailable(
+                f"{printable(shlex.join(self._command))} cannot be executed: "
+                f"{printable(str(error))}",
+                hint="a script needs a first line such as #!/bin/sh, and permission to execute",
+            ) from error
+        # Both are there: they were asked for.
+        answers, requests = [it for it in (process.stdout, process.stdin) if it]
+        descriptors = answers.fileno(), requests.fileno()
+        return Conversation(process, *descriptors, requests.close, selectors.DefaultSelector())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of whom a message of the conversation is."""
+        try:
+            yield
+        except BREAKDOWNS as error:
+            raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None
+
+
+def _begin(parent: int) -> None:
+    """Prepare the process before it becomes the command."""
+    # A terminal tells the command of Ctrl-C too; what becomes of the case is ours to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent, signal.SIGKILL)
 
 
 def _program(name: str) -> str:
@@ -113,8 +158,7 @@ def _program(name: str) -> str:
             "commands, other interpreters and checks of plugins work on POSIX systems only",
             hint="onnxopt run with python: works here",
         )
-    found = shutil.which(name)
-    if found:
+    if found := shutil.which(name):
         return found
     what, hint = "is not there", "" if os.sep in name else "a file here is written exec:./NAME"
     if os.sep in name and Path(name).is_dir():
@@ -122,21 +166,3 @@ def _program(name: str) -> str:
     elif os.sep in name and os.path.lexists(name):
         what, hint = "cannot be executed", f"chmod +x {shlex.quote(name)}"
     raise BackendUnavailable(f"the command {printable(name)} {what}", hint=printable(hint))
-
-
-def _begin_child() -> Callable[[], None]:
-    """Return what the command's process does before it becomes the command."""
-    # Looked up before the fork: after it, only system calls are safe.
-    linux = sys.platform.startswith("linux")
-    control = ctypes.CDLL(None, use_errno=True).prctl if linux else None
-    parent = os.getpid()
-
-    def begin() -> None:
-        # A terminal tells the command of Ctrl-C too; what becomes of the case is ours to say.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if control is not None:
-            control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return begin

@@ -7,17 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import parser
 
 from onnxopt_cli.backends.onnxruntime.errors import unsupported_by_onnxruntime
 from onnxopt_cli.backends.onnxruntime.values import (
+    argument,
     array_of,
     as_ort_values,
-    feed,
     foreign_dtype,
     restored,
 )
-from onnxopt_cli.backends.protocol import Prepared, reporting
+from onnxopt_cli.backends.protocol import Backend, Prepared, reporting, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Value
@@ -38,9 +38,11 @@ _OPTIONS = (
 # Nothing below fatal: what goes wrong comes back as an exception.
 _FATAL = 4
 _MOST_THREADS = 1024
+# No node that the provider might lack: the input is the output.
+_PROBE = '<ir_version: 7, opset_import: ["" : 13]> probe (float[1] x) => (float[1] x) {}'
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(Backend):
     """The backend ``onnxruntime``, by default on one thread of the CPU.
 
     Options:
@@ -87,34 +89,25 @@ class OnnxRuntimeBackend:
 
     def _probe(self) -> None:
         """Make sure that a session gets its providers, which ONNX Runtime leaves out in silence."""
-        # No node that the provider might lack: the input is the output.
-        passed_on = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-        graph = helper.make_graph([], "probe", [passed_on], [passed_on])
-        opsets = [helper.make_opsetid("", 13)]
         try:
-            session = self._open(helper.make_model(graph, ir_version=7, opset_imports=opsets))
+            session = self._open(parser.parse_model(_PROBE))
         except Exception as error:
-            raise BackendUnavailable(
-                f"backend {printable(self.name)}: ONNX Runtime opens no session: "
-                f"{exception_text(error)}"
-            ) from error
+            what = f": ONNX Runtime opens no session: {exception_text(error)}"
+            raise unavailable(self.name, what) from error
         missing = [name for name in self._providers if name not in session.get_providers()]
         if missing:
-            raise BackendUnavailable(
-                f"backend {printable(self.name)}: ONNX Runtime cannot load {' or '.join(missing)}",
-                hint="are the provider's libraries installed, and its device present?",
-            )
+            hint = "are the provider's libraries installed, and its device present?"
+            what = f": ONNX Runtime cannot load {' or '.join(missing)}"
+            raise unavailable(self.name, what, hint)
 
 
 def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> list[object]:
     declared = [output.type for output in session.get_outputs()]
     foreign = list(map(foreign_dtype, declared))
-    arguments = feed(inputs)
+    arguments = {name: argument(value) for name, value in inputs.items()}
     # Both ways are needed: OrtValues carry every element type but no strings, sequences and maps,
     # arrays the other way round.
-    if any(dtype is not None for dtype in foreign) and all(
-        it.startswith("tensor(") for it in declared
-    ):
+    if {*foreign} - {None} and all(it.startswith("tensor(") for it in declared):
         values = as_ort_values(arguments)
         if values is not None:
             return list(map(array_of, session.run_with_ort_values(None, values)))

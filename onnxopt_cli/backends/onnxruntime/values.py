@@ -20,11 +20,6 @@ from onnxopt_cli.core.values import Array, Value, dtype_named, is_string
 _REGISTERED = 2
 
 
-def feed(inputs: Mapping[str, Value]) -> dict[str, object]:
-    """Return inputs as ``InferenceSession.run`` takes them; memory is shared where it can be."""
-    return {name: _argument(value) for name, value in inputs.items()}
-
-
 def foreign_dtype(declared: str) -> np.dtype[Any] | None:
     """Return the dtype of a session's type, ``tensor(bfloat16)``, if NumPy lacks it; else None."""
     dtype = dtype_named(declared.removeprefix("tensor(").removesuffix(")"))
@@ -32,7 +27,7 @@ def foreign_dtype(declared: str) -> np.dtype[Any] | None:
 
 
 def as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
-    """Return arguments of :func:`feed` as OrtValues; None if one of them cannot be one."""
+    """Return arguments of :func:`argument` as OrtValues; None if one of them cannot be one."""
     from onnxruntime import OrtValue
 
     values: dict[str, Any] = {}
@@ -63,7 +58,8 @@ def array_of(value: Any) -> Array:
     return numpy_helper.to_array(tensor)
 
 
-def _argument(value: Value) -> object:
+def argument(value: Value) -> object:
+    """Return an input as ``InferenceSession.run`` takes it; memory is shared where it can be."""
     if value is None:
         return None
     if isinstance(value, list):
