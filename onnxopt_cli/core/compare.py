@@ -350,11 +350,11 @@ def _judged(
     What surely uses less than the share ``known`` of its limit has the least that this can be.
     """
     expected, actual = expected[places], actual[places]
+    weak = 0
     if isinstance(tolerance, Budget):
         size = magnitude(expected)
         limit = tolerance.least * np.where(np.isfinite(size), size, 0.0)
         unsure = np.flatnonzero(~(absolute_distance(expected, actual) < known * limit))
-        weak = 0
         for start in range(0, unsure.size, BLOCK):
             asked = unsure[start : start + BLOCK]
             branch = tolerance.at(places[asked])
@@ -363,9 +363,15 @@ def _judged(
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
     steps = ulp_distance(expected, actual) if floats else None
-    if not isinstance(tolerance, Budget):
-        assert not isinstance(tolerance, Drawn)  # noqa: S101 - such outputs are tested whole
-        limit, weak = allowed_distance(tolerance, size, steps, distance), 0
+    match tolerance:
+        case Relative(rtol=rtol, atol=atol):
+            with np.errstate(all="ignore"):
+                limit = np.where(np.isfinite(size), atol + rtol * size, 0.0)
+        case Ulps(ulp=ulp) if steps is not None:
+            # Only floats are judged so, and allowed or not as a whole.
+            limit = np.where(np.isfinite(distance) & (steps <= ulp), np.inf, 0.0)
+        case None:
+            limit = np.zeros_like(size)
     return _Elements(places, expected, actual, distance, size, steps, limit, weak)
 
 
@@ -495,28 +501,6 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
     return distance
 
 
-def allowed_distance(
-    tolerance: Relative | Ulps | None, size: Array, steps: Array | None, distance: Array
-) -> Array:
-    """Return the largest distance that a tolerance allows each element.
-
-    Args:
-        tolerance: the tolerance; None if values must be equal.
-        size: magnitudes of the expected elements.
-        steps: distances in ulp; None for what is no float.
-        distance: absolute distances; which are allowed or not as a whole where ulp are counted.
-    """
-    match tolerance:
-        case Relative(rtol=rtol, atol=atol):
-            with np.errstate(all="ignore"):
-                return np.where(np.isfinite(size), atol + rtol * size, 0.0)
-        case Ulps(ulp=ulp):
-            near = np.isfinite(distance) & (True if steps is None else steps <= ulp)
-            return np.where(near, np.inf, 0.0)
-        case None:
-            return np.zeros_like(size)
-
-
 def share_of_limit(distance: Array, limit: Array) -> Array:
     """Return distances as shares of what is allowed: an infinite limit accepts everything."""
     with np.errstate(all="ignore"):
@@ -577,19 +561,14 @@ def _integer_distance(expected: Array, actual: Array) -> Array:
 
 def _rank(array: Array) -> Array:
     """Number the values of a float dtype in their order, as uint64."""
-    if array.dtype.itemsize == 1:
-        return _small_ranks(array.dtype)[array.view(np.uint8)]
     bits = array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
-    sign = np.uint64(1 << (8 * array.dtype.itemsize - 1))
+    sign = _sign_bit(array.dtype)
     # Sign and magnitude: negative values count down from the zero, positive ones up.
     return np.where(bits & sign, sign - (bits & (sign - np.uint64(1))), sign + bits)
 
 
 @cache
-def _small_ranks(dtype: np.dtype[Any]) -> Array:
-    """Ranks of all values of a float dtype of at most 8 bits, by their bits."""
-    bits = ml_dtypes.finfo(dtype).bits  # type: ignore[no-untyped-call]
-    codes = np.arange(1 << bits, dtype=np.uint8)
-    values = codes.view(dtype).astype(np.float64)
-    _, ranks = np.unique(values, return_inverse=True)
-    return ranks.astype(np.uint64)
+def _sign_bit(dtype: np.dtype[Any]) -> np.uint64:
+    """Return the bit that negative values of a float dtype have; one above all if none is."""
+    info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return np.uint64(1 << (info.bits - bool(info.min < 0)))
