@@ -5,6 +5,7 @@ Tensors are compared in blocks, so that a large one needs no full-size temporari
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -125,12 +126,11 @@ def surely_agrees(expected: Array, actual: Array, budget: Budget) -> bool:
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
 
     def agrees(block: slice) -> bool:
-        one, other = mine[block].astype(np.float64), theirs[block].astype(np.float64)
+        places = block.start + _differing(mine[block], theirs[block])
+        one, other = mine[places].astype(np.float64), theirs[places].astype(np.float64)
         with np.errstate(all="ignore"):
-            places = np.flatnonzero(~(np.abs(one - other) < budget.least * np.abs(one)))
-        places = block.start + places
-        places = places[_differing(mine[places], theirs[places])]
-        judged = _judged(budget, mine, theirs, places)
+            near = np.abs(one - other) < budget.least * np.abs(one)
+        judged = _judged(budget, mine, theirs, places[~near])
         return bool((judged.distance <= judged.limit).all())
 
     return all(in_blocks(agrees, mine.size, BLOCK * _ASKED_TOGETHER))
@@ -229,38 +229,13 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
             return None
         return _judged(tolerance, mine, theirs, block.start + places, known)
 
-    floats = kind_of(expected.dtype) is NumberKind.FLOAT
     found = _Statistics(tolerance, options, expected.shape)
-    if floats:
-        found.max_ulp, found.ulp_counts = 0, [size]
+    if kind_of(expected.dtype) is NumberKind.FLOAT:
+        found.largest["max_ulp"], found.ulp_counts = 0, [size]
     block = BLOCK * _ASKED_TOGETHER if known else BLOCK
     for elements in filter(None, in_blocks(judged, size, block)):
         found.add(elements)
-    # None where no finite number is enough, and where none is asked for.
-    needed_rtol, needed_atol = (
-        each if isinstance(tolerance, Relative) and np.isfinite(each) else None
-        for each in (found.needed_rtol, found.needed_atol)
-    )
-    return Diff(
-        name,
-        kind,
-        # A diff is kept as long as the run, and a budget holds the case's tensors.
-        tolerance=spent(tolerance.factor, tolerance.provenance)
-        if isinstance(tolerance, Budget)
-        else tolerance,
-        elements=size,
-        mismatches=found.mismatches,
-        max_absolute=found.max_absolute,
-        max_relative=found.max_relative,
-        max_ulp=found.max_ulp,
-        needed_rtol=needed_rtol,
-        needed_atol=needed_atol,
-        budget_used=found.budget_used,
-        budget_median=_median(np.concatenate(found.shares), size) if found.shares else 0.0,
-        weak=found.weak,
-        ulp_counts=tuple(found.ulp_counts) if any(found.ulp_counts) else (),
-        worst=tuple(element for _, element in found.worst),
-    )
+    return found.diff(name, kind)
 
 
 def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
@@ -391,13 +366,9 @@ class _Statistics:
     options: _Options
     shape: tuple[int, ...]
     mismatches: int = 0
-    max_absolute: float = 0.0
-    max_relative: float = 0.0
-    max_ulp: int | None = None
-    needed_rtol: float = 0.0
-    needed_atol: float = 0.0
-    budget_used: float = 0.0
     weak: int = 0
+    # The maxima, by their names in a Diff.
+    largest: dict[str, Any] = field(default_factory=dict)
     # The shares of the derived limits, without those of elements that are equal to the bit: zero.
     shares: list[Array] = field(default_factory=list)
     # Elements by the number of bits of their distance in ulp, of floats.
@@ -409,7 +380,7 @@ class _Statistics:
         """Take in the elements of a block that were judged."""
         if it.steps is not None:
             steps = np.where(it.finite, it.steps, np.uint64(0))
-            self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
+            self._raise(max_ulp=steps)
             _, bits = np.frexp(steps[np.isfinite(it.distance)].astype(np.float64))
             self.ulp_counts[0] -= it.places.size
             counts = zip_longest(self.ulp_counts, np.bincount(bits).tolist(), fillvalue=0)
@@ -418,10 +389,8 @@ class _Statistics:
                 it.distance[differs_in_sign_of_zero(it.expected, it.actual)] = np.inf
         share, relative = it.share, it.relative
         wrong = ~(it.distance <= it.limit)
+        self._raise(max_absolute=it.distance, max_relative=relative, budget_used=share)
         self.mismatches += int(np.count_nonzero(wrong))
-        self.max_absolute = max(self.max_absolute, float(it.distance.max()))
-        self.max_relative = max(self.max_relative, float(relative.max()))
-        self.budget_used = max(self.budget_used, float(share.max()))
         self.weak += it.weak
         if isinstance(self.tolerance, Budget):
             # Beyond the range of float32 one share is as good as another.
@@ -430,6 +399,35 @@ class _Statistics:
             self._find_needed(it.distance, it.size)
         if self.options.worst and wrong.any():
             self._keep_worst(it, share, relative, np.flatnonzero(wrong))
+
+    def diff(self, name: str, kind: str) -> Diff:
+        """Return what is known as the Diff of an output."""
+        tolerance, size = self.tolerance, math.prod(self.shape)
+        if isinstance(tolerance, Relative):
+            for needed in ("needed_rtol", "needed_atol"):
+                least = self.largest.get(needed, 0.0)
+                # None where no finite number is enough.
+                self.largest[needed] = least if np.isfinite(least) else None
+        return Diff(
+            name,
+            kind,
+            # A diff is kept as long as the run, and a budget holds the case's tensors.
+            tolerance=spent(tolerance.factor, tolerance.provenance)
+            if isinstance(tolerance, Budget)
+            else tolerance,
+            elements=size,
+            mismatches=self.mismatches,
+            weak=self.weak,
+            budget_median=_median(np.concatenate(self.shares), size) if self.shares else 0.0,
+            ulp_counts=tuple(self.ulp_counts) if any(self.ulp_counts) else (),
+            worst=tuple(element for _, element in self.worst),
+            **self.largest,
+        )
+
+    def _raise(self, **numbers: Array) -> None:
+        """Raise maxima to the largest of some numbers."""
+        for name, each in numbers.items():
+            self.largest[name] = max(each.max().item(), self.largest.get(name, 0))
 
     def _keep_worst(self, it: _Elements, share: Array, relative: Array, wrong: Array) -> None:
         order = np.lexsort((wrong, -it.distance[wrong], -share[wrong]))[: self.options.worst]
@@ -460,12 +458,12 @@ class _Statistics:
             # The quotient may be rounded to the rejecting side; two steps up always accept.
             short = atol + needed * size < distance
         needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
-        self.needed_rtol = max(self.needed_rtol, float(needed.max()))
+        self._raise(needed_rtol=needed)
         with np.errstate(all="ignore"):
             needed = np.maximum(distance - rtol * size, 0.0)
             short = needed + rtol * size < distance
         needed[short] = np.nextafter(needed[short], np.inf)
-        self.needed_atol = max(self.needed_atol, float(needed.max()))
+        self._raise(needed_atol=needed)
 
 
 def _plain(element: Array) -> object:
