@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from yaml_files import read_text
 
-from onnxopt_cli.cases.values.declared import RandomTensor
+from onnxopt_cli.cases.values.declared import RandomTensor, made
 from onnxopt_cli.cases.yaml.syntax import parse_yaml
 from onnxopt_cli.cases.yaml.value import declare_value
 from onnxopt_cli.cases.yaml.writer import (
@@ -71,7 +71,7 @@ def arrays(draw):
 def read_back(tokens, default):
     root, errors = parse_yaml("\n  ".join(tokens))
     assert errors == []
-    return declare_value(root, Path(), lambda _kinds: default).make()
+    return made(declare_value(root, Path(), lambda _kinds: default))
 
 
 @given(arrays(), st.sampled_from([F32, np.dtype(np.float64)]))

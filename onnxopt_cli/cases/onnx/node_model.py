@@ -15,7 +15,6 @@ from onnxopt_cli.cases.values.declared import (
     DeclaredGroup,
     DeclaredTensor,
 )
-from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import attribute_value
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.operators import OPERATORS
@@ -90,7 +89,7 @@ def ir_version(imports: Sequence[onnx.OperatorSetIdProto]) -> int:
 def formula_model(
     operator: Operator,
     attributes: Mapping[str, AttributeValue],
-    inputs: Sequence[Array | DeclaredTensor],
+    inputs: Sequence[DeclaredTensor],
     graph_name: str,
     *,
     producer_name: str = PRODUCER,
@@ -107,7 +106,7 @@ def formula_model(
         input_names: of the graph; those of the operator if left out.
     """
     size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
-    outputs: list[tuple[Array | DeclaredTensor, Shape]] = []
+    outputs: list[tuple[DeclaredTensor, Shape]] = []
     for like, base in operator.places(size):
         own, shape = inputs[like].shape, inputs[base].shape
         # As far as onnx's shape inference lets us, which takes the shape of the first.
@@ -144,12 +143,12 @@ def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.Va
     return helper.make_tensor_value_info(name, number, shape)
 
 
-def value_info(name: str, value: Declared | Array) -> onnx.ValueInfoProto:
+def value_info(name: str, value: Declared) -> onnx.ValueInfoProto:
     """Declare a value as what it is; the shapes of a sequence's elements are left open."""
     return helper.make_value_info(name, _type_of(value))
 
 
-def _type_of(value: Declared | Array) -> onnx.TypeProto:
+def _type_of(value: Declared) -> onnx.TypeProto:
     if isinstance(value, DeclaredGroup):
         inner = _type_of(value.items[0]) if value.items else _tensor_type(value.dtype, None)
         if value.kind == "optional":

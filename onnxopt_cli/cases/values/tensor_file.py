@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxopt_cli.cases.values.declared import DeclaredTensor, PromisedTensor, too_large
+from onnxopt_cli.cases.values.declared import PromisedTensor, too_large
 from onnxopt_cli.cases.values.proto_values import parse_message, read_message
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
@@ -51,7 +51,7 @@ _HEADER_ERRORS = (
 )
 
 
-def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> DeclaredTensor:
+def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> PromisedTensor:
     """Read a file's type and shape, and promise the tensor.
 
     Args:
