@@ -80,16 +80,25 @@ def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
             raise Malformed(f"has a string that is not UTF-8: {error.object[:40]!r}") from None
         return array.reshape(shape)
     if field == "raw_data":
-        if storage.name == "bool" and (largest := np.frombuffer(raw, np.uint8).max(initial=0)) > 1:
-            raise Malformed(f"has the byte {largest} for a bool; 0 or 1 was expected")
         if storage.bits >= _BYTE:
-            return np.frombuffer(raw, storage.dtype.newbyteorder("<")).reshape(shape)
+            return elements(raw, storage.dtype.newbyteorder("<")).reshape(shape)
     elif "float" not in field and "double" not in field:
         _check_entries(tensor, storage)
     if raw_data is not None:
         tensor.raw_data = raw_data.tobytes()
     # onnx's own arrays may share the message's memory.
     return np.array(numpy_helper.to_array(tensor))
+
+
+def elements(raw: bytes | Array, dtype: np.dtype[Any]) -> Array:
+    """Return bytes as a flat array of an element type.
+
+    Raises:
+        Malformed: if a byte stands for a bool and is neither 0 nor 1.
+    """
+    if dtype.kind == "b" and (largest := np.frombuffer(raw, np.uint8).max(initial=0)) > 1:
+        raise Malformed(f"has the byte {largest} for a bool; 0 or 1 was expected")
+    return np.frombuffer(raw, dtype)
 
 
 def check_tensor(tensor: onnx.TensorProto) -> None:
