@@ -106,12 +106,13 @@ def formula_model(
         input_names: of the graph; those of the operator if left out.
     """
     size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
-    outputs: list[tuple[DeclaredTensor, Shape]] = []
-    for like, base in operator.places(size):
+    outputs: list[onnx.ValueInfoProto] = []
+    for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
         own, shape = inputs[like].shape, inputs[base].shape
         # As far as onnx's shape inference lets us, which takes the shape of the first.
         known = (size if size == other else None for size, other in zip(shape, own, strict=False))
-        outputs.append((inputs[like], tuple(known) if len(own) == len(shape) else shape))
+        declared = tuple(known) if len(own) == len(shape) else shape
+        outputs.append(tensor_info(name, inputs[like].dtype, declared))
     return node_model(
         operator,
         operator.version,
@@ -119,10 +120,7 @@ def formula_model(
             tensor_info(name, tensor.dtype, tensor.shape)
             for name, tensor in zip(input_names or operator.input_names(size), inputs, strict=True)
         ],
-        outputs=[
-            tensor_info(name, like.dtype, shape)
-            for name, (like, shape) in zip(operator.output_names(size), outputs, strict=True)
-        ],
+        outputs=outputs,
         attributes=[
             helper.make_attribute(item.name, attribute_value(operator, item, attributes[item.name]))
             for item in operator.attributes
