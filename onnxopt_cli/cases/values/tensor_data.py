@@ -29,7 +29,6 @@ class _Storage(NamedTuple):
         field: the typed field that may hold it instead of raw_data.
         bits: of one element in raw_data.
         entries: elements that one entry of the typed field holds.
-        components: entries that one element takes: 2 for complex numbers.
     """
 
     name: str
@@ -37,7 +36,6 @@ class _Storage(NamedTuple):
     field: str
     bits: int
     entries: int
-    components: int
 
 
 @cache
@@ -55,7 +53,6 @@ def _storage(number: int) -> _Storage:
         field=helper.tensor_dtype_to_field(number),
         bits=bits,
         entries=_BYTE // bits if bits in (2, 4) else 1,
-        components=2 if dtype.kind == "c" else 1,
     )
 
 
@@ -196,7 +193,8 @@ def _layout(
         found, expected, unit = len(raw), _bytes(storage, count), "bytes"
     elif field == storage.field:
         found = len(getattr(tensor, field))
-        expected = -(-count // storage.entries) * storage.components
+        # A complex number takes two.
+        expected = -(-count // storage.entries) * (2 if storage.dtype.kind == "c" else 1)
         unit = "entries"
     else:
         raise Malformed(f"has {storage.name} elements in {field}; {storage.field} was expected")
