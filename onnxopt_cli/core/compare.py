@@ -5,6 +5,7 @@ Tensors are compared in blocks, so that a large one needs no full-size temporari
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -125,12 +126,11 @@ def surely_agrees(expected: Array, actual: Array, budget: Budget) -> bool:
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
 
     def agrees(block: slice) -> bool:
-        one, other = mine[block].astype(np.float64), theirs[block].astype(np.float64)
+        places = block.start + _differing(mine[block], theirs[block])
+        one, other = mine[places].astype(np.float64), theirs[places].astype(np.float64)
         with np.errstate(all="ignore"):
-            places = np.flatnonzero(~(np.abs(one - other) < budget.least * np.abs(one)))
-        places = block.start + places
-        places = places[_differing(mine[places], theirs[places])]
-        judged = _judged(budget, mine, theirs, places)
+            near = np.abs(one - other) < budget.least * np.abs(one)
+        judged = _judged(budget, mine, theirs, places[~near])
         return bool((judged.distance <= judged.limit).all())
 
     return all(in_blocks(agrees, mine.size, BLOCK * _ASKED_TOGETHER))
@@ -229,38 +229,13 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
             return None
         return _judged(tolerance, mine, theirs, block.start + places, known)
 
-    floats = kind_of(expected.dtype) is NumberKind.FLOAT
     found = _Statistics(tolerance, options, expected.shape)
-    if floats:
-        found.max_ulp, found.ulp_counts = 0, [size]
+    if kind_of(expected.dtype) is NumberKind.FLOAT:
+        found.largest["max_ulp"], found.ulp_counts = 0, [size]
     block = BLOCK * _ASKED_TOGETHER if known else BLOCK
     for elements in filter(None, in_blocks(judged, size, block)):
         found.add(elements)
-    # None where no finite number is enough, and where none is asked for.
-    needed_rtol, needed_atol = (
-        each if isinstance(tolerance, Relative) and np.isfinite(each) else None
-        for each in (found.needed_rtol, found.needed_atol)
-    )
-    return Diff(
-        name,
-        kind,
-        # A diff is kept as long as the run, and a budget holds the case's tensors.
-        tolerance=spent(tolerance.factor, tolerance.provenance)
-        if isinstance(tolerance, Budget)
-        else tolerance,
-        elements=size,
-        mismatches=found.mismatches,
-        max_absolute=found.max_absolute,
-        max_relative=found.max_relative,
-        max_ulp=found.max_ulp,
-        needed_rtol=needed_rtol,
-        needed_atol=needed_atol,
-        budget_used=found.budget_used,
-        budget_median=_median(np.concatenate(found.shares), size) if found.shares else 0.0,
-        weak=found.weak,
-        ulp_counts=tuple(found.ulp_counts) if any(found.ulp_counts) else (),
-        worst=tuple(element for _, element in found.worst),
-    )
+    return found.diff(name, kind)
 
 
 def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
@@ -350,11 +325,11 @@ def _judged(
     What surely uses less than the share ``known`` of its limit has the least that this can be.
     """
     expected, actual = expected[places], actual[places]
+    weak = 0
     if isinstance(tolerance, Budget):
         size = magnitude(expected)
         limit = tolerance.least * np.where(np.isfinite(size), size, 0.0)
         unsure = np.flatnonzero(~(absolute_distance(expected, actual) < known * limit))
-        weak = 0
         for start in range(0, unsure.size, BLOCK):
             asked = unsure[start : start + BLOCK]
             branch = tolerance.at(places[asked])
@@ -363,9 +338,15 @@ def _judged(
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
     steps = ulp_distance(expected, actual) if floats else None
-    if not isinstance(tolerance, Budget):
-        assert not isinstance(tolerance, Drawn)  # noqa: S101 - such outputs are tested whole
-        limit, weak = allowed_distance(tolerance, size, steps, distance), 0
+    match tolerance:
+        case Relative(rtol=rtol, atol=atol):
+            with np.errstate(all="ignore"):
+                limit = np.where(np.isfinite(size), atol + rtol * size, 0.0)
+        case Ulps(ulp=ulp) if steps is not None:
+            # Only floats are judged so, and allowed or not as a whole.
+            limit = np.where(np.isfinite(distance) & (steps <= ulp), np.inf, 0.0)
+        case None:
+            limit = np.zeros_like(size)
     return _Elements(places, expected, actual, distance, size, steps, limit, weak)
 
 
@@ -385,13 +366,9 @@ class _Statistics:
     options: _Options
     shape: tuple[int, ...]
     mismatches: int = 0
-    max_absolute: float = 0.0
-    max_relative: float = 0.0
-    max_ulp: int | None = None
-    needed_rtol: float = 0.0
-    needed_atol: float = 0.0
-    budget_used: float = 0.0
     weak: int = 0
+    # The maxima, by their names in a Diff.
+    largest: dict[str, Any] = field(default_factory=dict)
     # The shares of the derived limits, without those of elements that are equal to the bit: zero.
     shares: list[Array] = field(default_factory=list)
     # Elements by the number of bits of their distance in ulp, of floats.
@@ -403,7 +380,7 @@ class _Statistics:
         """Take in the elements of a block that were judged."""
         if it.steps is not None:
             steps = np.where(it.finite, it.steps, np.uint64(0))
-            self.max_ulp = max(self.max_ulp or 0, int(steps.max()))
+            self._raise(max_ulp=steps)
             _, bits = np.frexp(steps[np.isfinite(it.distance)].astype(np.float64))
             self.ulp_counts[0] -= it.places.size
             counts = zip_longest(self.ulp_counts, np.bincount(bits).tolist(), fillvalue=0)
@@ -412,10 +389,8 @@ class _Statistics:
                 it.distance[differs_in_sign_of_zero(it.expected, it.actual)] = np.inf
         share, relative = it.share, it.relative
         wrong = ~(it.distance <= it.limit)
+        self._raise(max_absolute=it.distance, max_relative=relative, budget_used=share)
         self.mismatches += int(np.count_nonzero(wrong))
-        self.max_absolute = max(self.max_absolute, float(it.distance.max()))
-        self.max_relative = max(self.max_relative, float(relative.max()))
-        self.budget_used = max(self.budget_used, float(share.max()))
         self.weak += it.weak
         if isinstance(self.tolerance, Budget):
             # Beyond the range of float32 one share is as good as another.
@@ -424,6 +399,35 @@ class _Statistics:
             self._find_needed(it.distance, it.size)
         if self.options.worst and wrong.any():
             self._keep_worst(it, share, relative, np.flatnonzero(wrong))
+
+    def diff(self, name: str, kind: str) -> Diff:
+        """Return what is known as the Diff of an output."""
+        tolerance, size = self.tolerance, math.prod(self.shape)
+        if isinstance(tolerance, Relative):
+            for needed in ("needed_rtol", "needed_atol"):
+                least = self.largest.get(needed, 0.0)
+                # None where no finite number is enough.
+                self.largest[needed] = least if np.isfinite(least) else None
+        return Diff(
+            name,
+            kind,
+            # A diff is kept as long as the run, and a budget holds the case's tensors.
+            tolerance=spent(tolerance.factor, tolerance.provenance)
+            if isinstance(tolerance, Budget)
+            else tolerance,
+            elements=size,
+            mismatches=self.mismatches,
+            weak=self.weak,
+            budget_median=_median(np.concatenate(self.shares), size) if self.shares else 0.0,
+            ulp_counts=tuple(self.ulp_counts) if any(self.ulp_counts) else (),
+            worst=tuple(element for _, element in self.worst),
+            **self.largest,
+        )
+
+    def _raise(self, **numbers: Array) -> None:
+        """Raise maxima to the largest of some numbers."""
+        for name, each in numbers.items():
+            self.largest[name] = max(each.max().item(), self.largest.get(name, 0))
 
     def _keep_worst(self, it: _Elements, share: Array, relative: Array, wrong: Array) -> None:
         order = np.lexsort((wrong, -it.distance[wrong], -share[wrong]))[: self.options.worst]
@@ -454,12 +458,12 @@ class _Statistics:
             # The quotient may be rounded to the rejecting side; two steps up always accept.
             short = atol + needed * size < distance
         needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
-        self.needed_rtol = max(self.needed_rtol, float(needed.max()))
+        self._raise(needed_rtol=needed)
         with np.errstate(all="ignore"):
             needed = np.maximum(distance - rtol * size, 0.0)
             short = needed + rtol * size < distance
         needed[short] = np.nextafter(needed[short], np.inf)
-        self.needed_atol = max(self.needed_atol, float(needed.max()))
+        self._raise(needed_atol=needed)
 
 
 def _plain(element: Array) -> object:
@@ -493,28 +497,6 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
     # NaN is left where one side is NaN, or both are infinities of unlike sign: inf - -inf is inf.
     distance[np.isnan(distance)] = np.inf
     return distance
-
-
-def allowed_distance(
-    tolerance: Relative | Ulps | None, size: Array, steps: Array | None, distance: Array
-) -> Array:
-    """Return the largest distance that a tolerance allows each element.
-
-    Args:
-        tolerance: the tolerance; None if values must be equal.
-        size: magnitudes of the expected elements.
-        steps: distances in ulp; None for what is no float.
-        distance: absolute distances; which are allowed or not as a whole where ulp are counted.
-    """
-    match tolerance:
-        case Relative(rtol=rtol, atol=atol):
-            with np.errstate(all="ignore"):
-                return np.where(np.isfinite(size), atol + rtol * size, 0.0)
-        case Ulps(ulp=ulp):
-            near = np.isfinite(distance) & (True if steps is None else steps <= ulp)
-            return np.where(near, np.inf, 0.0)
-        case None:
-            return np.zeros_like(size)
 
 
 def share_of_limit(distance: Array, limit: Array) -> Array:
@@ -577,19 +559,14 @@ def _integer_distance(expected: Array, actual: Array) -> Array:
 
 def _rank(array: Array) -> Array:
     """Number the values of a float dtype in their order, as uint64."""
-    if array.dtype.itemsize == 1:
-        return _small_ranks(array.dtype)[array.view(np.uint8)]
     bits = array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
-    sign = np.uint64(1 << (8 * array.dtype.itemsize - 1))
+    sign = _sign_bit(array.dtype)
     # Sign and magnitude: negative values count down from the zero, positive ones up.
     return np.where(bits & sign, sign - (bits & (sign - np.uint64(1))), sign + bits)
 
 
 @cache
-def _small_ranks(dtype: np.dtype[Any]) -> Array:
-    """Ranks of all values of a float dtype of at most 8 bits, by their bits."""
-    bits = ml_dtypes.finfo(dtype).bits  # type: ignore[no-untyped-call]
-    codes = np.arange(1 << bits, dtype=np.uint8)
-    values = codes.view(dtype).astype(np.float64)
-    _, ranks = np.unique(values, return_inverse=True)
-    return ranks.astype(np.uint64)
+def _sign_bit(dtype: np.dtype[Any]) -> np.uint64:
+    """Return the bit that negative values of a float dtype have; one above all if none is."""
+    info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return np.uint64(1 << (info.bits - bool(info.min < 0)))

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxopt_cli.cases.values.declared import MAX_ELEMENTS
+from onnxopt_cli.cases.values.declared import MAX_ELEMENTS, made
 from onnxopt_cli.cases.yaml.syntax import FormatError, parse_yaml
 from onnxopt_cli.cases.yaml.value import declare_value
 from onnxopt_cli.core.values import DTYPES
@@ -29,14 +29,14 @@ def read(text, folder="."):
 
 def make(text, folder="."):
     declared = read(text, folder)
-    array = declared.make()
+    array = made(declared)
     assert (array.dtype, array.shape) == (declared.dtype, declared.shape)
     return array
 
 
 def refusal(text, folder="."):
     with pytest.raises(FormatError) as caught:
-        read(text, folder).make()
+        made(read(text, folder))
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in caught.value.node.path)
     return f"{path}: {caught.value.what}"
 
@@ -187,13 +187,13 @@ def test_random_data_are_not_made_before_they_are_needed():
 
 def test_sequences_and_optionals_hold_values():
     sequence = read("{sequence: [[1.5], [2, 3]]}")
-    assert [part.tolist() for part in sequence.make()] == [[1.5], [2.0, 3.0]]
+    assert [part.tolist() for part in made(sequence)] == [[1.5], [2.0, 3.0]]
     assert sequence.dtype == np.float32
     assert read("{sequence: [], dtype: int32}").dtype == np.int32
     assert read("{sequence: [{dtype: double, data: 1}, 2.5]}").dtype == np.float64
-    assert read("{optional: null, dtype: int32}").make() is None
-    assert read("{optional: [1, 2]}").make().tolist() == [1, 2]
-    assert read("{optional: {sequence: [[1], [2]]}}").make()[1].tolist() == [2]
+    assert made(read("{optional: null, dtype: int32}")) is None
+    assert made(read("{optional: [1, 2]}")).tolist() == [1, 2]
+    assert made(read("{optional: {sequence: [[1], [2]]}}"))[1].tolist() == [2]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from yaml_files import read_text
 
-from onnxopt_cli.cases.values.declared import RandomTensor
+from onnxopt_cli.cases.values.declared import RandomTensor, made
 from onnxopt_cli.cases.yaml.syntax import parse_yaml
 from onnxopt_cli.cases.yaml.value import declare_value
 from onnxopt_cli.cases.yaml.writer import (
     WrittenCase,
-    flow_tokens,
     number_text,
     tensor_flow,
     text_token,
@@ -72,12 +71,12 @@ def arrays(draw):
 def read_back(tokens, default):
     root, errors = parse_yaml("\n  ".join(tokens))
     assert errors == []
-    return declare_value(root, Path(), lambda _kinds: default).make()
+    return made(declare_value(root, Path(), lambda _kinds: default))
 
 
 @given(arrays(), st.sampled_from([F32, np.dtype(np.float64)]))
 def test_arrays_of_every_dtype_come_back_to_the_last_bit(expected, default):
-    found = read_back(flow_tokens(tensor_flow(expected, default)), default)
+    found = read_back(tensor_flow(expected, default), default)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     assert found.tobytes() == expected.tobytes()
@@ -85,7 +84,7 @@ def test_arrays_of_every_dtype_come_back_to_the_last_bit(expected, default):
 
 @given(hnp.arrays(object, SHAPES, elements=TEXT))
 def test_text_comes_back_however_lines_are_broken(expected):
-    found = read_back(flow_tokens(tensor_flow(expected, expected.dtype)), expected.dtype)
+    found = read_back(tensor_flow(expected, expected.dtype), expected.dtype)
     assert found.shape == expected.shape
     assert found.tolist() == expected.tolist()
 

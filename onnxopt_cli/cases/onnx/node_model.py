@@ -15,7 +15,6 @@ from onnxopt_cli.cases.values.declared import (
     DeclaredGroup,
     DeclaredTensor,
 )
-from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import attribute_value
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.operators import OPERATORS
@@ -95,7 +94,7 @@ def whole_model(
 def formula_model(
     operator: Operator,
     attributes: Mapping[str, AttributeValue],
-    inputs: Sequence[Array | DeclaredTensor],
+    inputs: Sequence[DeclaredTensor],
     graph_name: str,
     *,
     producer_name: str = PRODUCER,
@@ -112,12 +111,13 @@ def formula_model(
         input_names: of the graph; those of the operator if left out.
     """
     size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
-    outputs: list[tuple[Array | DeclaredTensor, Shape]] = []
-    for like, base in operator.places(size):
+    outputs: list[onnx.ValueInfoProto] = []
+    for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
         own, shape = inputs[like].shape, inputs[base].shape
         # As far as onnx's shape inference lets us, which takes the shape of the first.
         known = (size if size == other else None for size, other in zip(shape, own, strict=False))
-        outputs.append((inputs[like], tuple(known) if len(own) == len(shape) else shape))
+        declared = tuple(known) if len(own) == len(shape) else shape
+        outputs.append(tensor_info(name, inputs[like].dtype, declared))
     return node_model(
         operator,
         operator.version,
@@ -125,10 +125,7 @@ def formula_model(
             tensor_info(name, tensor.dtype, tensor.shape)
             for name, tensor in zip(input_names or operator.input_names(size), inputs, strict=True)
         ],
-        outputs=[
-            tensor_info(name, like.dtype, shape)
-            for name, (like, shape) in zip(operator.output_names(size), outputs, strict=True)
-        ],
+        outputs=outputs,
         attributes=[
             helper.make_attribute(item.name, attribute_value(operator, item, attributes[item.name]))
             for item in operator.attributes
@@ -145,16 +142,15 @@ def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.Va
 
     What is returned is not to be changed: it may be returned again.
     """
-    number = helper.np_dtype_to_tensor_dtype(dtype)
-    return helper.make_tensor_value_info(name, number, shape)
+    return helper.make_value_info(name, _tensor_type(dtype, shape))
 
 
-def value_info(name: str, value: Declared | Array) -> onnx.ValueInfoProto:
+def value_info(name: str, value: Declared) -> onnx.ValueInfoProto:
     """Declare a value as what it is; the shapes of a sequence's elements are left open."""
     return helper.make_value_info(name, _type_of(value))
 
 
-def _type_of(value: Declared | Array) -> onnx.TypeProto:
+def _type_of(value: Declared) -> onnx.TypeProto:
     if isinstance(value, DeclaredGroup):
         inner = _type_of(value.items[0]) if value.items else _tensor_type(value.dtype, None)
         if value.kind == "optional":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
@@ -42,27 +41,6 @@ class PromisedTensor:
     make: Callable[[], Array]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LiteralTensor:
-    """A tensor that is known. It holds little else, as there may be very many.
-
-    Attributes:
-        array: its data.
-    """
-
-    array: Array
-    dtype = property(attrgetter("array.dtype"))
-    shape = property(attrgetter("array.shape"))
-
-    def __reduce__(self) -> tuple[type[LiteralTensor], tuple[Array]]:
-        """Be sent in less time than dataclasses take, as there may be very many."""
-        return LiteralTensor, (self.array,)
-
-    def make(self) -> Array:
-        """Return a copy of it."""
-        return self.array.copy()
-
-
 @dataclass(frozen=True, slots=True)
 class DeclaredGroup:
     """A sequence or an optional to be made.
@@ -77,17 +55,21 @@ class DeclaredGroup:
     dtype: np.dtype[Any]
     items: tuple[Declared, ...] = ()
 
-    def make(self) -> Value:
-        """Make all of it."""
-        return self.filled([item.make() for item in self.items])
-
     def filled(self, items: list[Value]) -> Value:
         """Return such a value of other items, as many."""
         return items if self.kind == "seq" else next(iter(items), None)
 
 
-DeclaredTensor: TypeAlias = PromisedTensor | LiteralTensor
+#: An array is a tensor whose data are known.
+DeclaredTensor: TypeAlias = PromisedTensor | Array
 Declared: TypeAlias = DeclaredTensor | DeclaredGroup
+
+
+def made(value: Declared) -> Any:
+    """Return the array or other value that is declared; a copy of what is known already."""
+    if isinstance(value, DeclaredGroup):
+        return value.filled([made(item) for item in value.items])
+    return value.copy() if isinstance(value, np.ndarray) else value.make()
 
 
 def too_large(shape: tuple[int, ...]) -> str | None:

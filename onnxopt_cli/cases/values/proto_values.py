@@ -35,8 +35,9 @@ Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 # Of files that are larger, the raw data are read apart if they begin within the head.
 _LARGE, _HEAD = 1 << 20, 1 << 16
 
-# A number in base 128, the lowest digit first, of which all but the last have the high bit set.
-_VARINT = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")
+# How a field begins: its key, and its value or the length of its data. Both are numbers in base
+# 128, the lowest digit first, of which all but the last have the high bit set.
+_FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
 # In the order of the numbers that SequenceProto and OptionalProto have for what they hold, from 1
 # on; the fields are called tensor_type, tensor_value and tensor_values.
@@ -121,23 +122,18 @@ def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
         head: the beginning of the message.
         number: of the field.
     """
-
-    def varint(at: int) -> tuple[int, int]:
-        digits = _VARINT.match(head, at)
-        if digits is None:
-            return 0, len(head)
-        return sum((it & 0x7F) << 7 * place for place, it in enumerate(digits[0])), digits.end()
-
-    at = length = 0
-    while at < len(head):
-        begin = at
-        key, at = varint(at)
+    at = 0
+    while field := _FIELD.match(head, at):
+        key, length = (
+            sum((digit & 0x7F) << 7 * place for place, digit in enumerate(digits))
+            for digits in field.groups()
+        )
         if key & 7 not in (0, _LENGTH):
             break
-        length, at = varint(at)
-        if key == number << 3 | _LENGTH and length >= _LARGE // 2 and at < len(head):
-            return begin, at, length
-        at += length if key & 7 else 0
+        if key == number << 3 | _LENGTH and length >= _LARGE // 2 and field.end() < len(head):
+            return at, field.end(), length
+        # A length may be more than any place of a text.
+        at = min(field.end() + (length if key & 7 else 0), len(head))
     return 0, 0, 0
 
 
@@ -199,8 +195,7 @@ def _held(message: SequenceProto | OptionalProto, ending: str) -> str | None:
     """Return the one field that elem_type names and that holds anything, None if none does."""
     types = type(message).DataType
     fields = [f"{kind}_{ending}" for kind in _KINDS]
-    present = {descriptor.name for descriptor, _ in message.ListFields()}
-    filled = [field for field in fields if field in present]
+    filled = [field.name for field, _ in message.ListFields() if field.name in fields]
     elem_type = message.elem_type
     if elem_type not in types.values() or (elem_type == 0 and isinstance(message, SequenceProto)):
         raise Malformed(f"has the unknown elem_type {elem_type}")

@@ -29,7 +29,6 @@ class _Storage(NamedTuple):
         field: the typed field that may hold it instead of raw_data.
         bits: of one element in raw_data.
         entries: elements that one entry of the typed field holds.
-        components: entries that one element takes: 2 for complex numbers.
     """
 
     name: str
@@ -37,7 +36,6 @@ class _Storage(NamedTuple):
     field: str
     bits: int
     entries: int
-    components: int
 
 
 @cache
@@ -55,7 +53,6 @@ def _storage(number: int) -> _Storage:
         field=helper.tensor_dtype_to_field(number),
         bits=bits,
         entries=_BYTE // bits if bits in (2, 4) else 1,
-        components=2 if dtype.kind == "c" else 1,
     )
 
 
@@ -80,16 +77,25 @@ def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
             raise Malformed(f"has a string that is not UTF-8: {error.object[:40]!r}") from None
         return array.reshape(shape)
     if field == "raw_data":
-        if storage.name == "bool" and (largest := np.frombuffer(raw, np.uint8).max(initial=0)) > 1:
-            raise Malformed(f"has the byte {largest} for a bool; 0 or 1 was expected")
         if storage.bits >= _BYTE:
-            return np.frombuffer(raw, storage.dtype.newbyteorder("<")).reshape(shape)
+            return elements(raw, storage.dtype.newbyteorder("<")).reshape(shape)
     elif "float" not in field and "double" not in field:
         _check_entries(tensor, storage)
     if raw_data is not None:
         tensor.raw_data = raw_data.tobytes()
     # onnx's own arrays may share the message's memory.
     return np.array(numpy_helper.to_array(tensor))
+
+
+def elements(raw: bytes | Array, dtype: np.dtype[Any]) -> Array:
+    """Return bytes as a flat array of an element type.
+
+    Raises:
+        Malformed: if a byte stands for a bool and is neither 0 nor 1.
+    """
+    if dtype.kind == "b" and (largest := np.frombuffer(raw, np.uint8).max(initial=0)) > 1:
+        raise Malformed(f"has the byte {largest} for a bool; 0 or 1 was expected")
+    return np.frombuffer(raw, dtype)
 
 
 def check_tensor(tensor: onnx.TensorProto) -> None:
@@ -187,7 +193,8 @@ def _layout(
         found, expected, unit = len(raw), _bytes(storage, count), "bytes"
     elif field == storage.field:
         found = len(getattr(tensor, field))
-        expected = -(-count // storage.entries) * storage.components
+        # A complex number takes two.
+        expected = -(-count // storage.entries) * (2 if storage.dtype.kind == "c" else 1)
         unit = "entries"
     else:
         raise Malformed(f"has {storage.name} elements in {field}; {storage.field} was expected")

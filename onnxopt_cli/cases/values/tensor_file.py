@@ -17,14 +17,14 @@ from typing import IO, Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxopt_cli.cases.values.declared import DeclaredTensor, PromisedTensor, too_large
+from onnxopt_cli.cases.values.declared import PromisedTensor, too_large
 from onnxopt_cli.cases.values.proto_values import parse_message, read_message
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
-from onnxopt_cli.cases.values.tensor_data import array_of
+from onnxopt_cli.cases.values.tensor_data import array_of, elements
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name
 
-#: Larger files are refused: the largest tensor has 2^26 elements of at most 16 bytes.
+#: Larger files are refused: they have room for 2^26 elements of 16 bytes.
 MAX_BYTES = 2**30 + 2**16
 
 _LONGEST_HEADER = 10_000
@@ -51,7 +51,7 @@ _HEADER_ERRORS = (
 )
 
 
-def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> DeclaredTensor:
+def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> PromisedTensor:
     """Read a file's type and shape, and promise the tensor.
 
     Args:
@@ -174,8 +174,5 @@ def _elements(
     data = stream.read(size)
     if len(data) != size:
         raise Malformed(f"ends {size - len(data)} bytes early")
-    flat = np.frombuffer(data, np.uint8 if stored.kind == "b" else stored)
-    if stored.kind == "b" and flat.size and flat.max() > 1:
-        raise Malformed(f"has the byte {flat.max()} for a bool; 0 or 1 was expected")
-    array = flat.view(element) if stored.kind == "V" else flat.astype(element, copy=False)
-    return np.asarray(array.reshape(shape, order="F" if fortran else "C"), order="C")
+    flat = elements(data, element if stored.kind == "V" else stored).astype(element, copy=False)
+    return np.asarray(flat.reshape(shape, order="F" if fortran else "C"), order="C")

@@ -19,6 +19,7 @@ from onnxopt_cli.cases.values.declared import (
     DeclaredGroup,
     DeclaredTensor,
     element_count,
+    made,
 )
 from onnxopt_cli.cases.values.tensor_data import tensor_of
 from onnxopt_cli.cases.yaml.syntax import FormatError, Node, listed, unexpected, unknown_name
@@ -66,9 +67,9 @@ def content_of_one_step(
     rejects: bool = False,
 ) -> Content:
     """Make the content of a case whose inputs and outputs are in the graph's order."""
-    fed = {name: value.make() for name, value in inputs.items()}
-    made = None if outputs is None else {name: it.make() for name, it in outputs.items()}
-    return Content(model(), fed, made, rejects=rejects)
+    fed = {name: made(value) for name, value in inputs.items()}
+    expected = None if outputs is None else {name: made(it) for name, it in outputs.items()}
+    return Content(model(), fed, expected, rejects=rejects)
 
 
 class Incomplete(Exception):
@@ -222,7 +223,7 @@ def declare_attributes(
 def _attribute(name: str, node: Node, kind: int, fields: CaseFields) -> MakeAttribute:
     if kind == AttributeProto.TENSOR:
         value = fields.declare_tensor(node, natural_dtype)
-        return lambda: helper.make_attribute(name, tensor_of(value.make()))
+        return lambda: helper.make_attribute(name, tensor_of(made(value)))
     if kind not in _DTYPES:
         words = AttributeProto.AttributeType.Name(kind)
         raise FormatError(

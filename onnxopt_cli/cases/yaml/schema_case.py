@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -220,13 +220,12 @@ def _values(
             alike = [it for it, form in formals.items() if variable and _variable(form) == variable]
             kinds = kinds.union(*(untyped_kinds(nodes[it]) for it in alike or [name]))
         value = fields.declare_value(node, lambda own: _choose(formal, node, kinds or own, bound))
-        found, allowed = (_structure(value), dtype_name(value.dtype)), _parsed(formal.types)
+        found, allowed = _type_of(value), _allowed(formal)
         if found not in allowed:
-            texts = ", ".join(sorted(structure.format(name) for structure, name in allowed))
-            raise FormatError(node, f"found {found[0].format(found[1])}, expected one of {texts}")
+            raise FormatError(node, f"found {found}, expected one of {', '.join(sorted(allowed))}")
         if variable is not None and bound.setdefault(variable, value.dtype) != value.dtype:
             text = f"{dtype_name(bound[variable])} as the other {variable} of {formal.name}"
-            raise FormatError(node, f"found {found[1]}, expected {text}")
+            raise FormatError(node, f"found {dtype_name(value.dtype)}, expected {text}")
         return value
 
     typed_first = sorted(formals, key=lambda name: not has_dtype(nodes[name]))
@@ -244,7 +243,7 @@ def _choose(
     variable = _variable(formal)
     if variable is not None and variable in bound:
         return bound[variable]
-    allowed = {name for _, name in _parsed(formal.types)}
+    allowed = {name for text in _allowed(formal) for name in _TENSOR.findall(text)}
     if len(allowed) == 1:
         return DTYPES[next(iter(allowed))]
     natural = dtype_name(natural_dtype(kinds))
@@ -260,21 +259,21 @@ def _variable(formal: OpSchema.FormalParameter) -> str | None:
     return formal.type_str if formal.is_homogeneous and "(" not in formal.type_str else None
 
 
-def _parsed(types: Iterable[str]) -> set[tuple[str, str]]:
-    """Return structure (``seq(tensor({}))``) and element type of each type that we know."""
-    return {pair for pair in map(_parse, types) if pair is not None}
+def _allowed(formal: OpSchema.FormalParameter) -> set[str]:
+    """Return the types of a parameter that we know: ``seq(tensor(float32))``."""
+    return {text for text in map(_renamed, formal.types) if text is not None}
 
 
 @cache
-def _parse(text: str) -> tuple[str, str] | None:
+def _renamed(text: str) -> str | None:
+    """Return a type with our name of its element type; None if we know none."""
     match = _TENSOR.search(text)
     dtype = dtype_named(match[1]) if match else None
-    if match is None or dtype is None:
-        return None
-    return text.replace(match[1], "{}"), dtype_name(dtype)
+    return text.replace(match[1], dtype_name(dtype)) if match and dtype else None
 
 
-def _structure(value: Declared) -> str:
-    if not isinstance(value, DeclaredGroup):
-        return "tensor({})"
-    return f"{value.kind}({_structure(value.items[0]) if value.items else 'tensor({})'})"
+def _type_of(value: Declared) -> str:
+    if isinstance(value, DeclaredGroup) and value.items:
+        return f"{value.kind}({_type_of(value.items[0])})"
+    tensor = f"tensor({dtype_name(value.dtype)})"
+    return f"{value.kind}({tensor})" if isinstance(value, DeclaredGroup) else tensor

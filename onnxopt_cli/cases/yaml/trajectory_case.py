@@ -8,7 +8,7 @@ says no more than where it starts and what comes from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from onnxopt_cli.cases.values.declared import (
     DeclaredTensor,
     PromisedTensor,
     element_count,
+    made,
     too_large,
 )
 from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, Incomplete
@@ -93,7 +94,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
             else:
                 series[name] = _series(node, count, dtypes[name], fields)
                 whole = series[name]
-                first[name] = PromisedTensor(whole.dtype, whole.shape[1:], whole.make)
+                first[name] = PromisedTensor(whole.dtype, whole.shape[1:], partial(made, whole))
     fields.finish()
     inputs = [first[name] for name in names]
     check_signature(operator, fields, inputs, attributes)
@@ -114,10 +115,10 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
         return Trajectory(
             model=formula_model(operator, attributes, inputs, graph_name=fields.text("name")),
             count=count,
-            start={name: value.make() for name, value in start.items()},
+            start={name: made(value) for name, value in start.items()},
             feedback=feedback,
             counted=frozenset(counted),
-            series={name: value.make() for name, value in series.items()},
+            series={name: made(value) for name, value in series.items()},
             derived={name: make() for name, make in derived.items()},
             recorded=recorded,
         )
@@ -156,7 +157,7 @@ def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Co
 def _check_count(value: DeclaredTensor, node: Node, count: int, fields: CaseFields) -> None:
     """Complain of a counter that grows beyond its type."""
     fits = value.dtype == np.int64 and value.shape in ((), (1,))
-    if fits and value.make().item() + count > np.iinfo(np.int64).max:
+    if fits and made(value).item() + count > np.iinfo(np.int64).max:
         what = f"leaves int64 within {count} steps, expected a smaller"
         fields.complain(node, f"found a {node.key} that {what}")
 
@@ -250,7 +251,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
     if oversize := too_large(shape):
         raise FormatError(cycle, f"found {oversize}")
     return PromisedTensor(
-        stacked.dtype, shape, lambda: stacked.make()[np.arange(count) % found, ...]
+        stacked.dtype, shape, lambda: made(stacked)[np.arange(count) % found, ...]
     )
 
 
@@ -281,7 +282,7 @@ def _derived(
 
     def make() -> Derived:
         values = {key: np.array(value, base.dtype) for key, value in gradient.defaults.items()}
-        values |= {key: parameter.make() for key, parameter in parameters.items()}
+        values |= {key: made(parameter) for key, parameter in parameters.items()}
         if name == "rosenbrock":
             values["elements"] = np.eye(base.shape[0])
         wide = {key: value.astype(WIDE) for key, value in values.items()}

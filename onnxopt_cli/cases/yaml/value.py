@@ -21,7 +21,6 @@ from onnxopt_cli.cases.values.declared import (
     Declared,
     DeclaredGroup,
     DeclaredTensor,
-    LiteralTensor,
     PromisedTensor,
     RandomTensor,
     integer_range,
@@ -153,7 +152,10 @@ def _sequence(
     items = node.items or []
     typed = {id(it): declare_value(it, folder, choose) for it in items if has_dtype(it)}
     common = dtype or next((it.dtype for it in typed.values()), None) or _chosen(choose, node)
-    values = [typed.get(id(it)) or declare_value(it, folder, choose, common) for it in items]
+    values = (
+        typed[id(it)] if id(it) in typed else declare_value(it, folder, choose, common)
+        for it in items
+    )
     checked = (_of_dtype(it, value, common) for it, value in zip(items, values, strict=True))
     return DeclaredGroup("seq", common, tuple(checked))
 
@@ -167,7 +169,7 @@ def _of_dtype(node: Node, value: Declared, dtype: np.dtype[Any] | None) -> Decla
 
 
 def _promised(
-    node: Node, declare: Callable[[], DeclaredTensor | RandomTensor], what: str = "found"
+    node: Node, declare: Callable[[], PromisedTensor | RandomTensor], what: str = "found"
 ) -> DeclaredTensor:
     """Declare a tensor; say of a node what is wrong with it, now and when it is made."""
 
@@ -184,7 +186,7 @@ def _promised(
 def _from_file(
     node: Node, key: Node | None, folder: Path, dtype: np.dtype[Any] | None
 ) -> DeclaredTensor:
-    def declare() -> DeclaredTensor:
+    def declare() -> PromisedTensor:
         path = contained_path(folder, str(node.scalar))
         return declare_file(path, None if key is None else str(key.scalar), dtype)
 
@@ -240,7 +242,7 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
     if array.shape != dimensions:
         # A copy, as a view would keep two objects for each of many cases.
         array = array.reshape(dimensions).copy()
-    return LiteralTensor(array)
+    return array
 
 
 def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:

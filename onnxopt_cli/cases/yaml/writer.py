@@ -27,9 +27,6 @@ Given: TypeAlias = Array | RandomTensor
 #: ``{"quadratic": {"center": (1.0, 2.0)}}``.
 Notation: TypeAlias = "RandomTensor | float | tuple[Notation, ...] | Mapping[str, Notation]"
 
-#: What stands in a file: a token, or such values in a list or by names.
-Flow: TypeAlias = "str | list[Any] | Mapping[str, Any]"
-
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _WIDTH = 100
 # From here on nested lists are harder to read than a flat one, and the depth of a file is limited.
@@ -140,9 +137,9 @@ def _case_fields(case: WrittenCase) -> dict[str, Any]:
         "name": case.name,
         "about": _Prose(case.about),
         "source": _Prose(case.source),
-        "tags": list(case.tags) or None,
+        "tags": flow(case.tags) if case.tags else None,
         "rejects": "true" if case.rejects else None,
-        "attributes": flow(case.attributes, _FLOAT32) or None,
+        "attributes": flow(case.attributes, _FLOAT32) if case.attributes else None,
         "inputs": _tensors(case.inputs, defaults),
         "steps": _Block({"count": str(case.steps), "inputs": changing}) if case.steps else None,
         "outputs": _tensors(case.outputs, likes),
@@ -182,7 +179,8 @@ def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
         elif isinstance(value, _Prose):
             lines += _words(indent, name, value)
         elif value is not None:
-            lines += _wrapped(f"{indent}{name}: ", value)
+            tokens = [value] if isinstance(value, str) else value
+            lines += _wrapped(f"{indent}{name}: ", tokens)
     return lines
 
 
@@ -216,11 +214,11 @@ def _filled(text: str, indent: str) -> list[str]:
     )
 
 
-def _wrapped(start: str, value: Flow) -> list[str]:
+def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
     """Write a value as lines, those after the first indented below it."""
     indent = " " * (len(start) - len(start.lstrip()) + 2)
     lines, line = [], start.rstrip()
-    for token in flow_tokens(value):
+    for token in tokens:
         if len(line) + 1 + len(token) < _WIDTH or line == start.rstrip():
             line = f"{line} {token}"
         else:
@@ -229,8 +227,8 @@ def _wrapped(start: str, value: Flow) -> list[str]:
     return [*lines, line]
 
 
-def tensor_flow(tensor: Given, default: np.dtype[Any]) -> Flow:
-    """Write a tensor: as nested lists where these say its shape, its dtype where it is unlike.
+def tensor_flow(tensor: Given, default: np.dtype[Any]) -> list[str]:
+    """Write a tensor as tokens: in nested lists if they say its shape, with its dtype if need be.
 
     NaN is written without its sign and payload.
 
@@ -239,25 +237,29 @@ def tensor_flow(tensor: Given, default: np.dtype[Any]) -> Flow:
         default: the element type that a reader takes where none is written.
     """
     name, shape = dtype_name(tensor.dtype), flow(tensor.shape)
-    unlike: dict[str, Flow] = {} if name == dtype_name(default) else {"dtype": name}
+    unlike = {} if name == dtype_name(default) else {"dtype": [name]}
     if isinstance(tensor, RandomTensor):
         drawn = flow({tensor.distribution: tensor.parameters, "seed": tensor.seed})
-        return {"random": drawn, **unlike, "shape": shape}
+        return _in_braces({"random": drawn, **unlike, "shape": shape})
     if tensor.ndim > _DEEPEST_NESTING or 0 in tensor.shape[:-1]:
         data = flow(tensor.reshape(-1).tolist(), tensor.dtype)
-        return {**unlike, "shape": shape, "data": data}
+        return _in_braces({**unlike, "shape": shape, "data": data})
     data = flow(tensor.tolist(), tensor.dtype)
-    return {**unlike, "data": data} if unlike else data
+    return _in_braces({**unlike, "data": data}) if unlike else data
 
 
-def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> Flow:
-    """Write a value: numbers with as many digits as the element type needs."""
+def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> list[str]:
+    """Write a value as tokens, numbers with as many digits as the element type needs."""
     if isinstance(value, RandomTensor):
         return tensor_flow(value, _FLOAT32)
     if isinstance(value, Mapping):
-        return {name: flow(it, dtype) for name, it in value.items()}
+        return _in_braces({name: flow(it, dtype) for name, it in value.items()})
     if isinstance(value, (list, tuple)):
-        return [flow(it, dtype) for it in value]
+        return _bracketed("[]", [flow(it, dtype) for it in value])
+    return [_scalar(value, dtype)]
+
+
+def _scalar(value: Any, dtype: np.dtype[Any]) -> str:
     if isinstance(value, str):
         return text_token(value)
     if isinstance(value, bool):
@@ -321,20 +323,14 @@ def text_token(text: str, *, in_block: bool = False) -> str:
     return '"' + "".join(escaped) + '"'
 
 
-def flow_tokens(value: Flow) -> list[str]:
-    """Write a value in brackets and braces, as tokens to be joined by spaces or line ends."""
-    if isinstance(value, str):
-        return [value]
-    opening, closing = "{}" if isinstance(value, Mapping) else "[]"
-    if isinstance(value, Mapping):
-        items = [flow_tokens(it) for it in value.values()]
-        for name, item in zip(value, items, strict=True):
-            item[0] = f"{name}: {item[0]}"
-    else:
-        items = list(map(flow_tokens, value))
+def _in_braces(fields: Mapping[str, list[str]]) -> list[str]:
+    return _bracketed("{}", [[f"{name}: {it[0]}", *it[1:]] for name, it in fields.items()])
+
+
+def _bracketed(brackets: str, items: list[list[str]]) -> list[str]:
     for item in items[:-1]:
         item[-1] += ","
     tokens = [token for item in items for token in item] or [""]
-    tokens[0] = opening + tokens[0]
-    tokens[-1] += closing
+    tokens[0] = brackets[0] + tokens[0]
+    tokens[-1] += brackets[1]
     return tokens
