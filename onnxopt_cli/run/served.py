@@ -57,7 +57,9 @@ def open_run(
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, it) for it in items]).encode()
                 case {"request": "run", "backend": int(at)}:
-                    response = executors[at].submit(read_order(asked, payload))()
+                    given = {name: asked[name] for name in ("returned", "ours")}
+                    order = replace(read_order(asked, payload), **given)
+                    response = executors[at].submit(order)()
                     if isinstance(response, str):
                         return json.dumps({"stopped": response}).encode() + b"\n"
                     more = {"leak": response.leak, "printed": response.printed}
