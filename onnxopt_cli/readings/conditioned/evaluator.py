@@ -14,7 +14,6 @@ import onnx
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.nodes import spell_out_defaults
-from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates
 from onnxopt_cli.readings.conditioned.reference import functions, operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.widen import widened, widened_value
@@ -90,7 +89,9 @@ class Evaluated:
         self._at = 0
         self._lane: int | None = None
         complete = spell_out_defaults(model)
-        self._evaluator = Visited(widened(complete) if lanes else complete)
+        # Some choose functions when they are made.
+        with replaced(*functions()):
+            self._evaluator = Visited(widened(complete) if lanes else complete)
 
     def _prepare(self, node: Any) -> None:
         from onnx.reference.op_run import OpFunction
@@ -138,8 +139,7 @@ class Evaluated:
         """
         self._visitor, self._at, self._lane = visitor or _pass, 0, None
         fed = {name: widened_value(it) if self._lanes else it for name, it in inputs.items()}
-        better, moved = replaced(*functions()), moved_coordinates(np.zeros_like)
-        with np.errstate(all="ignore"), better, moved:
+        with np.errstate(all="ignore"), replaced(*functions()):
             return list(self._evaluator.run(None, fed))
 
 
