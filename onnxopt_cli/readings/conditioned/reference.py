@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, partialmethod, reduce
+from functools import cache, partial, reduce
 from math import prod
 from typing import Any, TypeVar
 
@@ -95,9 +95,14 @@ def functions() -> list[tuple[Any, str, Any]]:
     for place, function in _INSTEAD:
         *within, name = place.split(".")
         owner = reduce(getattr, within, _modules())
-        given = partialmethod if isinstance(owner, type) else partial
+        given = _method if isinstance(owner, type) else partial
         found.append((owner, name, given(function, getattr(owner, name))))
     return found
+
+
+def _method(function: Callable[..., Any], kept: Any) -> Callable[..., Any]:
+    """Return a method; one of functools makes an object at each call, of which there are many."""
+    return lambda node, *given, **rest: function(node, kept, *given, **rest)
 
 
 def instead_of(*places: str) -> Callable[[F], F]:
