@@ -107,8 +107,7 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
         case Comparison():
             integers = all(np.issubdtype(_dtype(operand), np.integer) for operand in operands)
             compared = typed(operands, _INTEGER if integers else common)
-            result = recorder.node(row.node, *compared, dtype=_BOOL, weak=True)
-            return ~result if row.negated else result
+            return recorder.node(row.node, *compared, dtype=_BOOL, weak=True)
         case Logical():
             if any(_dtype(operand) != _BOOL for operand in operands):
                 raise TypeError(f"{row.node} is recorded for booleans only")
@@ -147,10 +146,11 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     floor = node("Floor", rank)
     lower = as_dtype(recorder, floor, _INTEGER)
     upper = node("Min", node("Add", lower, integers(1)), last)
-    a, b = (
+    ends: list[Any] = [
         node("Reshape", node("Gather", ordered, index), integers(), shape=())
         for index in (lower, upper)
-    )
+    ]
+    a, b = ends
     fraction = node("Reshape", node("Sub", rank, floor), integers(), shape=())
     whole = (fraction == 0) | (a == b)
     between = a + (b - a) * as_dtype(recorder, fraction, dtype)
