@@ -37,29 +37,30 @@ class Arithmetic:
     """How operations are carried out.
 
     Attributes:
-        operations: what takes the place of a ufunc.
+        operations: what takes the place of a function of NumPy.
         finish: what becomes of every operand and result.
         fused: whether a product is added to something without being rounded.
-        add_up: what takes the place of ``numpy.sum``.
     """
 
-    operations: Mapping[np.ufunc, Operation] = field(default_factory=dict)
+    operations: Mapping[Operation, Operation] = field(default_factory=dict)
     finish: Callable[[Any], Any] = lambda value: value
     fused: bool = False
-    add_up: Operation = np.sum
 
-    def operate(self, ufunc: np.ufunc, operands: Sequence[Any]) -> Machine:
+    def operate(self, function: Operation, operands: Sequence[Any]) -> Machine:
         """Carry out an operation on machine operands and plain numbers."""
         values = [self.finish(_value(operand)) for operand in operands]
+        if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
+            # A plain number that is chosen stays one.
+            return Machine(values[1] if values[0] else values[2], self)
+        if function in OF_NOTHING and not np.size(values[0]):
+            return Machine(values[0].dtype.type(OF_NOTHING[function]), self)
         if _are_numbers(values):
-            return Machine(self.finish(_of_numbers(ufunc, values)), self)
-        value = self.operations.get(ufunc, ufunc)(*values)
-        if not self.fused:
-            return Machine(self.finish(value), self)
-        if ufunc is np.multiply:
+            return Machine(self.finish(_of_numbers(function, values)), self)
+        value = self.finish(self.operations.get(function, function)(*values))
+        if self.fused and function is np.multiply:
             return Machine(value, self, unrounded=np.multiply(*map(_widened, values)))
-        if ufunc in (np.add, np.subtract):
-            return Machine(_fused(ufunc, operands, values, value), self)
+        if self.fused and function in (np.add, np.subtract):
+            value = _fused(function, operands, values, value)
         return Machine(value, self)
 
 
@@ -93,18 +94,9 @@ class Machine(NDArrayOperatorsMixin):
         return self.arithmetic.operate(ufunc, inputs)
 
     def __array_function__(
-        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], __: Any
-    ) -> Any:
-        values = list(map(_value, inputs))
-        if function is np.sum:
-            return Machine(self.arithmetic.finish(self.arithmetic.add_up(*values)), self.arithmetic)
-        if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
-            # A plain number that is chosen stays one.
-            return Machine(values[1] if values[0] else values[2], self.arithmetic)
-        if function in OF_NOTHING and not np.size(values[0]):
-            return Machine(values[0].dtype.type(OF_NOTHING[function]), self.arithmetic)
-        value = _of_numbers(function, values) if _are_numbers(values) else function(*values)
-        return Machine(value, self.arithmetic)
+        self, function: Operation, _: Any, inputs: Sequence[Any], __: Any
+    ) -> Machine:
+        return self.arithmetic.operate(function, inputs)
 
 
 def computed(

@@ -57,7 +57,7 @@ def _variants(operator: Operator) -> Iterator[Implementation]:
             yield Implementation(
                 name,
                 inspect.getdoc(add_up) or "",
-                compute=computed(Arithmetic(add_up=add_up)),
+                compute=computed(Arithmetic({np.sum: add_up})),
             )
     for form in operator.forms:
         for name, compute in _ARITHMETICS_OF_FORMS.items():

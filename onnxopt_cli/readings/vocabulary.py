@@ -168,15 +168,9 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rounding can turn it over where the operands are closer than their errors.
-
-    Attributes:
-        node: the ONNX operator.
-        negated: whether its result is turned over.
-    """
+    """Rounding can turn it over where the operands are closer than their errors."""
 
     node: str
-    negated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,7 +510,7 @@ VOCABULARY: Mapping[Callable[..., Any], Row] = {
     np.less: Comparison("Less"),
     np.less_equal: Comparison("LessOrEqual"),
     np.equal: Comparison("Equal"),
-    np.not_equal: Comparison("Equal", negated=True),
+    np.not_equal: Shorthand(lambda a, b: ~np.equal(a, b)),
     np.logical_and: _AND,
     np.logical_or: _OR,
     np.logical_xor: _XOR,

@@ -10,7 +10,7 @@ a steep gradient ends beyond use, and then says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from onnxopt_cli.readings.bound.bound import (
     judged,
 )
 from onnxopt_cli.readings.bound.bounded import Bounded, covering, given, output
-from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded, widen
+from onnxopt_cli.readings.evaluate import WIDE, evaluate, widen
 from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.readings.vocabulary import Precision, precision_of
 
@@ -63,16 +63,17 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
             _derive,
             lambda fed: inexact_outputs(_with_operands(first, fed)),
         )
-        judgements = []
-        for column in zip(*rows, strict=True):
-            values, errors = (
-                np.stack([getattr(row, part) for row in column]) for part in ("value", "error")
-            )
-            stacked = Bounded(values, errors)
-            judgements.append(judged(stacked, column[0].dtype, values.shape, factor))
+        steps = [[it.judgement(factor) for it in row] for row in rows]
+        judgements = [_stacked(column) for column in zip(*steps, strict=True)]
         if others := _also_right(trajectory, first):
             judgements = [it.accepting(also) for it, also in zip(judgements, others, strict=True)]
         return dict(zip(names, judgements, strict=True))
+
+
+def _stacked(steps: Sequence[DerivedOutput]) -> DerivedOutput:
+    parts = ("expected", "value", "error")
+    whole: dict[str, Any] = {part: np.stack([getattr(it, part) for it in steps]) for part in parts}
+    return replace(steps[0], **whole)
 
 
 def evaluate_trajectory(trajectory: Trajectory) -> list[Array]:
@@ -196,17 +197,7 @@ class InexactTensor:
         """The array, or the one that is nearest to the value."""
         if not isinstance(self.content, Bounded):
             return self.content
-        return rounded(self.value, self.dtype, self.shape)
-
-    @property
-    def value(self) -> Array:
-        """The value in the wide type."""
-        return np.broadcast_to(np.asarray(self.tensor.value, WIDE), self.shape)
-
-    @property
-    def error(self) -> Array:
-        """The bound on the error, float64."""
-        return np.broadcast_to(np.float64(self.tensor.error), self.shape)
+        return self.judgement().expected
 
     def judgement(self, factor: float = FACTOR) -> DerivedOutput:
         """Return what an output must be, and how far off it may be."""

@@ -20,14 +20,9 @@ from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import CALLED, published_body, subtracting
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
-from onnxopt_cli.readings.conditioned.evaluator import (
-    Compute,
-    Evaluated,
-    Lanes,
-    pick,
-    sums_in_order,
-)
-from onnxopt_cli.readings.conditioned.reference import wrong_about
+from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
+from onnxopt_cli.readings.conditioned.reference import functions, wrong_about
+from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
@@ -55,6 +50,8 @@ _FINER = 64.0
 _DOUBLE, _SINGLE = 2.0**-53, 2.0**-24
 _STEP = 2.0**27
 _MOST_VISITS = 20_000
+# So many elements of what nodes yield are kept: those of all iterations of a loop may be many.
+_MOST_KEPT = 1 << 24
 # How a type's range is left on the way; NumPy says the first two so.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 # By how much what is subnormal is rounded, by the roundoff of its type.
@@ -72,7 +69,6 @@ _COUNT = len(_CHOSEN)
 _NUMBERS = np.arange(_COUNT**3)
 _COLUMNS = (_NUMBERS + _NUMBERS // _COUNT + _NUMBERS // _COUNT**2) % _COUNT
 _SIGNS = np.ascontiguousarray(_DESIGN[:, _COLUMNS])
-_LANES = 1 + len(_SIGNS)
 
 
 class CannotAskError(Exception):
@@ -115,8 +111,8 @@ class _Form:
 
     own: Any
     exact: Any
-    draws: list[Any]
-    finer: list[Any] = field(default_factory=list)
+    draws: Sequence[Any]
+    finer: Sequence[Any] = ()
     in_order: Any = None
     beyond: list[Any] = field(default_factory=list)
     underflows: bool = False
@@ -139,6 +135,11 @@ def condition(
     Raises:
         CannotAskError: if it cannot be asked.
     """
+    with np.errstate(all="ignore"), replaced(*functions()):
+        return _conditioned(model, inputs, math)
+
+
+def _conditioned(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[Judgement]:
     nodes = list(all_nodes(model))
     if why := next(filter(None, (wrong_about(it, inputs) for it in nodes)), ""):
         raise CannotAskError(f"onnx's reference {why}")
@@ -160,7 +161,7 @@ def condition(
     flushed = {name: _flushed(it) for name, it in inputs.items()}
     if all(it is inputs[name] for name, it in flushed.items()):
         return found
-    others = condition(model, flushed, math)
+    others = _conditioned(model, flushed, math)
     return [
         replace(it, right=it.right + other.right) for it, other in zip(found, others, strict=True)
     ]
@@ -215,9 +216,7 @@ def _measure(
     kinds: list[tuple[str, float, bool]] = []
     beyond: set[str] = set()
 
-    def note(
-        node: Any, compute: Compute, given: Sequence[Any], _at: int, _lane: int | None
-    ) -> tuple[Any, ...]:
+    def note(node: Any, compute: Compute, given: Sequence[Any], _at: int) -> tuple[Any, ...]:
         with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
             outputs = compute(*given)
         beyond.update(_left_range(given, outputs))
@@ -230,26 +229,26 @@ def _measure(
             raise CannotAskError(f"it runs more than {_MOST_VISITS} nodes")
         return outputs
 
-    own = Evaluated(model, 0, looked_into).run(inputs, note)
-    wide = Evaluated(model, _LANES, looked_into)
+    own = Evaluated(model, looked_into).run(inputs, note)
+    wide = Evaluated(model, looked_into, wide=True)
     asking = _Asking(kinds, math)
-    values = wide.run(inputs, asking)
-    forms = [
-        _Form(mine, pick(it, 0), it[1:] if isinstance(it, Lanes) else [], step=asking.step)
-        for mine, it in zip(own, values, strict=True)
-    ]
+    doubles = {name: widened_value(it) for name, it in inputs.items()}
+    exact = wide.run(doubles, asking)
+
+    draws = _drawn(wide, doubles, asking.places, asking.step) if asking.moves else [()] * len(own)
+    forms = [_Form(*it, step=asking.step) for it in zip(own, exact, draws, strict=True)]
     if any(map(_leaps, forms)):
-        again = wide.run(inputs, _Asking(kinds, math, 1 / _FINER, asking.places))
-        for form, it in zip(forms, again, strict=True):
-            form.finer = it[1:] if isinstance(it, Lanes) else []
+        finer = _drawn(wide, doubles, asking.places, asking.step / _FINER)
+        for form, it in zip(forms, finer, strict=True):
+            form.finer = it
     if any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in asking.places):
         with sums_in_order():
-            summed = Evaluated(model, 0, looked_into).run(inputs)
+            summed = Evaluated(model, looked_into).run(inputs)
         for form, it in zip(forms, summed, strict=True):
             form.in_order = it
     tried = [own] if _OVERFLOW in beyond else []
     if _SUBNORMAL in beyond:
-        tried.append(Evaluated(model, 0, looked_into).run(inputs, _flushing))
+        tried.append(Evaluated(model, looked_into).run(inputs, _flushing))
     for at, form in enumerate(forms):
         form.alone = asking.alone
         # What has 16 bits is computed in float32: but for a few roundings it is exact.
@@ -258,6 +257,14 @@ def _measure(
         form.beyond = [it[at] for it in tried]
         form.underflows = _UNDERFLOW in beyond
     return forms
+
+
+def _drawn(
+    wide: Evaluated, inputs: Mapping[str, Value], places: Sequence[_Place], step: float
+) -> list[tuple[Any, ...]]:
+    """Return each output with roundings put in by all rows of the design."""
+    draws = [wide.run(inputs, _Drawing(places, step, row)) for row in _SIGNS]
+    return list(zip(*draws, strict=True))
 
 
 def _left_range(given: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
@@ -272,9 +279,7 @@ def _left_range(given: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
         yield _OVERFLOW
 
 
-def _flushing(
-    _node: Any, compute: Compute, given: Sequence[Any], _at: int, _lane: int | None
-) -> list[Any]:
+def _flushing(_node: Any, compute: Compute, given: Sequence[Any], _at: int) -> list[Any]:
     return [_flushed(it) for it in compute(*given)]
 
 
@@ -301,39 +306,41 @@ def _coarsest(values: Sequence[Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A node that ran in double, and how it rounds: by nothing if it is exact."""
+    """A node that ran in double, and how it rounds: by nothing if it is exact.
+
+    Attributes:
+        op_type: its operator.
+        site: what it does with numbers.
+        roundoff: by how much it rounds its outputs.
+        inner: by how much it rounds its operands.
+        scales: to what its outputs are right, if it computes coordinates.
+        ran: its inputs and outputs; None if it rounds, or all of them take too much room.
+    """
 
     op_type: str
     site: Site
     roundoff: float
     inner: float
     scales: Sequence[Any]
+    ran: tuple[Sequence[Any], Sequence[Any]] | None
 
 
 class _Asking:
-    """Asks each node what it does, and puts roundings in, in each lane by a row of the design.
+    """Asks each node what it does, where the model is run as it is.
 
     Args:
         kinds: of each node that is visited: operator, roundoff, whether it narrows.
         math: the mathematics that is declared.
-        share: how large the roundings are, of those of the types.
-        places: what is known of the nodes from an earlier run.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[tuple[str, float, bool]],
-        math: str,
-        share: float = 1.0,
-        places: Sequence[_Place] = (),
-    ) -> None:
+    def __init__(self, kinds: Sequence[tuple[str, float, bool]], math: str) -> None:
         self._kinds = kinds
         self._math = math
         self._coarsest = max((it for _, it, _ in kinds), default=0.0)
-        self.step = share * (_STEP if self._coarsest == _DOUBLE else 1.0)
-        self.places = [*places]
+        self.step = _STEP if self._coarsest == _DOUBLE else 1.0
+        self.places: list[_Place] = []
         self._known: dict[object, Site] = {}
-        self._elements = [0] * _LANES
+        self._room = _MOST_KEPT
 
     @property
     def alone(self) -> bool:
@@ -341,28 +348,19 @@ class _Asking:
         place = self.places[0] if len(self._kinds) == 1 else None
         return place is not None and bool(place.roundoff) and place.site.row is Rounds.ELEMENT
 
-    def __call__(
-        self, node: Any, compute: Compute, given: Sequence[Any], at: int, lane: int | None
-    ) -> Sequence[Any]:
-        found: list[Sequence[Any]] = []
-        for one in range(_LANES) if lane is None else (lane,):
-            here = [pick(it, one) for it in given]
-            if one:
-                found.append(self._moved(node, compute, here, at, one))
-                continue
-            outputs = compute(*here)
-            found.append(outputs)
-            if at == len(self.places):
-                self.places.append(self._place(node, compute, here, outputs))
-            moves = self.places[at].roundoff and not self.alone
-            if lane is None and not moves and not any(isinstance(it, Lanes) for it in given):
-                return outputs
-        return found[0] if lane is not None else [Lanes(it) for it in zip(*found, strict=True)]
+    @property
+    def moves(self) -> bool:
+        """Whether anything moves where roundings are put in."""
+        return not self.alone and any(place.roundoff for place in self.places)
+
+    def __call__(self, node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
+        outputs = compute(*given)
+        self.places.append(self._place(node, compute, given, outputs, at))
+        return outputs
 
     def _place(
-        self, node: Any, compute: Compute, given: Sequence[Any], outputs: Sequence[Any]
+        self, node: Any, compute: Compute, given: Sequence[Any], outputs: Sequence[Any], at: int
     ) -> _Place:
-        at = len(self.places)
         alike = at < len(self._kinds) and self._kinds[at][0] == node.op_type
         roundoff, narrows = self._kinds[at][1:] if alike else (self._coarsest, False)
         key = (node.onnx_node.SerializeToString(), *(describe(it) for it in given))
@@ -375,49 +373,71 @@ class _Asking:
             roundoff = 0.0
         inner = _inner(node.op_type, found, roundoff, self._math)
         scales = compute(np.abs(given[0]), *given[1:]) if found.row is Rounds.COORDINATES else ()
-        return _Place(node.op_type, found, roundoff, inner, scales)
+        arrays = [it for it in (*given, *outputs) if isinstance(it, np.ndarray)]
+        self._room -= 0 if roundoff else sum(it.size for it in arrays)
+        ran = None if roundoff or self._room < 0 else (given, outputs)
+        return _Place(node.op_type, found, roundoff, inner, scales, ran)
+
+
+class _Drawing:
+    """Puts roundings in at each node, by a row of the design.
+
+    Args:
+        places: what is known of the nodes.
+        step: how large the roundings are, of those of the types.
+        row: the signs.
+    """
+
+    def __init__(self, places: Sequence[_Place], step: float, row: Array) -> None:
+        self._places, self._step, self._row = places, step, row
+        self._elements = 0
+
+    def __call__(self, node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
+        place = self._places[at] if at < len(self._places) else None
+        if not place or place.op_type != node.op_type:
+            return compute(*given)
+        if place.ran and [*map(id, given)] == [*map(id, place.ran[0])]:
+            # Nothing that it takes has moved.
+            return place.ran[1]
+        return self._moved(node, compute, given, place) if place.roundoff else compute(*given)
 
     def _moved(
-        self, node: Any, compute: Compute, given: list[Any], at: int, lane: int
+        self, node: Any, compute: Compute, given: Sequence[Any], place: _Place
     ) -> Sequence[Any]:
-        place = self.places[at] if at < len(self.places) else None
-        if not place or place.op_type != node.op_type or not place.roundoff or self.alone:
-            return compute(*given)
-        found, roundoff = place.site, place.roundoff * self.step
+        found, roundoff = place.site, place.roundoff * self._step
         moved, picks = list(given), found.row is Rounds.PICKS
         if found.moved:
             for operand in floats(node.op_type, given):
-                step = place.inner * self.step * self._signs(given[operand], lane)
+                step = place.inner * self._step * self._signs(given[operand])
                 if operand == GRIDS.get(node.op_type):
                     moved[operand] = given[operand] + step * sizes(node.op_type, given[operand])
                 elif not picks:
                     moved[operand] = np.asarray(given[operand] * (1 + step))
         if picks or found.row is Rounds.COORDINATES:
-            with moved_coordinates(lambda it: roundoff * self._signs(it, lane) * it, picks=picks):
+            with moved_coordinates(lambda it: roundoff * self._signs(it) * it, picks=picks):
                 outputs = compute(*moved)
         else:
             outputs = compute(*moved)
         if picks:
             return outputs
         # Of two long sums each has errors of its own, whatever moves the terms of both.
-        several = found.row is Rounds.COMBINE and len(self._kinds) > 1
+        several = found.row is Rounds.COMBINE and len(self._places) > 1
         if several or found.row is Rounds.PRODUCT:
             roundoff *= _root(found, place.roundoff)
         scales = place.scales or (0.0,) * len(outputs)
-        least = _LEAST[place.roundoff] * self.step
+        least = _LEAST[place.roundoff] * self._step
         return [
-            np.asarray(it + self._signs(it, lane) * _error(it, found, roundoff, scale, least))
+            np.asarray(it + self._signs(it) * _error(it, found, roundoff, scale, least))
             if is_wide(it) and it.size
             else it
             for it, scale in zip(outputs, scales, strict=True)
         ]
 
-    def _signs(self, array: Array, lane: int) -> Array:
+    def _signs(self, array: Array) -> Array:
         """Return 1 or -1 for each element, so that elements that cancel move apart once."""
-        start = self._elements[lane]
-        self._elements[lane] += array.size
-        row = _SIGNS[lane - 1]
-        first = start % row.size
+        row = self._row
+        first = self._elements % row.size
+        self._elements += array.size
         again = np.broadcast_to(row, (-(-(first + array.size) // row.size), row.size))
         return again.reshape(-1)[first : first + array.size].reshape(array.shape)
 
@@ -442,8 +462,7 @@ def _largest(array: Any) -> float:
 
 
 def _distance(moved: Array, exact: Array) -> Array:
-    with np.errstate(all="ignore"):
-        distance = np.abs(moved - exact).astype(np.float64)
+    distance = np.abs(moved - exact).astype(np.float64)
     same = (moved == exact) | (np.isnan(moved) & np.isnan(exact))
     return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
 
@@ -484,9 +503,8 @@ def _neighbours(forms: Sequence[_Form], own: Array) -> Iterator[tuple[Array, Arr
 
 def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
     roundoff, tiny = ROUNDOFF[own.dtype], smallest_normal(own.dtype)
-    with np.errstate(all="ignore"):
-        expected = exact.astype(own.dtype)
-        rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
+    expected = exact.astype(own.dtype)
+    rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
     others: list[Array] = []
     unit = np.zeros(exact.shape)
     touched = False
@@ -532,9 +550,8 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
 
 def _branch(value: Array, share: float, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return another right value, with its limit: that share of it, or that of the exact one."""
-    with np.errstate(all="ignore"):
-        own = share * np.abs(value)
-        return value.astype(dtype), np.maximum(limit, np.where(np.isfinite(own), own, 0.0))
+    own = share * np.abs(value)
+    return value.astype(dtype), np.maximum(limit, np.where(np.isfinite(own), own, 0.0))
 
 
 def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:

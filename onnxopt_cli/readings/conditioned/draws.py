@@ -87,11 +87,11 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
     if node.op_type in _NORMAL:
         mean, scale = given.get("mean", 0.0), given.get("scale", 1.0)
         law = f"normal, mean {mean:g}, deviation {scale:g}"
-        test = _continuous(_normal, mean, scale)
+        test = partial(_test_continuous, _normal, mean, scale)
     elif node.op_type in _UNIFORM:
         low, high = given.get("low", 0.0), given.get("high", 1.0)
         law = f"uniform from {low:g} to {high:g}"
-        test = _continuous(np.asarray, low, high - low)
+        test = partial(_test_continuous, np.asarray, low, high - low)
     elif node.op_type == "ReduceMean" or not isinstance(first, np.ndarray):
         return
     elif node.op_type == "Bernoulli":
@@ -148,38 +148,33 @@ def _test_places(
     return f"is not where the elements of {printable(values)} are" if wrong else ""
 
 
-def _continuous(
-    law: Callable[[Array], Array], origin: float, scale: float
-) -> Callable[[Array], str]:
-    """Return the test of numbers of a law, moved and stretched."""
-
-    def test(sample: Array) -> str:
-        largest = max(abs(origin), abs(origin + scale))
-        if not scale:
-            wrong = sample.astype(np.float64) != np.asarray(origin, sample.dtype)
-            return f"has elements that are not {origin:g}" if wrong.any() else ""
-        grain = 2 * ROUNDOFF[sample.dtype] * max(1.0, largest / abs(scale))
-        return _test_continuous(lambda it: law((it - origin) / scale), grain, sample)
-
-    return test
-
-
 def _normal(values: Array) -> Array:
     return np.array([0.5 * erfc(-it / sqrt(2)) for it in values])
 
 
-def _test_continuous(law: Callable[[Array], Array], grain: float, sample: Array) -> str:
+def _test_continuous(
+    law: Callable[[Array], Array], origin: float, scale: float, sample: Array
+) -> str:
     """Test a sample of numbers that are all as likely as any other, as levels from 0 to 1.
 
     Their distances from the law (Dvoretzky, Kiefer, Wolfowitz), and, as numbers of the normal
     distribution, their mean and the mean of their squares (Chernoff).
 
     Args:
-        law: makes levels of numbers.
-        grain: how far apart levels may lie for want of digits.
+        law: makes levels of numbers that are neither moved nor stretched.
+        origin: by how much these are moved.
+        scale: by how much they are stretched.
         sample: the numbers.
     """
-    levels = np.sort(law(sample.astype(np.float64).reshape(-1)))
+    numbers = sample.astype(np.float64).reshape(-1)
+    if not scale:
+        wrong = numbers != np.asarray(origin, sample.dtype)
+        return f"has elements that are not {origin:g}" if wrong.any() else ""
+    # So far apart levels may lie for want of digits.
+    grain = (
+        2 * ROUNDOFF[sample.dtype] * max(1.0, max(abs(origin), abs(origin + scale)) / abs(scale))
+    )
+    levels = np.sort(law((numbers - origin) / scale))
     count = levels.size
     if not count:
         return ""

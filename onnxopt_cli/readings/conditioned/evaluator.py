@@ -14,8 +14,7 @@ import onnx
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.nodes import spell_out_defaults
-from onnxopt_cli.readings.conditioned.coordinates import moved_coordinates
-from onnxopt_cli.readings.conditioned.reference import functions, operators
+from onnxopt_cli.readings.conditioned.reference import operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.widen import widened, widened_value
 
@@ -31,38 +30,23 @@ Compute = Callable[..., tuple[Any, ...]]
 
 
 #: Called for each node that runs, returns its outputs. It is given the node, what computes it, its
-#: inputs (some may be :class:`Lanes`), how many nodes were visited before, the same in all lanes,
-#: and the only lane that is run, as within subgraphs, or None if it is all of them.
-Visitor = Callable[["OpRun", Compute, Sequence[Any], int, "int | None"], Sequence[Any]]
-
-
-class Lanes(list[Any]):
-    """A value in several runs of a model at once: as it is, then with roundings put in."""
-
-    # onnx's reference asks for the type to choose function bodies.
-    dtype = property(lambda self: self[0].dtype)
-    shape = property(lambda self: self[0].shape)
-
-
-def pick(value: Any, lane: int) -> Any:
-    """Return a value as it is in one lane."""
-    return value[lane] if isinstance(value, Lanes) else value
+#: inputs, and how many nodes were visited before.
+Visitor = Callable[["OpRun", Compute, Sequence[Any], int], Sequence[Any]]
 
 
 class Evaluated:
     """A model that is ready to be run by onnx's reference, visited at every node.
 
     Nodes with subgraphs or function bodies are not visited themselves: what they consist of is.
-    Those with subgraphs are run once for each lane: the reference takes their values apart.
 
     Args:
         model: the model.
-        lanes: 0 to compute in the model's own types; else in double, in as many lanes.
         looked_into: operators whose function bodies are run in their place.
+        wide: whether to compute in double, and not in the model's own types.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, lanes: int = 0, looked_into: Sequence[str] = ()
+        self, model: onnx.ModelProto, looked_into: Sequence[str] = (), *, wide: bool = False
     ) -> None:
         from onnx.reference import ReferenceEvaluator
         from onnx.reference.op_run import OpRunExpand
@@ -75,7 +59,7 @@ class Evaluated:
 
             def __init__(self, proto: Any, **settings: Any) -> None:
                 if isinstance(proto, onnx.FunctionProto):
-                    proto = widened(proto) if lanes else copy(proto)
+                    proto = widened(proto) if wide else copy(proto)
                     # Or onnx's reference would not choose bodies by the types that it finds.
                     proto.value_info.add()
                 super().__init__(proto, **settings | {"new_ops": better})
@@ -85,50 +69,33 @@ class Evaluated:
                 for node in self.rt_nodes_:
                     prepare(node)
 
-        self._lanes = lanes
+        self._wide = wide
         self._visitor: Visitor = _pass
         self._at = 0
-        self._lane: int | None = None
         complete = spell_out_defaults(model)
-        self._evaluator = Visited(widened(complete) if lanes else complete)
+        self._evaluator = Visited(widened(complete) if wide else complete)
 
     def _prepare(self, node: Any) -> None:
         from onnx.reference.op_run import OpFunction
 
         # A number of NumPy makes what is computed with Python's float32.
-        for name, value in list(vars(node).items()) if self._lanes else ():
+        for name, value in list(vars(node).items()) if self._wide else ():
             if isinstance(value, np.floating):
                 setattr(node, name, float(value))
             elif name == "stash_type" and not isinstance(node, OpFunction):
                 # Of what has no body here the reference knows no other, and computes in double.
                 setattr(node, name, onnx.TensorProto.FLOAT)
-        if node.has_subgraph:
-            node.run = partial(self._apart, node.run)
-        elif not isinstance(node, OpFunction):
+        if not node.has_subgraph and not isinstance(node, OpFunction):
             node.run = partial(self._visited, node, node.run)
 
     def _visited(self, node: OpRun, run: Compute, *inputs: Any, **context: Any) -> tuple[Any, ...]:
         def compute(*given: Any) -> tuple[Any, ...]:
             outputs = map(_array, run(*given, **context))
             # Some yield float32 whatever they are given, others scalars that are no arrays.
-            return tuple(map(widened_value, outputs) if self._lanes else outputs)
+            return tuple(map(widened_value, outputs) if self._wide else outputs)
 
         self._at += 1
-        return tuple(self._visitor(node, compute, inputs, self._at - 1, self._lane))
-
-    def _apart(self, run: Compute, *inputs: Any, **settings: Any) -> tuple[Any, ...]:
-        if self._lane is not None or not self._lanes:
-            return run(*inputs, **settings)
-        start, found, end = self._at, [], 0
-        names = settings.get("context", {})
-        for lane in range(self._lanes):
-            self._at, self._lane = start, lane
-            if names:
-                settings["context"] = {name: pick(it, lane) for name, it in names.items()}
-            found.append(run(*[pick(it, lane) for it in inputs], **settings))
-            end = end or self._at
-        self._at, self._lane = end, None
-        return tuple(map(Lanes, zip(*found, strict=True)))
+        return tuple(self._visitor(node, compute, inputs, self._at - 1))
 
     def run(self, inputs: Mapping[str, Value], visitor: Visitor | None = None) -> list[Any]:
         """Return the outputs of the graph.
@@ -136,11 +103,9 @@ class Evaluated:
         Raises:
             Exception: whatever the reference raises.
         """
-        self._visitor, self._at, self._lane = visitor or _pass, 0, None
-        fed = {name: widened_value(it) if self._lanes else it for name, it in inputs.items()}
-        better, moved = replaced(*functions()), moved_coordinates(np.zeros_like)
-        with np.errstate(all="ignore"), better, moved:
-            return list(self._evaluator.run(None, fed))
+        self._visitor, self._at = visitor or _pass, 0
+        fed = {name: widened_value(it) if self._wide else it for name, it in inputs.items()}
+        return list(self._evaluator.run(None, fed))
 
 
 def sums_in_order() -> AbstractContextManager[None]:
@@ -185,7 +150,5 @@ def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _pass(
-    _node: OpRun, compute: Compute, inputs: Sequence[Any], _at: int, _lane: int | None
-) -> tuple[Any, ...]:
+def _pass(_node: OpRun, compute: Compute, inputs: Sequence[Any], _at: int) -> Sequence[Any]:
     return compute(*inputs)

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, partialmethod
+from functools import cache, partial, reduce
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -16,12 +16,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value, dtype_name
-from onnxopt_cli.readings.conditioned.windows import (
-    fast_columns,
-    fast_max_pool,
-    fast_pool,
-    same_padding,
-)
+from onnxopt_cli.readings.conditioned.windows import fast_columns, fast_pool
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_INSTEAD: list[tuple[str, Callable[..., Any]]] = []
 
 # Until then Softmax and its kind took all axes from one on for one.
 _FLATTENS = 13
@@ -42,34 +41,31 @@ _BENDS: dict[str, Callable[[Array], Array]] = {
 _FORMER = {"bilinear": "linear", "bicubic": "cubic"}
 # What is added up in float32, and where Gemm does it.
 _SHORT = frozenset({"float16", "bfloat16"})
-_GEMM = ("_gemm00", "_gemm01", "_gemm10", "_gemm11")
+_GEMM = [f"op_gemm._gemm{it}" for it in ("00", "01", "10", "11")]
 _LENGTHS = 4
 _LARGEST_QUOTIENT = 2.0**30
+# By so little whole coordinates are missed.
+_WHOLE = 1e-9
 
 
 @cache
 def operators() -> list[type]:
-    """Return what is run in place of the reference's operators."""
+    """Return the operators that onnx's reference lacks, or lacks in some versions, or modes."""
     from onnx.reference.op_run import OpRun
-    from onnx.reference.ops import (
-        op_dequantize_linear,
-        op_grid_sample,
-        op_lp_normalization,
-        op_pool_common,
-        op_rnn,
-        op_scan,
-        op_scatter_elements,
-    )
-    from onnx.reference.ops._op import OpRunUnaryNum
+    from onnx.reference.ops import op_dequantize_linear, op_grid_sample, op_scatter_elements
 
     dequantize: Any = op_dequantize_linear
     grid_sample: Any = op_grid_sample.GridSample
-    lp_normalization: Any = op_lp_normalization.LpNormalization
-    pool: Any = op_pool_common.CommonPool
-    rnn: Any = op_rnn.CommonRNN
 
     class DequantizeLinear(dequantize._CommonDequantizeLinear):  # type: ignore[misc]  # noqa: SLF001
         """Of every version: the reference has none before 19."""
+
+    class GlobalLpPool(OpRun):
+        """The root of the sum of powers."""
+
+        def _run(self, x: Array, p: int) -> tuple[Array]:
+            powers = np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)
+            return ((powers ** (1 / p)).astype(x.dtype),)
 
     class GridSample(grid_sample):  # type: ignore[misc]
         """With coordinates as precise as the grid: the reference's are always float32."""
@@ -86,63 +82,50 @@ def operators() -> list[type]:
             curved = _FORMER.get(self.mode, self.mode) == "cubic" and isinstance(val, np.floating)
             return val if curved else super()._clamp(val, lo, hi)
 
-    class LpNormalization(lp_normalization):  # type: ignore[misc]
-        """Of magnitudes."""
-
-        def _run(self, x: Array, axis: Any = None, p: Any = None) -> tuple[Array]:
-            return (np.copysign(super()._run(np.abs(x), axis, p)[0], x),)
-
-    class LpPool(pool):  # type: ignore[misc]
-        """Of what lies within: the reference multiplies means by all of a window's elements."""
-
-        def _run(self, x: Array, **rest: Any) -> Any:
-            rest.pop("count_include_pad", None)
-            return super()._run("LPPOOL", 1, x, **rest)
-
-    class LRN(OpRun):
-        """With the neighbours of each channel, however many batches there are."""
-
-        def _run(self, x: Array, alpha: Any, beta: Any, bias: Any, size: int) -> tuple[Array]:
-            before = (size - 1) // 2
-            squares = np.pad(x * x, [(0, 0), (before, size - 1 - before), (0, 0), (0, 0)])
-            total = np.sum(sliding_window_view(squares, size, 1), axis=-1)
-            return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
-
-    class RNN(rnn):  # type: ignore[misc]
-        """With all activations that need no numbers of their own."""
-
-        def choose_act(self, name: str, *numbers: Any) -> Any:
-            return _BENDS.get(name.lower()) or super().choose_act(name, *numbers)
-
-    class Scan(op_scan.Scan):
-        """With what Scan was at first: of batches, behind lengths that are left out."""
-
-        def _run(self, *given: Any, **rest: Any) -> tuple[Any, ...]:
-            run: Any = super()._run
-            if given[0] is not None or any(getattr(self, "directions", None) or ()):
-                return tuple(run(*given, **rest))
-            found = [run(*it, **rest) for it in zip(*given[1:], strict=True)]
-            return tuple(map(np.stack, zip(*found, strict=True)))
-
     class Scatter(op_scatter_elements.ScatterElements):
         """The earlier name of ScatterElements."""
 
-    kind = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
-    flat = (_flattening(OpRunUnaryNum, *it) for it in kind.items())
-    pools = type("GlobalLpPool", (OpRun,), {"_run": _norm_of_all})
-    ours = [DequantizeLinear, GridSample, LpNormalization, LpPool, LRN, RNN, Scan, Scatter]
-    return [*ours, pools, *flat]
+    return [DequantizeLinear, GlobalLpPool, GridSample, Scatter]
 
 
-def _flattening(base: type, name: str, compute: Callable[[Array, int], Array]) -> type:
-    def run(self: Any, x: Array) -> tuple[Array]:
-        flat, axis = x, self.axis
-        if self.run_params["opsets"][""] < _FLATTENS:
-            given = next((it.i for it in self.onnx_node.attribute if it.name == "axis"), 1)
-            flat, axis = x.reshape(prod(x.shape[:given]), -1), 1
-        return (compute(flat, axis).reshape(x.shape).astype(x.dtype) if x.size else x,)
+@cache
+def functions() -> list[tuple[Any, str, Any]]:
+    """Return what is run in place of the reference's functions: owner, name and function."""
+    found = []
+    for place, function in _INSTEAD:
+        *within, name = place.split(".")
+        owner = reduce(getattr, within, _modules())
+        given = _method if isinstance(owner, type) else partial
+        found.append((owner, name, given(function, getattr(owner, name))))
+    return found
 
-    return type(name, (base,), {"_run": run})
+
+def _method(function: Callable[..., Any], kept: Any) -> Callable[..., Any]:
+    """Return a method; one of functools makes an object at each call, of which there are many."""
+    return lambda node, *given, **rest: function(node, kept, *given, **rest)
+
+
+def instead_of(*places: str) -> Callable[[F], F]:
+    """Have a function run in place of the reference's.
+
+    It is given the reference's own first; if that is a method, the node before it.
+
+    Args:
+        places: which, by module and class.
+    """
+
+    def note(function: F) -> F:
+        _INSTEAD.extend((place, function) for place in places)
+        return function
+
+    return note
+
+
+def _modules() -> Any:
+    """Return the reference's modules by name; their types are of no use here."""
+    from onnx.reference import ops
+
+    return ops
 
 
 def wrong_about(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
@@ -170,67 +153,84 @@ def wrong_about(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
     return ""
 
 
+# It takes one window of a pool after the other, and looks up each element of a convolution's.
+instead_of("op_pool_common.pool")(fast_pool)
+instead_of("op_conv.im2col")(fast_columns)
+
+
+@instead_of("op_lp_normalization.LpNormalization._run")
+def _normalized_magnitudes(node: Any, kept: Any, x: Array, *given: Any, **rest: Any) -> Any:
+    return (np.copysign(kept(node, np.abs(x), *given, **rest)[0], x),)
+
+
+@instead_of("op_lp_pool.LpPool._run")
+def _of_powers(pool: Any, _kept: Any, x: Array, **rest: Any) -> Any:
+    """Add up what lies within: the reference multiplies means by all of a window's elements."""
+    return _modules().op_pool_common.CommonPool._run(pool, "LPPOOL", 1, x, **rest)  # noqa: SLF001
+
+
+@instead_of("op_lrn.LRN._run")
+def _among_neighbours(
+    _node: Any, _kept: Any, x: Array, alpha: Any, beta: Any, bias: Any, size: int
+) -> tuple[Array]:
+    """Divide by the neighbours of each channel, however many batches there are."""
+    before = (size - 1) // 2
+    squares = np.pad(x * x, [(0, 0), (before, size - 1 - before), (0, 0), (0, 0)])
+    total = np.sum(sliding_window_view(squares, size, 1), axis=-1)
+    return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
+
+@instead_of("op_rnn.CommonRNN.choose_act")
+def _bend(node: Any, kept: Any, name: str, *numbers: Any) -> Any:
+    """Know all activations that need no numbers of their own."""
+    return _BENDS.get(name.lower()) or kept(node, name, *numbers)
+
+
+@instead_of("op_scan.Scan._run")
+def _scanned(node: Any, kept: Any, *given: Any, **rest: Any) -> tuple[Any, ...]:
+    """Scan batches, behind lengths that are left out, as Scan did at first."""
+    if given[0] is not None or any(getattr(node, "directions", None) or ()):
+        return tuple(kept(node, *given, **rest))
+    found = [kept(node, *it, **rest) for it in zip(*given[1:], strict=True)]
+    return tuple(map(np.stack, zip(*found, strict=True)))
+
+
+def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
+    """Return what computes along an axis, or in early versions along all from one on."""
+
+    def run(node: Any, _kept: Any, x: Array) -> tuple[Array]:
+        flat, axis = x, node.axis
+        if node.run_params["opsets"][""] < _FLATTENS:
+            given = next((it.i for it in node.onnx_node.attribute if it.name == "axis"), 1)
+            flat, axis = x.reshape(prod(x.shape[:given]), -1), 1
+        return (compute(flat, axis).reshape(x.shape).astype(x.dtype) if x.size else x,)
+
+    return run
+
+
+@instead_of("op_softmax.Softmax._run")
+@_flattening
 def _softmax(x: Array, axis: int) -> Array:
     powers = np.exp(x - x.max(axis=axis, keepdims=True))
     return powers / np.sum(powers, axis=axis, keepdims=True)
 
 
+@instead_of("op_log_softmax.LogSoftmax._run")
+@_flattening
 def _log_softmax(x: Array, axis: int) -> Array:
     moved = x - x.max(axis=axis, keepdims=True)
     return moved - np.log(np.sum(np.exp(moved), axis=axis, keepdims=True))
 
 
+@instead_of("op_hardmax.Hardmax._run")
+@_flattening
 def _hardmax(x: Array, axis: int) -> Array:
     largest = np.zeros_like(x)
     np.put_along_axis(largest, np.argmax(x, axis=axis, keepdims=True), 1, axis=axis)
     return largest
 
 
-def _modules() -> Any:
-    """Return the reference's modules by name; their types are of no use here."""
-    from onnx.reference import ops
-
-    return ops
-
-
-@cache
-def functions() -> list[tuple[Any, str, Any]]:
-    """Return what is run in place of the reference's functions: module, name and function."""
-    from onnx.reference.op_run import OpRun
-
-    ops = _modules()
-    instead: list[tuple[Any, str, Any]] = [
-        (ops.op_conv, "im2col", fast_columns),
-        (ops.op_gather_elements, "gather_numpy", _gathered),
-        (ops.op_global_max_pool, "_global_max_pool", _largest_of_all),
-        (ops.op_negative_log_likelihood_loss, "_compute_negative_log_likelihood_loss", fast_loss),
-        (ops.op_reduce_log_sum_exp, "compute_log_sum_exp", _log_sum_exp),
-    ]
-    # These are given the reference's own, behind the node if it is a method.
-    around: list[tuple[Any, str, Any]] = [
-        (OpRun, "_check_and_fix_outputs", _checked),
-        (ops.op_batch_normalization.BatchNormalization_9, "_run", _normalized),
-        (ops.op_conv, "_conv_implementation", _in_single),
-        (ops.op_conv_transpose.ConvTranspose, "_run", _grouped),
-        *((ops.op_gemm, name, _in_single) for name in _GEMM),
-        (ops.op_matmul, "numpy_matmul", _in_single),
-        (ops.op_max_pool.MaxPool, "_max_pool", _padded_alike),
-        (ops.op_max_pool.MaxPool, "_run", _largest),
-        (ops.op_pad, "_pad_impl", _padded_or_cut),
-        (ops.op_pool_common, "get_output_shape_explicit_padding", _padded_at_the_end),
-        (ops.op_pool_common, "pool", fast_pool),
-        (ops.op_quantize_linear._CommonQuantizeLinear, "_run", _saturated),  # noqa: SLF001
-        (ops.op_resize.Resize, "_run", _resized),
-        (ops.op_roi_align.RoiAlign, "_run", _aligned),
-        (ops.op_unique.Unique, "_run", _in_order),
-        (ops.op_upsample.Upsample, "_run", _stretched),
-    ]
-    for owner, name, function in around:
-        given = partialmethod if isinstance(owner, type) else partial
-        instead.append((owner, name, given(function, getattr(owner, name))))
-    return instead
-
-
+@instead_of("op_batch_normalization.BatchNormalization_9._run")
 def _normalized(
     node: Any, kept: Any, *given: Array, epsilon: float, **rest: Any
 ) -> tuple[Array, ...]:
@@ -241,6 +241,7 @@ def _normalized(
     return (tested(*given, epsilon=epsilon),)
 
 
+@instead_of("op_upsample.Upsample._run")
 def _stretched(
     node: Any, kept: Any, x: Array, scale: Any = None, mode: str = "", **rest: Any
 ) -> Any:
@@ -253,6 +254,7 @@ def _stretched(
     return (resize._interpolate_nd(x, resize._linear_coeffs, **corner).astype(x.dtype),)  # noqa: SLF001
 
 
+@instead_of("op_resize.Resize._run")
 def _resized(node: Any, kept: Any, *given: Any, **rest: Any) -> Any:
     former = node.run_params["opsets"][""] < _RESIZES
     # Upsample is replaced meanwhile, too.
@@ -260,23 +262,21 @@ def _resized(node: Any, kept: Any, *given: Any, **rest: Any) -> Any:
     return run(node, *given, **rest)
 
 
-def _norm_of_all(_: Any, x: Array, p: int) -> tuple[Array]:
-    powers = np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)
-    return ((powers ** (1 / p)).astype(x.dtype),)
-
-
-def _gathered(data: Array, axis: int, indices: Array) -> Array:
+@instead_of("op_gather_elements.gather_numpy")
+def _gathered(_kept: Any, data: Array, axis: int, indices: Array) -> Array:
     """Gather along any axis of any length, where there may be fewer indices along the others."""
     within = [slice(size) for size in indices.shape]
     within[axis] = slice(None)
     return np.take_along_axis(data[tuple(within)], indices, axis)
 
 
-def _largest_of_all(x: Array) -> Array:
+@instead_of("op_global_max_pool._global_max_pool")
+def _largest_of_all(_kept: Any, x: Array) -> Array:
     largest: Array = x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
     return largest
 
 
+@instead_of("op_pad._pad_impl")
 def _padded_or_cut(
     kept: Any, data: Array, pads: Any, mode: Any, constant_values: Any = 0.0, axes: Any = None
 ) -> Array:
@@ -290,6 +290,7 @@ def _padded_or_cut(
     return np.asarray(kept(data[tuple(within)], added, mode, constant_values, axes))
 
 
+@instead_of("op_unique.Unique._run")
 def _in_order(node: Any, kept: Any, x: Array, axis: Any = None, **rest: Any) -> tuple[Array, ...]:
     """Take what is unique from where it was found, along any axis."""
     whole = axis is None or np.isnan(axis)
@@ -297,14 +298,21 @@ def _in_order(node: Any, kept: Any, x: Array, axis: Any = None, **rest: Any) -> 
     return (y if whole else np.moveaxis(y, 0, int(axis)), *others)
 
 
+@instead_of("_op.OpRun._check_and_fix_outputs")
 def _checked(node: Any, kept: Any, outputs: Any) -> Any:
     """Look closer at what a node returns only where it is no arrays: that takes long."""
     arrays = type(outputs) is tuple and outputs and all(type(it) is np.ndarray for it in outputs)
     return outputs if arrays else kept(node, outputs)
 
 
+@instead_of("op_negative_log_likelihood_loss._compute_negative_log_likelihood_loss")
 def fast_loss(
-    x: Array, target: Array, weight: Any = None, reduction: str = "mean", ignore_index: Any = None
+    _kept: Any,
+    x: Array,
+    target: Array,
+    weight: Any = None,
+    reduction: str = "mean",
+    ignore_index: Any = None,
 ) -> tuple[Any]:
     """Look up the chances of all targets at once, where the reference takes one after the other."""
     ignored = np.asarray(target == ignore_index)
@@ -320,6 +328,7 @@ def fast_loss(
     return (whole(loss).astype(x.dtype),)
 
 
+@instead_of("op_conv._conv_implementation", "op_matmul.numpy_matmul", *_GEMM)
 def _in_single(kept: Any, x: Array, y: Array, *rest: Any) -> Array:
     """Add up what has 16 bits in float32, as NumPy does, and much faster."""
     if not isinstance(x, np.ndarray) or dtype_name(x.dtype) not in _SHORT:
@@ -328,13 +337,32 @@ def _in_single(kept: Any, x: Array, y: Array, *rest: Any) -> Array:
     return np.asarray(kept(*wide)).astype(x.dtype)
 
 
-def _largest(node: Any, kept: Any, x: Array, storage_order: Any = None, **rest: Any) -> Any:
-    """Take the largest elements of all windows at once, where nobody asks for their places."""
-    alone = len(node.onnx_node.output) == 1 and x.dtype.kind == "f"
-    found = fast_max_pool(x, **rest) if alone else None
-    return kept(node, x, storage_order=storage_order, **rest) if found is None else (found,)
+@instead_of("op_max_pool.MaxPool._run")
+def _largest(
+    pool: Any, kept: Any, x: Array, auto_pad: str, storage_order: Any = None, **rest: Any
+) -> Any:
+    """Pad for as many windows of SAME_LOWER as of SAME_UPPER, and never by a negative number.
+
+    The largest elements of all windows are taken at once where nobody asks for their places. A NaN,
+    and a window that lies beside all elements, is left to the reference.
+    """
+    if auto_pad != "NOTSET":
+        size, ones = np.array(x.shape[2:]), [1] * (x.ndim - 2)
+        step, apart = (np.array(rest[it] or ones) for it in ("strides", "dilations"))
+        reach = (np.array(rest["kernel_shape"]) - 1) * apart + 1
+        missing = np.maximum((-(-size // step) - 1) * step + reach - size, 0)
+        total = missing * (auto_pad != "VALID")
+        front = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        rest |= {"pads": [*front.tolist(), *(total - front).tolist()], "ceil_mode": 0}
+    if len(pool.onnx_node.output) == 1 and x.dtype.kind == "f" and not np.isnan(x).any():
+        common = _modules().op_pool_common.CommonPool
+        (found,) = common._run(pool, "MAX", 0, x, auto_pad="NOTSET", **rest)  # noqa: SLF001
+        if not np.isnan(found).any():
+            return (found,)
+    return kept(pool, x, auto_pad="NOTSET", storage_order=storage_order, **rest)
 
 
+@instead_of("op_conv_transpose.ConvTranspose._run")
 def _grouped(
     node: Any, kept: Any, x: Array, w: Array, b: Array | None = None, group: int = 1, **rest: Any
 ) -> tuple[Array]:
@@ -344,6 +372,7 @@ def _grouped(
     return (np.concatenate([kept(node, *it, group=1, **rest)[0] for it in parts], axis=1),)
 
 
+@instead_of("op_pool_common.get_output_shape_explicit_padding")
 def _padded_at_the_end(
     kept: Any, pads: Sequence[int] | None, shape: Sequence[int], *rest: Any
 ) -> tuple[Any, list[int]]:
@@ -354,19 +383,7 @@ def _padded_at_the_end(
     return out_shape, [*front, *(total - front).tolist()]
 
 
-def _padded_alike(
-    pool: Any, kept: Any, x: Array, auto_pad: str, ceil_mode: int, **rest: Any
-) -> Any:
-    """Have as many windows for SAME_LOWER as for SAME_UPPER, not fewer."""
-    if auto_pad == "SAME_LOWER":
-        size, ones = np.array(x.shape[2:]), [1] * (x.ndim - 2)
-        stride, apart = (np.array(rest[it] or ones) for it in ("strides", "dilations"))
-        reach = (np.array(rest["kernel_shape"]) - 1) * apart + 1
-        rest["pads"] = np.concatenate(same_padding(auto_pad, size, stride, reach)).tolist()
-        auto_pad = "NOTSET"
-    return kept(pool, x, auto_pad=auto_pad, ceil_mode=ceil_mode, **rest)
-
-
+@instead_of("op_quantize_linear._CommonQuantizeLinear._run")
 def _saturated(
     quantize: Any, kept: Any, x: Array, scale: Array, *rest: Any, **attributes: Any
 ) -> Any:
@@ -378,6 +395,7 @@ def _saturated(
     return kept(quantize, bounded, scale, *rest, **attributes)
 
 
+@instead_of("op_roi_align.RoiAlign._run")
 def _aligned(align: Any, kept: Any, *given: Any, **attributes: Any) -> Any:
     """Take no half pixel away in versions that know nothing of it."""
     if align.run_params["opsets"][""] < _HALF_PIXELS:
@@ -385,10 +403,21 @@ def _aligned(align: Any, kept: Any, *given: Any, **attributes: Any) -> Any:
     return kept(align, *given, **attributes)
 
 
-def _log_sum_exp(data: Array, axes: Any, keepdims: Any) -> tuple[Array]:
+@instead_of("op_reduce_log_sum_exp.compute_log_sum_exp")
+def _log_sum_exp(_kept: Any, data: Array, axes: Any, keepdims: Any) -> tuple[Array]:
     largest = data.max(axis=axes, keepdims=True)
     # The sum of nothing but zeros has a logarithm, too.
     largest = np.where(np.isfinite(largest), largest, 0).astype(data.dtype)
     total = np.sum(np.exp(data - largest), axis=axes, keepdims=True, dtype=data.dtype)
     found = np.log(total) + largest
     return (found if keepdims else np.squeeze(found, axis=axes),)
+
+
+@instead_of("op_resize._compute_x_ori")
+def _whole_coordinates(kept: Any, mode: str, y: Array, *given: Any) -> tuple[Array, Any]:
+    """Return whole numbers, which are missed by little in double, and the reference goes astray."""
+    found, outside = kept(mode, y, *given)
+    if mode == "pytorch_half_pixel" and y.size == 1:
+        found = np.zeros(1)
+    whole = np.rint(found)
+    return np.where(np.abs(found - whole) < _WHOLE, whole, found), outside

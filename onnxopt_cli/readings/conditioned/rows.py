@@ -169,7 +169,7 @@ def _moves(
             # What is rounded to an integer is exact, too; what is as large always is one.
             size = size[(size != np.floor(size)) | (size > _WHOLE)]
             # Where some are not, a few of the first mostly show it.
-            for seen in (size[:_FEW], size):
+            for seen in (size[:_FEW], size[_FEW:]):
                 nearest = allowed[np.searchsorted(allowed, seen).clip(max=allowed.size - 1)]
                 if (nearest != seen).any():
                     return False

@@ -17,7 +17,7 @@ from onnxopt_cli.core.values import Array
 
 
 def fast_pool(
-    slow: Any,
+    kept: Any,
     padded: Array,
     x_shape: Sequence[int],
     kernel: Sequence[int],
@@ -33,7 +33,7 @@ def fast_pool(
     """Pool, given the reference's own function and its arguments.
 
     Windows without NaN, which is padding that does not count, are averaged together, the others one
-    by one. What is no average, or counts NaN, is left to the reference.
+    by one. Averages that count NaN are left to the reference.
     """
     rank = len(kernel)
     steps, spread = strides or [1] * rank, [1] * rank if dilations is None else dilations
@@ -46,16 +46,17 @@ def fast_pool(
     )
     counts = ((sizes + required - reach) / steps + 1).astype(int)
     counts_nan = count_include_pad == 1 and np.isnan(padded).any()
-    unlike = counts_nan or counts.min() < 1 or (counts > out_shape).any()
-    if unlike or pooling_type not in {"AVG", "LPPOOL"}:
+    if counts_nan or counts.min() < 1 or (counts > out_shape).any():
         rest = (x_shape, kernel, strides, out_shape, pooling_type, pads_required, pads, dilations)
-        result: Array = slow(padded, *rest, count_include_pad, p)
+        result: Array = kept(padded, *rest, count_include_pad, p)
         return result
     # Of a window that is cut off nothing beyond counts.
     whole = np.full([*x_shape[:2], *((counts - 1) * steps + reach)], np.nan, padded.dtype)
     inside: tuple[Any, ...] = (..., *map(slice, np.minimum(sizes + given, whole.shape[2:])))
     whole[inside] = padded[inside]
     windows = _windows(whole, reach, np.array(steps), np.array(spread))
+    if pooling_type == "MAX":
+        return np.fmax.reduce(windows, axis=tuple(range(-rank, 0)))
     values = windows.reshape(*x_shape[:2], *counts, -1)
     if pooling_type == "LPPOOL":
         power = p or 1
@@ -70,53 +71,8 @@ def fast_pool(
     return pooled
 
 
-def fast_max_pool(
-    x: Array,
-    auto_pad: str,
-    ceil_mode: int,
-    kernel_shape: Sequence[int],
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array | None:
-    """Return the largest elements of windows of floats.
-
-    None where a window may lie beside all elements, or an element is NaN: that is left to the
-    reference.
-    """
-    rank, size = len(kernel_shape), np.array(x.shape[2:])
-    step, apart = (np.array(it or [1] * rank) for it in (strides, dilations))
-    reach = (np.array(kernel_shape) - 1) * apart + 1
-    front, end = np.reshape(pads or [0] * (2 * rank), (2, rank))
-    if auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
-        front, end = same_padding(auto_pad, size, step, reach)
-    elif auto_pad == "VALID":
-        front = end = np.zeros(rank, int)
-    left = size + front + end - reach
-    count = (-(-left // step) if ceil_mode else left // step) + 1
-    # The last window begins within, or before.
-    count -= bool(ceil_mode) & ((count - 1) * step >= size + front)
-    beside = (front >= reach) | ((count - 1) * step >= size + front)
-    if beside.any() or (count < 1).any() or np.isnan(x).any():
-        return None
-    last = (count - 1) * step + reach
-    whole = np.full([*x.shape[:2], *last], -np.inf, x.dtype)
-    kept = np.minimum(size, last - front)
-    inside: tuple[Any, ...] = (..., *map(slice, front, front + kept))
-    seen: tuple[Any, ...] = (..., *map(slice, kept))
-    whole[inside] = x[seen]
-    found: Array = _windows(whole, reach, step, apart).max(axis=tuple(range(-rank, 0)))
-    return found
-
-
-def same_padding(auto_pad: str, size: Array, step: Array, reach: Array) -> tuple[Array, Array]:
-    """Return what is put before and behind elements for one window a step: never a negative."""
-    total = np.maximum((-(-size // step) - 1) * step + reach - size, 0)
-    front = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-    return front, total - front
-
-
 def fast_columns(
+    _kept: Any,
     x: Array,
     kernel_shape: Sequence[int],
     pads: Sequence[int],

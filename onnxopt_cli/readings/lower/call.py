@@ -44,29 +44,27 @@ def lower_call(
     def scalar(operand: GraphTensor) -> Symbol:
         if operand.shape == ():
             return tensor(operand)
-        rank_0 = recorder.constant(np.zeros(0, dtype=np.int64))
-        name = recorder.node("Reshape", operand.name, rank_0)
-        return tensor(GraphTensor(name, operand.dtype, ()))
+        one, rank_0 = tensor(operand), recorder.constant(np.zeros(0, dtype=np.int64))
+        return recorder.node("Reshape", one, rank_0, shape=(), weak=one.weak)
 
     results = call.apply(scalar, tensor, WIDE.type)
     return recorder.finish(
         {
-            name: _shaped_like(recorder, as_dtype(recorder, result, like.dtype), first).name
+            name: _shaped_like(as_dtype(recorder, result, like.dtype), tensor(first)).name
             for name, (result, like, first) in zip(outputs, results, strict=True)
             if name
         }
     )
 
 
-def _shaped_like(recorder: Recorder, result: Symbol, first: GraphTensor) -> Symbol:
+def _shaped_like(result: Symbol, first: Symbol) -> Symbol:
     """Give a result the shape of its group's first tensor."""
     if result.shape == first.shape and first.shape is not None and None not in first.shape:
         return result
-    shape = recorder.node("Shape", first.name)
-    expanded = recorder.node("Expand", result.name, shape)
+    node = result.recorder.node
+    shape = node("Shape", first, dtype=np.dtype(np.int64), shape=None)
     # Expand lets the larger side win; Reshape refuses a result with more elements than its place.
-    name = recorder.node("Reshape", expanded, shape)
-    return Symbol(recorder, name, result.dtype, first.shape)
+    return node("Reshape", node("Expand", result, shape), shape, shape=first.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx
+from google.protobuf.message import Message
 from onnx import helper
 
 from onnxopt_cli.core.text import FreeNames
@@ -195,26 +196,16 @@ class UniqueNames(FreeNames):
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        super().__init__("{}_{}", _names(model))
+        super().__init__("{}_{}", _texts(model))
 
 
-def _names(model: onnx.ModelProto) -> Iterator[str]:
-    yield from _graph_names(model.graph)
-    for function in model.functions:
-        yield from (*function.input, *function.output)
-    for node in all_nodes(model):
-        yield from (node.name, *node.input, *node.output)
-        for graph in subgraphs(node):
-            yield from _graph_names(graph)
-
-
-def _graph_names(graph: onnx.GraphProto) -> Iterator[str]:
-    for values in (graph.input, graph.output, graph.value_info, graph.initializer):
-        for value in values:
-            yield value.name
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values.name, sparse.indices.name)
-    for annotation in graph.quantization_annotation:
-        yield annotation.tensor_name
-        for parameter in annotation.quant_parameter_tensor_names:
-            yield parameter.value
+def _texts(message: Message) -> Iterator[str]:
+    """Yield every text of a model, all names among them."""
+    if isinstance(message, onnx.TensorProto):
+        # All else may be large.
+        yield message.name
+        return
+    for entry, value in message.ListFields():
+        if entry.type in {entry.TYPE_STRING, entry.TYPE_MESSAGE}:
+            for it in [value] if isinstance(value, str | Message) else value:
+                yield from [it] if isinstance(it, str) else _texts(it)

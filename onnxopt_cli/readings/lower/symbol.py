@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import EllipsisType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -70,18 +72,20 @@ def as_dtype(recorder: Recorder, operand: Any, dtype: np.dtype[Any]) -> Symbol:
     """Return a symbol or a number in the given type, rounded there if need be."""
     if not isinstance(operand, Symbol):
         with np.errstate(all="ignore"):
-            value = np.asarray(operand).astype(dtype)
-        return Symbol(recorder, recorder.constant(value), dtype, value.shape)
+            return recorder.constant(np.asarray(operand).astype(dtype))
     if operand.dtype == dtype:
         return operand
-    name = recorder.node("Cast", operand.name, to=helper.np_dtype_to_tensor_dtype(dtype))
-    return Symbol(recorder, name, dtype, operand.shape)
+    return recorder.node("Cast", operand, dtype=dtype, to=helper.np_dtype_to_tensor_dtype(dtype))
+
+
+def _typed(recorder: Recorder, operands: Sequence[Any], dtype: np.dtype[Any]) -> list[Symbol]:
+    return [as_dtype(recorder, operand, dtype) for operand in operands]
 
 
 def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
     """Record the nodes of a function of NumPy; at least one operand is a symbol."""
-    common = _common_dtype(operands)
-    weak = all(_is_weak(operand) for operand in operands)
+    typed = partial(_typed, recorder)
+    common, weak = _common_dtype(operands), all(map(_is_weak, operands))
     match row:
         case Shorthand():
             return row.written(*operands)
@@ -89,50 +93,27 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
             return _percentile(recorder, *operands)
         case Reduction():
             (operand,) = operands
-            name = recorder.node(row.node, operand.name, keepdims=0)
-            result = Symbol(recorder, name, operand.dtype, (), weak=operand.weak)
+            result = recorder.node(row.node, operand, shape=(), weak=operand.weak, keepdims=0)
             # ONNX does not say what is the largest of some numbers and NaN.
             return result + _nan_if_any(operand) if row.is_extreme else result
         case MatrixProduct():
-            a, b = (as_dtype(recorder, operand, common) for operand in operands)
-            name = recorder.node(row.node, a.name, b.name)
-            return Symbol(recorder, name, common, _product_shape(a.shape, b.shape), weak=weak)
+            a, b = typed(operands, common)
+            return recorder.node(row.node, a, b, shape=_product_shape(a.shape, b.shape), weak=weak)
         case Choice():
-            return _choose(recorder, *operands)
+            condition, *branches = operands
+            common, weak = _common_dtype(branches), all(map(_is_weak, branches))
+            chosen = as_dtype(recorder, condition, _BOOL), *typed(branches, common)
+            return recorder.node(row.node, *chosen, dtype=common, weak=weak)
         case Comparison():
             integers = all(np.issubdtype(_dtype(operand), np.integer) for operand in operands)
-            compared = [as_dtype(recorder, it, _INTEGER if integers else common) for it in operands]
-            result = _node(recorder, row.node, compared, _BOOL, weak=True)
-            return ~result if row.negated else result
+            compared = typed(operands, _INTEGER if integers else common)
+            return recorder.node(row.node, *compared, dtype=_BOOL, weak=True)
         case Logical():
             if any(_dtype(operand) != _BOOL for operand in operands):
                 raise TypeError(f"{row.node} is recorded for booleans only")
-            typed = [as_dtype(recorder, it, _BOOL) for it in operands]
-            return _node(recorder, row.node, typed, _BOOL, weak=True)
+            return recorder.node(row.node, *typed(operands, _BOOL), weak=True)
         case Elementwise():
-            typed = [as_dtype(recorder, operand, common) for operand in operands]
-            return _node(recorder, row.node, typed, common, weak=weak)
-
-
-def _node(
-    recorder: Recorder,
-    op_type: str,
-    operands: Sequence[Symbol],
-    dtype: np.dtype[Any],
-    *,
-    weak: bool,
-) -> Symbol:
-    """Record a node whose result has the shape that its operands are broadcast to."""
-    name = recorder.node(op_type, *(operand.name for operand in operands))
-    shape = _broadcast([operand.shape for operand in operands])
-    return Symbol(recorder, name, dtype, shape, weak=weak)
-
-
-def _choose(recorder: Recorder, condition: Any, x: Any, y: Any) -> Symbol:
-    dtype = _common_dtype((x, y))
-    choice = as_dtype(recorder, condition, _BOOL)
-    branches = [as_dtype(recorder, operand, dtype) for operand in (x, y)]
-    return _node(recorder, "Where", [choice, *branches], dtype, weak=_is_weak(x) and _is_weak(y))
+            return recorder.node(row.node, *typed(operands, common), weak=weak)
 
 
 def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
@@ -142,51 +123,47 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     NaN, which then is added to the result. And it gets an infinite element more, so that there is
     one to take where the tensor is empty.
     """
-    dtype = operand.dtype
+    dtype, node = operand.dtype, recorder.node
 
-    def node(op_type: str, *inputs: str, dtype: np.dtype[Any] = dtype, **attributes: Any) -> Symbol:
-        return Symbol(recorder, recorder.node(op_type, *inputs, **attributes), dtype, ())
-
-    def integers(*numbers: int) -> str:
+    def integers(*numbers: int) -> Symbol:
         return recorder.constant(np.array(numbers, _INTEGER))
 
     zero = as_dtype(recorder, 0, dtype)
-    flat = node("Reshape", operand.name, integers(-1))
-    is_nan = node("IsNaN", flat.name, dtype=_BOOL)
-    numbers = node("Where", is_nan.name, zero.name, flat.name)
-    infinity = recorder.constant(np.array([np.inf], dtype))
-    padded = recorder.node("Concat", numbers.name, infinity, axis=0)
+    flat = node("Reshape", operand, integers(-1), shape=(None,))
+    is_nan = node("IsNaN", flat, dtype=_BOOL)
+    numbers = node("Where", is_nan, zero, flat, dtype=dtype)
+    padded = node("Concat", numbers, recorder.constant(np.array([np.inf], dtype)), axis=0)
     if operand.shape is None or None in operand.shape:
-        size = recorder.node("Reshape", recorder.node("Size", flat.name), integers(1))
-        count = recorder.node("Add", size, integers(1))
-        place = recorder.node("Max", recorder.node("Sub", size, integers(1)), integers(0))
+        size = node("Reshape", node("Size", flat, dtype=_INTEGER, shape=()), integers(1))
+        count = node("Add", size, integers(1))
+        last = node("Max", node("Sub", size, integers(1)), integers(0))
     else:
         # Compilers want to know how many they are to sort.
         elements = math.prod(size or 0 for size in operand.shape)
-        count, place = integers(elements + 1), integers(max(elements - 1, 0))
-    ordered = recorder.node("TopK", padded, count, axis=0, largest=0)
-    last = Symbol(recorder, place, _INTEGER, ())
+        count, last = integers(elements + 1), integers(max(elements - 1, 0))
+    ordered = node("TopK", padded, count, axis=0, largest=0)
     rank = as_dtype(recorder, last, _WEAK) * percent / 100
-    floor = node("Floor", rank.name, dtype=_WEAK)
+    floor = node("Floor", rank)
     lower = as_dtype(recorder, floor, _INTEGER)
-    upper = node("Min", recorder.node("Add", lower.name, integers(1)), last.name, dtype=_INTEGER)
-    a, b = (
-        node("Reshape", recorder.node("Gather", ordered, index.name), integers())
+    upper = node("Min", node("Add", lower, integers(1)), last)
+    ends: list[Any] = [
+        node("Reshape", node("Gather", ordered, index), integers(), shape=())
         for index in (lower, upper)
-    )
-    fraction = node("Reshape", recorder.node("Sub", rank.name, floor.name), integers(), dtype=_WEAK)
+    ]
+    a, b = ends
+    fraction = node("Reshape", node("Sub", rank, floor), integers(), shape=())
     whole = (fraction == 0) | (a == b)
     between = a + (b - a) * as_dtype(recorder, fraction, dtype)
-    return _choose(recorder, whole, a, between) + _nan_if_any(flat)
+    either: Symbol = np.where(whole, a, between)
+    return either + _nan_if_any(flat)
 
 
 def _nan_if_any(operand: Symbol) -> Symbol:
     """Record NaN where an element is NaN, else zero."""
     recorder, dtype = operand.recorder, operand.dtype
-    is_nan = recorder.node("IsNaN", operand.name)
-    found = recorder.node("Where", is_nan, operand.name, as_dtype(recorder, 0, dtype).name)
-    total = recorder.node("ReduceSum", found, keepdims=0)
-    return Symbol(recorder, total, dtype, (), weak=operand.weak)
+    is_nan = recorder.node("IsNaN", operand, dtype=_BOOL)
+    found = recorder.node("Where", is_nan, operand, as_dtype(recorder, 0, dtype), dtype=dtype)
+    return recorder.node("ReduceSum", found, shape=(), weak=operand.weak, keepdims=0)
 
 
 def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
@@ -238,16 +215,38 @@ class Recorder:
         self._nodes: list[onnx.NodeProto] = []
         self._known: dict[object, str] = {}
 
-    def node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Return the name of what an operator yields, recorded where it is not yet."""
-        key = (op_type, inputs, tuple(sorted(attributes.items())))
-        return self._once(key, op_type, inputs, attributes)
+    def node(
+        self,
+        op_type: str,
+        *inputs: Symbol,
+        dtype: np.dtype[Any] | None = None,
+        shape: Shape | EllipsisType | None = ...,
+        weak: bool = False,
+        **attributes: Any,
+    ) -> Symbol:
+        """Return what an operator yields, recorded where it is not yet.
 
-    def constant(self, value: Array) -> str:
-        """Return the name of a constant, recorded where it is not yet."""
+        Args:
+            op_type: the operator.
+            inputs: its inputs.
+            dtype: the type of the result; that of the first input if not given.
+            shape: of the result, None if unknown; what the inputs are broadcast to if not given.
+            weak: whether the result takes the type of what it meets.
+            attributes: of the operator.
+        """
+        names = tuple(it.name for it in inputs)
+        key = (op_type, names, tuple(sorted(attributes.items())))
+        name = self._once(key, op_type, names, attributes)
+        if shape is ...:
+            shape = _broadcast([it.shape for it in inputs])
+        return Symbol(self, name, dtype or inputs[0].dtype, shape, weak=weak)
+
+    def constant(self, value: Array) -> Symbol:
+        """Return a constant, recorded where it is not yet."""
         # Bits, not values: NaN is one constant, and 0.0 and -0.0 are two.
         key = (value.dtype, value.shape, value.tobytes())
-        return self._once(key, "Constant", (), {"value": numpy_helper.from_array(value)})
+        name = self._once(key, "Constant", (), {"value": numpy_helper.from_array(value)})
+        return Symbol(self, name, value.dtype, value.shape)
 
     def finish(self, outputs: Mapping[str, str]) -> list[onnx.NodeProto]:
         """Return the nodes that the outputs need.
