@@ -2,13 +2,11 @@
 
 An operand joins in through NumPy's own dispatch and hands each operation to an arithmetic, which
 carries it out on arrays of the machine's types. Types combine as in NumPy: attributes, being plain
-numbers, take the type of what they meet. Other libraries compute the formula, too: ONNX Runtime on
-the lowered graph, and PyTorch.
+numbers, take the type of what they meet. ONNX Runtime computes the formula, too: its lowered graph.
 """
 
 from __future__ import annotations
 
-import operator as python
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +21,6 @@ from onnx import helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.readings.evaluate import WIDE, rounded
 from onnxopt_cli.readings.lower.call import GraphTensor, lower_call
 from onnxopt_cli.readings.lower.model import OLDEST_OPSET
@@ -249,21 +246,6 @@ def computed_by_onnxruntime(call: Call[Array]) -> list[Array]:
     return list(_session(model.SerializeToString(deterministic=True)).run(None, inputs))
 
 
-def computed_by_torch(call: Call[Array]) -> list[Array]:
-    """Compute a node on PyTorch's tensors, whose types combine as PyTorch combines them."""
-    torch = import_module("torch")
-    rate = scalar_dtype(call)
-    results = call.apply(
-        lambda scalar: _TorchOperand(torch.tensor(scalar.reshape(()).astype(rate))),
-        lambda tensor: _TorchOperand(torch.tensor(tensor)),
-        lambda value: _TorchOperand(float(value)),
-    )
-    return [
-        rounded(np.asarray(result.tensor), like.dtype, first.shape)
-        for result, like, first in results
-    ]
-
-
 def _lowered(call: Call[GraphTensor]) -> onnx.ModelProto:
     inputs = call.inputs
     outputs = [
@@ -294,70 +276,3 @@ def _session(model: bytes) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-@dataclass(frozen=True, eq=False)
-class _TorchOperand(NDArrayOperatorsMixin):
-    """A tensor of PyTorch, or a plain number, that joins in through NumPy's dispatch."""
-
-    tensor: Any
-
-    def __bool__(self) -> bool:
-        return bool(self.tensor)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> _TorchOperand:
-        values = list(map(_torch_value, inputs))
-        if _are_numbers(values):
-            return _TorchOperand(_of_numbers(ufunc, values))
-        operation = _OPERATIONS.get(ufunc) or _torch_function(ufunc)
-        return _TorchOperand(operation(*values))
-
-    def __array_function__(
-        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], __: Any
-    ) -> _TorchOperand:
-        return _TorchOperand(_torch_function(function)(*map(_torch_value, inputs)))
-
-
-#: What takes numbers beside tensors only as an operator.
-_OPERATIONS: Mapping[np.ufunc, Callable[..., Any]] = {
-    np.add: python.add,
-    np.subtract: python.sub,
-    np.multiply: python.mul,
-    np.divide: python.truediv,
-    np.power: python.pow,
-    np.greater: python.gt,
-    np.less: python.lt,
-    np.greater_equal: python.ge,
-    np.less_equal: python.le,
-}
-
-
-def _torch_function(function: Callable[..., Any]) -> Any:
-    if function is percentile:
-        return _torch_percentile
-    if function in OF_NOTHING:
-        return lambda tensor: _torch_reduced(function, tensor)
-    return getattr(import_module("torch"), function.__name__)
-
-
-def _torch_reduced(function: Callable[..., Any], tensor: Any) -> Any:
-    torch = import_module("torch")
-    if not tensor.numel():
-        return torch.tensor(OF_NOTHING[function], dtype=tensor.dtype)
-    return getattr(torch, function.__name__)(tensor)
-
-
-def _torch_percentile(tensor: Any, percent: float) -> Any:
-    """Interpolate as the definition does: PyTorch's quantile has no answer beside infinity."""
-    torch = import_module("torch")
-    elements = tensor.reshape(-1).sort().values
-    if elements.numel() == 0 or elements.isnan().any():
-        return torch.tensor(torch.nan, dtype=tensor.dtype)
-    rank = (elements.numel() - 1) * percent / 100
-    lower = int(rank)
-    a, b = elements[lower], elements[min(lower + 1, elements.numel() - 1)]
-    return a if rank == lower or a == b else torch.lerp(a, b, rank - lower)
-
-
-def _torch_value(operand: Any) -> Any:
-    return operand.tensor if isinstance(operand, _TorchOperand) else operand

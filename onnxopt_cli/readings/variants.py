@@ -23,7 +23,6 @@ from onnxopt_cli.readings.arithmetic import (
     added_in_reverse,
     computed,
     computed_by_onnxruntime,
-    computed_by_torch,
     flushed,
     power_rounded_once,
     reciprocal_quotient,
@@ -188,7 +187,6 @@ _FOREIGN: dict[str, tuple[str, str, Compute]] = {
         "Computes the graph of primitive operators.",
         computed_by_onnxruntime,
     ),
-    "torch": ("on PyTorch's tensors", "Computes the formula as it is.", computed_by_torch),
 }
 
 # Where R is narrower than the tensors it is converted first: a form may combine R with an attribute

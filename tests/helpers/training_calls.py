@@ -24,6 +24,20 @@ COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, -1)
 EXPONENTS = (0, -3, -8, -12, -17, -25, -36, 6, 12, 17, 30, 37)
 
 
+def call_of(operator, size=500, dtype=np.float32, count=3, **attributes):
+    """Return a node of one group with random tensors, always the same."""
+    random = np.random.default_rng(0)
+    inputs = [np.asarray(0.1, dtype), np.asarray(count)]
+    for name in operator.tensors:
+        values = random.normal(size=(size,)).astype(dtype)
+        inputs.append(np.abs(values) if name == "H" else values)
+    given = {
+        attribute.name: attribute.choices[-1] if attribute.choices else 0.3
+        for attribute in operator.attributes
+    }
+    return bind(operator, inputs, complete_attributes(operator, given | attributes))
+
+
 @st.composite
 def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
     """Draw a node of one or two groups with finite inputs."""

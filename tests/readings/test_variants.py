@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from training_calls import each_training_operator
+from training_calls import call_of, each_training_operator
 
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.arithmetic import (
     Arithmetic,
     computed,
-    computed_by_torch,
     flushed,
     power_rounded_once,
     root_by_newton,
     root_by_reciprocal,
 )
-from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.variants import variants
 
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
-
-
-def call_of(operator, size=500, dtype=np.float32, count=3, **attributes):
-    random = np.random.default_rng(0)
-    inputs = [np.asarray(0.1, dtype), np.asarray(count)]
-    for name in operator.tensors:
-        values = random.normal(size=(size,)).astype(dtype)
-        inputs.append(np.abs(values) if name == "H" else values)
-    given = {
-        attribute.name: attribute.choices[-1] if attribute.choices else 0.3
-        for attribute in operator.attributes
-    }
-    return bind(operator, inputs, complete_attributes(operator, given | attributes))
 
 
 @by_operator
@@ -141,19 +126,3 @@ def test_powers_are_rounded_once_to_the_type_of_the_count():
     power = power_rounded_once(float(np.float32(0.9999)), np.float32(3))
     assert power.dtype == np.float32
     assert power == np.float32(float(np.float32(0.9999)) ** 3)
-
-
-@each_training_operator
-def test_pytorch_computes_the_formula_within_the_bound(operator):
-    pytest.importorskip("torch")
-    for dtype in (np.float32, np.float64):
-        call = call_of(operator, dtype=dtype)
-        for judgement, output in zip(bound(call), computed_by_torch(call), strict=True):
-            assert output.dtype == dtype
-            assert (np.abs(output - judgement.value) <= judgement.error).all()
-
-
-@pytest.mark.slow
-def test_pytorch_is_right_where_thresholds_are_sorted_out(onnxopt):
-    pytest.importorskip("torch")
-    assert onnxopt("audit", "pruning", "--operator", "MagnitudePrune", "-j", "1").code == 0
