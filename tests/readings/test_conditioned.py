@@ -945,3 +945,71 @@ def test_the_mean_of_nothing_may_be_anything():
         found = drawn(model_of([(name, ["x", "axes"], {"keepdims": 0})], inputs), inputs)
         assert len(found) == known
         assert not any(law.test(f32(7, np.nan)) for law in found.values())
+
+
+def test_what_is_not_subnormal_is_not_excused_by_flushing():
+    x = np.array([0.010002136, -9.0], np.float16)
+    square = x.astype(np.float64) ** 2
+    assert one_of_halves("Mul", {"a": x, "b": x}, square)
+    # Half the smallest normal number: 30 % of the first square.
+    assert not one_of_halves("Mul", {"a": x, "b": x}, square + 3e-5)
+    small = np.array([2.0**-15, 0.5], np.float16)
+    assert one_of_halves("Mul", {"a": small, "b": np.ones_like(small)}, [0, 0.5])
+
+
+def one_of_halves(name, inputs, value):
+    model = model_of([(name, list(inputs), {})], inputs, types=[TensorProto.FLOAT16])
+    return judged(model, inputs, value)
+
+
+@pytest.mark.parametrize(
+    ("operator", "others", "attributes"),
+    [
+        ("Conv", {"w": np.ones((1, 1, 3), "f")}, {}),
+        ("ConvTranspose", {"w": np.ones((1, 1, 3), "f")}, {}),
+        ("DFT", {"length": np.array(8), "axis": np.array(1)}, {}),
+        ("STFT", {"step": np.array(4), "window": np.ones(4, "f")}, {}),
+    ],
+)
+def test_a_small_image_is_not_excused_by_a_large_one(operator, others, attributes):
+    random = np.random.default_rng(0).normal(size=(2, 1, 8)).astype(np.float32)
+    x = random * np.float32([[[1e6]], [[1]]])
+    x = x if "Conv" in operator else x.reshape(2, 8, 1)
+    inputs = {"x": x, **others}
+    model = model_of([(operator, list(inputs), attributes)], inputs)
+    (right,) = ReferenceEvaluator(model).run(None, inputs)
+    assert judged(model, inputs, right)
+    wrong = right.copy()
+    wrong[1] *= np.float32(1.001)
+    assert not judged(model, inputs, wrong)
+
+
+def cubic_weights(ratio, form):
+    """Return what a cubic interpolation weighs four pixels by, in float32."""
+    a, one_, x = np.float32(-0.75), np.float32(1), np.float32(ratio)
+    far, near = [x + one_, 2 - x], [x, one_ - x]
+    if form == "Horner":
+        outer = [((a * t - 5 * a) * t + 8 * a) * t - 4 * a for t in far]
+        inner = [((a + 2) * t - (a + 3)) * t * t + one_ for t in near]
+    else:
+        outer = [a * t * t * t - 5 * a * t * t + 8 * a * t - 4 * a for t in far]
+        inner = [(a + 2) * t * t * t - (a + 3) * t * t + one_ for t in near]
+    return np.array([outer[0], *inner, outer[1]], np.float32)
+
+
+@pytest.mark.parametrize(("form", "seed"), [("Horner", 0), ("expanded", 13), ("expanded", 25)])
+def test_weights_of_a_cubic_resize_may_be_rounded(form, seed):
+    pixels = np.random.default_rng(seed).normal(size=(8, 8)).astype(np.float32)
+    scales = f32(1.7, 2.3)
+    weights = []
+    for scale in scales:
+        at = (np.arange(int(8 * scale), dtype="f") + np.float32(0.5)) / scale - np.float32(0.5)
+        whole = np.zeros((len(at), 8), np.float32)
+        for row, place in zip(whole, at, strict=True):
+            near = np.clip(int(np.floor(place)) + np.arange(-1, 3), 0, 7)
+            np.add.at(row, near, cubic_weights(place - np.floor(place), form))
+        weights.append(whole)
+    right = (weights[0] @ (pixels @ weights[1].T))[None, None]
+    inputs = {"x": pixels[None, None], "roi": np.zeros(0, "f"), "scales": f32(1, 1, *scales)}
+    assert one("Resize", inputs, right, mode="cubic")
+    assert not one("Resize", inputs, right * (1 + 3e-5), mode="cubic")

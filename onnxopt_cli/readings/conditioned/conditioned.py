@@ -424,10 +424,12 @@ class _Drawing:
         several = found.row is Rounds.COMBINE and len(self._places) > 1
         if several or found.row is Rounds.PRODUCT:
             roundoff *= _root(found, place.roundoff)
-        scales = place.scales or (0.0,) * len(outputs)
+        scales = place.scales or [
+            _scale(node, found.row, given, it) if is_wide(it) and it.size else 0.0 for it in outputs
+        ]
         least = _LEAST[place.roundoff] * self._step
         return [
-            np.asarray(it + self._signs(it) * _error(it, found, roundoff, scale, least))
+            np.asarray(it + self._signs(it) * _error(it, roundoff, scale, least))
             if is_wide(it) and it.size
             else it
             for it, scale in zip(outputs, scales, strict=True)
@@ -442,16 +444,31 @@ class _Drawing:
         return again.reshape(-1)[first : first + array.size].reshape(array.shape)
 
 
-def _error(output: Array, found: Site, roundoff: float, scale: Any, least: float) -> Array:
+def _error(output: Array, roundoff: float, scale: Any, least: float) -> Array:
     """Return how far a rounding moves each element; one that is subnormal not beyond zero."""
     size: Array = np.abs(output)
     error = size + np.abs(scale)
-    if found.row is Rounds.MIX:
-        error = error + _largest(output)
-    elif found.row is Rounds.GATES:
-        error = error + max(1.0, _largest(output))
     error = np.where(np.isfinite(error), error, 0.0)
     return np.asarray(roundoff * error + np.minimum(least, size))
+
+
+def _scale(node: Any, row: Rounds, given: Sequence[Any], output: Array) -> Any:
+    """Return to what an output is right, beside its own size: the largest that is mixed with it."""
+    if row is Rounds.GATES:
+        return max(1.0, _largest(output))
+    if row is not Rounds.MIX:
+        return 0.0
+    size = np.where(np.isfinite(output), np.abs(output), 0.0)
+    integers = {it.name: it.i for it in node.onnx_node.attribute}
+    if "Conv" in node.op_type:
+        # No algorithm mixes images, or groups of channels.
+        parts = size.reshape(len(output), integers.get("group", 1), -1)
+        return np.broadcast_to(parts.max(-1, keepdims=True), parts.shape).reshape(size.shape)
+    axes: tuple[int, ...] | None = (-2, -1) if node.op_type == "STFT" else None
+    if node.op_type == "DFT":
+        axis = given[2].item() if len(given) > 2 and given[2] is not None else -2  # noqa: PLR2004
+        axes = (integers.get("axis", axis), -1)
+    return size.max(axes, keepdims=True)
 
 
 def _largest(array: Any) -> float:
@@ -535,7 +552,9 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
         for distance, _ in _distances([it.in_order for it in forms], exact):
             near = np.where(distance <= _IN_ORDER * rounding, distance, 0.0)
             unit = np.maximum(unit, near * 2 / units)
-    limit = units * unit + tiny
+    limit = units * unit
+    # What may be subnormal may be flushed to zero.
+    limit = limit + np.where(np.abs(exact) - limit < tiny, tiny, 0.0)
     branches = (_branch(it, units * roundoff, limit, own.dtype) for it in others)
     return Judgement(((expected, limit), *branches))
 
