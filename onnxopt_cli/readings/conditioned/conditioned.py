@@ -455,7 +455,7 @@ def _error(output: Array, roundoff: float, scale: Any, least: float) -> Array:
 def _scale(node: Any, row: Rounds, given: Sequence[Any], output: Array) -> Any:
     """Return to what an output is right, beside its own size: the largest that is mixed with it."""
     if row is Rounds.GATES:
-        return max(1.0, _largest(output))
+        return 1.0 if node.op_type == "ReduceLogSumExp" else max(1.0, _largest(output))
     if row is not Rounds.MIX:
         return 0.0
     size = np.where(np.isfinite(output), np.abs(output), 0.0)
