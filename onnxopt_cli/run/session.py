@@ -256,8 +256,11 @@ class Session:
         failed = {result.case for result in self.results.values() if not result.conforms}
         for row in run(replace(self.plan, cases=cases, failed=len(failed))):
             for result in row:
+                before = self.results.get((result.case, result.backend))
+                if before is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
+                    raise RuntimeError(f"two results of {result.case} on {result.backend}")
                 # What workers did outside of cases before a run was killed still counts.
-                if worse(self.results.get((result.case, result.backend)), result) is result:
+                if worse(before, result) is result:
                     self._keep(result, "end")
             yield row
 
