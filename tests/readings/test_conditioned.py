@@ -988,7 +988,7 @@ def test_a_small_logarithm_is_not_excused_by_a_large_one():
     inputs = {"x": np.array([[1e6, 1e6], [0.5, 0.7]], np.float32), "axes": np.array([1])}
     right = np.logaddexp.reduce(inputs["x"].astype(np.float64), axis=1)
     assert one("ReduceLogSumExp", inputs, right, keepdims=0)
-    assert not one("ReduceLogSumExp", inputs, right + [0, 1e-4], keepdims=0)
+    assert not one("ReduceLogSumExp", inputs, right + np.array([0, 1e-4]), keepdims=0)
 
 
 def cubic_weights(ratio, form):
