@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from typing import TypeAlias
@@ -39,21 +40,21 @@ _OLDEST = 8
 _FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 
+@dataclass(eq=False)
 class ModelRunner:
     """Runs models on a backend that may not know their operators.
 
-    Args:
+    Attributes:
         backend: the backend.
         lowering: when it is given primitive operators.
     """
 
-    def __init__(self, backend: Backend, lowering: LoweringMode) -> None:
-        self._backend = backend
-        self._lowering = lowering
-        # What the backend has said of each operator that it does not know; it is not asked again.
-        self._unknown: dict[str, str] = {}
-        # The model that runs again and again, and what the backend has made of it.
-        self._kept: tuple[onnx.ModelProto, _Made] = onnx.ModelProto(), {}
+    backend: Backend
+    lowering: LoweringMode
+    # What the backend has said of each operator that it does not know; it is not asked again.
+    _unknown: dict[str, str] = field(default_factory=dict)
+    # The model that runs again and again, and what the backend has made of it.
+    _kept: tuple[onnx.ModelProto, _Made] = field(default_factory=lambda: (onnx.ModelProto(), {}))
 
     def run(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], *, keep: bool = False
@@ -79,17 +80,17 @@ class ModelRunner:
         if not (keep and (known is model or known == model)):
             made = {}
         self._kept = (model, made) if keep else (onnx.ModelProto(), {})
-        always = self._lowering is LoweringMode.ALWAYS
+        always = self.lowering is LoweringMode.ALWAYS
         replaceable = _replaceable(model) if always or self._unknown else ()
         said = [self._unknown[operator] for operator in replaceable if operator in self._unknown]
         if said or (always and replaceable):
             return self._run_lowered(model, inputs, made, said[0] if said else "")
         try:
             if "own" not in made:
-                made["own"] = self._backend.prepare(_importing_default(model))
+                made["own"] = self.backend.prepare(_importing_default(model))
             return normalise_outputs(made["own"].run(inputs), model.graph.output), False
         except Unsupported as error:
-            replaceable = () if self._lowering is LoweringMode.NEVER else _replaceable(model)
+            replaceable = () if self.lowering is LoweringMode.NEVER else _replaceable(model)
             if not replaceable or (error.operator and error.operator not in replaceable):
                 raise
             if error.operator:
@@ -101,7 +102,7 @@ class ModelRunner:
     ) -> tuple[list[Value], bool]:
         try:
             if "lowered" not in made:
-                made["lowered"] = self._backend.prepare(_lowered(model, inputs, reason))
+                made["lowered"] = self.backend.prepare(_lowered(model, inputs, reason))
             # Lowering changes neither number nor types of a graph's outputs.
             return normalise_outputs(made["lowered"].run(inputs), model.graph.output), True
         except Unsupported as error:

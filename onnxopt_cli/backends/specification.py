@@ -104,7 +104,8 @@ def parse_specification(text: str) -> Specification:
     if text.startswith(_COMMAND):
         return _command(text)
     name, comma, written = text.partition(",")
-    return Specification(text, name=name.strip(), options=_options(text, comma + written))
+    options = _options(text, comma + written) if comma else {}
+    return Specification(text, name=name.strip(), options=options)
 
 
 def declared_math(text: str) -> str:

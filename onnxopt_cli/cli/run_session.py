@@ -138,13 +138,16 @@ class Display:
             explaining: how long it then took to look for what explains the failures.
         """
         results = record.results
+        passed = all(it.outcome is Outcome.PASS and it.conforms for it in results)
         if self._quiet:
             for line in terminal.failing_lines(record):
                 self.print(line)
-        else:
+        elif not passed:
             self._failures(record)
             self._reasons(results)
-        counts = terminal.summary_table(results), terminal.capability_table(results)
+        counts = [terminal.summary_table(results)]
+        if not passed:
+            counts.append(terminal.capability_table(results))
         # Side by side where both fit.
         beside = Columns(filter(None, counts), padding=(0, 4)) if any(counts) else None
         tables: list[RenderableType | None] = [beside]
@@ -165,7 +168,7 @@ class Display:
             *terminal.verdict(record, seconds, explaining),
             *([Text(said, "dim")] if said else []),
             *(self._explained(record.explanations) if record.explanations else ()),
-            *self._near_misses(record),
+            *([] if passed else self._near_misses(record)),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
             self.print(line)
@@ -366,7 +369,10 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
             lambda: display.print(api.update_expectations(path, known, record, session.ids))
         )
     writes += [partial(write_report, *it, record) for it in reports]
-    write_all([*writes, session.require_log])
+    if terms.log:
+        writes.append(session.require_log)
+    if writes:
+        write_all(writes)
     return record.exit_code or 0
 
 

@@ -306,10 +306,14 @@ _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 
 
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str | None) -> None:
-    from onnxopt_cli.cli.configuration import apply_configuration, configuration_here
+    from onnxopt_cli.backends.configuration import find_configuration
 
     # Not where a word is being completed.
-    found = None if context.resilient_parsing else configuration_here(context, profile)
+    if context.resilient_parsing or not (profile or find_configuration()):
+        return
+    from onnxopt_cli.cli.configuration import apply_configuration, configuration_here
+
+    found = configuration_here(context, profile)
     if found is not None:
         context.meta[_CONFIGURATION] = found
         context.meta[_PLACES] = apply_configuration(context, found, profile)

@@ -79,8 +79,11 @@ class Call(Generic[T]):
         yields: dict[str, list[Any]] = {name: [] for name in operator.outputs}
         for index, group in enumerate(self.groups):
             attributes = {
-                name: value if isinstance(value, str) else number(value)
-                for name, value in self._attributes_of(index).items()
+                # One number for all groups, or one for each.
+                name: number(value[index % len(value)] if isinstance(value, tuple) else value)
+                if not isinstance(value, str)
+                else value
+                for name, value in self.attributes.items()
             }
             results = operator.formula(*scalars.values(), *map(tensor, group), **attributes)
             for (name, like), result in zip(operator.outputs.items(), results, strict=True):
@@ -88,8 +91,12 @@ class Call(Generic[T]):
                     scalars[like], yields[name] = result, [result]
                 else:
                     yields[name].append(result)
+        inputs, places = self.inputs, operator.places(len(self.groups))
         yielded = chain.from_iterable(yields.values())
-        return [(result, *of) for result, of in zip(yielded, self.sources, strict=True)]
+        return [
+            (result, inputs[like], inputs[base])
+            for result, (like, base) in zip(yielded, places, strict=True)
+        ]
 
     @property
     def sources(self) -> list[tuple[T, T]]:
@@ -117,15 +124,11 @@ class Call(Generic[T]):
 
     def group(self, index: int) -> Call[T]:
         """Return the call of one group alone."""
-        attributes = self._attributes_of(index)
-        return replace(self, groups=(self.groups[index],), attributes=attributes)
-
-    def _attributes_of(self, index: int) -> dict[str, float | str]:
-        """Return the attributes of one group: of a tuple, its only number or that of the group."""
-        return {
+        attributes = {
             name: value[index % len(value)] if isinstance(value, tuple) else value
             for name, value in self.attributes.items()
         }
+        return replace(self, groups=(self.groups[index],), attributes=attributes)
 
     def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
         """Compute the node's outputs group by group; at once if something is carried over them."""

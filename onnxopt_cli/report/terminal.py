@@ -29,11 +29,9 @@ from onnxopt_cli.report.causes import Alike, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import (
     by_capability,
-    counted,
+    conformity,
     failures,
-    in_words,
     outcome_columns,
-    tallies,
 )
 
 #: How outcomes that do not count against the backend, or only in part, look.
@@ -335,16 +333,18 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         time += f", {explaining:.1f} s of it explaining"
     head = "expectation ", "bold red"
     lines = [Text.assemble(head, printable(str(it))) for it in record.findings]
-    for it in tallies(record):
-        if not it.results:
-            continue
-        word = it.said, "bold green" if it.said == "conforms" else "bold red"
-        line = Text.assemble(printable(it.name), " ", word, f": {in_words(it.outcomes)}")
-        unusual = (result.standing for result in it.results if not _plain(result))
-        if standings := counted(Standing, unusual):
-            line.append(f" ({in_words(standings)})")
-        if it.lowered:
-            line.append(f", {it.lowered} of them lowered")
+    for backend in dict.fromkeys(result.backend for result in record.results):
+        mine = [result for result in record.results if result.backend == backend]
+        counts = Counter(result.outcome for result in mine)
+        parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
+        said = conformity(mine)
+        word = said, "bold green" if said == "conforms" else "bold red"
+        line = Text.assemble(printable(backend), " ", word, f": {parts}")
+        if standings := Counter(it.standing for it in mine if it.standing and not _plain(it)):
+            parts = ", ".join(f"{standings[it]} {it}" for it in Standing if standings[it])
+            line.append(f" ({parts})")
+        if lowered := sum(result.lowered for result in mine):
+            line.append(f", {lowered} of them lowered")
         lines.append(line.append(time, style="dim"))
     return lines
 

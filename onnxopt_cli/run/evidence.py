@@ -8,6 +8,7 @@ asked for a node like the one of the case, without what is wrong or trivial in i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,16 +43,18 @@ class NotAskedError(Exception):
     """A backend was not asked, in the words of why: the run ends, or the backend has ended."""
 
 
+@dataclass(eq=False)
 class Evidence:
     """What backends have shown of operators; each is asked once for each node.
 
-    Args:
+    Attributes:
         neighbours: cases among which those of operators without a formula are looked for.
     """
 
-    def __init__(self, neighbours: Iterable[Case] = ()) -> None:
-        self._neighbours = neighbours
-        self._known: WeakKeyDictionary[Executor, dict[object, str]] = WeakKeyDictionary()
+    neighbours: Iterable[Case] = ()
+    _known: WeakKeyDictionary[Executor, dict[object, str]] = field(
+        default_factory=WeakKeyDictionary
+    )
 
     def lacking(self, executor: Executor, content: Content, response: Response) -> str:
         """Say why a pass is not earned; nothing if it is.
@@ -138,7 +141,7 @@ class Evidence:
             return ""
         key = node.domain, node.op_type, types
         if key not in known:
-            known[key] = _of_cases(executor, node.op_type, self._neighbours, types)
+            known[key] = _of_cases(executor, node.op_type, self.neighbours, types)
         if known[key] == _NO_CASE and types is None:
             known[key] = _of_cases(executor, node.op_type, _corpus(), types)
         return known[key]

@@ -164,6 +164,8 @@ def open_executors(
         def asked_submit() -> Submit:
             from onnxopt_cli.run.asking import ASKED
 
+            assert asker is not None  # noqa: S101 - it is what asks
+            stack.callback(asker.close)
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
                 return InProcess(ASKED, never, interruption, None).submit
@@ -171,7 +173,6 @@ def open_executors(
             return pool(ASKED, replace(setting, lowering=never, limits=limits), closed=True).submit
 
         if asker is not None:
-            stack.callback(asker.close)
             asker.workers = asked_submit
         yield executors
 

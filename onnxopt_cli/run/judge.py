@@ -152,7 +152,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
             curve, words = course(content.trajectory.recorded, key, response.outputs, diffs)
             said.append(words)
         # A trajectory that ended early says why itself: its outputs are not of the shape expected.
-        if not response.message:
+        if not (response.message or agrees):
             said.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK

@@ -289,7 +289,7 @@ def _ask(plan: Plan, case: Case) -> _Asked:
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
     results = []
     for executor, pending in zip(plan.backends, asked.pending or repeat(None), strict=False):
-        complete = asked.complete.get(declared_math(executor.name))
+        complete = asked.complete and asked.complete.get(declared_math(executor.name))
         question = complete() if complete else asked.question
         results.append(_result(plan, question, executor, pending))
     return tuple(map(plan.review, results))

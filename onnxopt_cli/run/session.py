@@ -121,9 +121,12 @@ def open_session(
         with interruption.at_once():
             collection = find()
         suites = suite_versions(collection.cases)
-        expectations.require_suites(suites, terms.update_expect)
+        without = {}
+        if expectations.layers:
+            expectations.require_suites(suites, terms.update_expect)
+            without = expectations.without
         selected, left_out = terms.selection.choose(
-            collection.cases, tell, backends=terms.backends, without=expectations.without
+            collection.cases, tell, backends=terms.backends, without=without
         )
         if collection.cases and not selected and not collection.problems:
             raise NothingSelected(
@@ -200,7 +203,7 @@ class Session:
             started=datetime.now(UTC).strftime(_MOMENT),
             hostname=platform.node(),
         )
-        self.plan = replace(plan, started=self._started, review=self._review)
+        self.plan = replace(plan, review=self._review)
 
     def begin(self, witness: Witness, cases: CaseList) -> None:
         """Open the log, or take the results that it has and run the other cases.
@@ -219,7 +222,8 @@ class Session:
         path = self.terms.log
         assert path is not None  # noqa: S101 - what to begin is what to write
         self._witness = witness
-        self.plan = replace(self.plan, cases=[witness.guarded(it) for it in self.plan.cases])
+        guarded = [witness.guarded(it) for it in self.plan.cases]
+        self.plan = replace(self.plan, cases=guarded, started=self._started)
         resume = self.terms.resume
         self._log = log = read_log(path) if resume else None
         record = self._record
@@ -260,7 +264,7 @@ class Session:
                 if before is not None and not result.case.startswith(f"{OUTSIDE_CASES}/"):
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
                 # What workers did outside of cases before a run was killed still counts.
-                if worse(before, result) is result:
+                if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
 
@@ -293,7 +297,8 @@ class Session:
     def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
         """End the run and its log, and return its record with explanations of the failures."""
         plan, terms = self.plan, self.terms
-        findings = self.expectations.findings(self.ids, self._record.backends)
+        expected, backends = self.expectations, self._record.backends
+        findings = expected.findings(self.ids, backends) if expected.layers else ()
         found: Iterable[Problem] = self._witness.changed() if self._witness else ()
         if self._log and self._log.finished:
             # What was found wrong in the end, too.

@@ -142,7 +142,7 @@ def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.Va
 
     What is returned is not to be changed: it may be returned again.
     """
-    return helper.make_value_info(name, _tensor_type(dtype, shape))
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
 
 
 def value_info(name: str, value: Declared) -> onnx.ValueInfoProto:
