@@ -45,7 +45,12 @@ class ModelRunner:
     Args:
         backend: the backend.
         lowering: when it is given primitive operators.
+
+    Attributes:
+        lowered: whether the last model was to run as primitive operators.
     """
+
+    lowered = False
 
     def __init__(self, backend: Backend, lowering: LoweringMode) -> None:
         self._backend = backend
@@ -75,6 +80,7 @@ class ModelRunner:
             UnusableOutput: if it returned something that is not a valid value.
             BaseException: whatever else the backend raises is its failure.
         """
+        self.lowered = False
         known, made = self._kept
         if not (keep and (known is model or known == model)):
             made = {}
@@ -99,6 +105,7 @@ class ModelRunner:
     def _run_lowered(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], made: _Made, reason: str
     ) -> tuple[list[Value], bool]:
+        self.lowered = True
         try:
             if "lowered" not in made:
                 made["lowered"] = self._backend.prepare(_lowered(model, inputs, reason))
