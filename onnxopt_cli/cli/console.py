@@ -16,6 +16,8 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from onnxopt_cli.cluster.crew import Cluster
 
 
@@ -29,6 +31,12 @@ class _Console(Console):
     def print_line(self, text: Text | str) -> None:
         """Print a line that a pipe gets whole and a narrow terminal wraps."""
         self.print(text, soft_wrap=not self.is_terminal)
+
+    def print_table(self, table: Table) -> None:
+        """Print a table whose rows a pipe gets whole, to be searched."""
+        if not self.is_terminal:
+            table.width = self.measure(table, options=self.options.update(max_width=_WIDE)).maximum
+        self.print(table, crop=False)
 
 
 @cache
@@ -45,6 +53,8 @@ stdout = partial(_console, stderr=False)
 stderr = partial(_console, stderr=True)
 
 
+# More columns than any table has.
+_WIDE = 10_000
 #: So often a line says how far something is where a terminal would have a bar.
 TELL_SECONDS = 15.0
 
