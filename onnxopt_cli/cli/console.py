@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +107,8 @@ def ticking(
     if not stderr().is_terminal:
         yield partial(pace.tell, doing)
         return
-    with stderr().status(doing) as status:
+    # It is seen even while sys.stderr is somewhere else, so that nobody sees what others print.
+    with Console(file=sys.stderr, highlight=False).status(doing) as status:
         yield lambda done, total: status.update(f"{doing}: {done} of {total}, {pace.said(done)}")
 
 
