@@ -47,10 +47,12 @@ class ModelRunner:
     Attributes:
         backend: the backend.
         lowering: when it is given primitive operators.
+        lowered: whether the last model was to run as primitive operators.
     """
 
     backend: Backend
     lowering: LoweringMode
+    lowered: bool = False
     # What the backend has said of each operator that it does not know; it is not asked again.
     _unknown: dict[str, str] = field(default_factory=dict)
     # The model that runs again and again, and what the backend has made of it.
@@ -76,6 +78,7 @@ class ModelRunner:
             UnusableOutput: if it returned something that is not a valid value.
             BaseException: whatever else the backend raises is its failure.
         """
+        self.lowered = False
         known, made = self._kept
         if not (keep and (known is model or known == model)):
             made = {}
@@ -100,6 +103,7 @@ class ModelRunner:
     def _run_lowered(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], made: _Made, reason: str
     ) -> tuple[list[Value], bool]:
+        self.lowered = True
         try:
             if "lowered" not in made:
                 made["lowered"] = self.backend.prepare(_lowered(model, inputs, reason))

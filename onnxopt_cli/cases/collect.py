@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
@@ -18,6 +18,7 @@ from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.file import read_apart, read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.result import OUTSIDE_CASES
+from onnxopt_cli.core.telling import Telling, silently
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 
@@ -35,8 +36,6 @@ _Suites: TypeAlias = dict[str, _Found]
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
-#: Opens what takes note that so many of all are done, of something to some things.
-Telling: TypeAlias = Callable[[str, str], AbstractContextManager[Callable[[int, int], object]]]
 # Bytes of case files from which on other processes are worth starting to read them.
 _LONG = 1 << 20
 
@@ -47,10 +46,6 @@ class Collection:
 
     cases: tuple[Case, ...]
     problems: tuple[Problem, ...]
-
-
-def _silently(_doing: str, _things: str) -> AbstractContextManager[Callable[[int, int], object]]:
-    return nullcontext(lambda _done, _all: None)
 
 
 def suite_versions(cases: Sequence[Case]) -> dict[str, str]:
@@ -107,7 +102,7 @@ def collect(
     targets: Sequence[str],
     memory: int = USUAL_MEMORY,
     each: Each | None = None,
-    telling: Telling = _silently,
+    telling: Telling = silently,
 ) -> Collection:
     """Find the cases that the targets name.
 
@@ -115,7 +110,7 @@ def collect(
         targets: files, folders, names of suites or ids; none means the default ones.
         memory: bytes that a case of a case file may take; 0 for no limit.
         each: reads the many files of a folder.
-        telling: opens what takes note how many files of a folder are read, and how many it has.
+        telling: opens what takes note how many files are read, or made, and how many there are.
 
     Raises:
         UsageError: if a target is neither, two different cases have one id, or one has an id that
@@ -176,7 +171,7 @@ def _find(
     suites: _Suites,
     memory: int,
     each: Each | None = None,
-    telling: Telling = _silently,
+    telling: Telling = silently,
 ) -> _Found:
     if not target:
         # An unset variable of a script; as a path it would be the current folder.
@@ -198,10 +193,10 @@ def _find(
             f"{printable(target)} is a link that leads nowhere",
             hint="mend it, or name what it should lead to",
         )
-    return _find_named(target, suites)
+    return _find_named(target, suites, telling)
 
 
-def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]]:
+def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
     from onnxopt_cli.cases.suites.suites import named_suite, suite_names
 
     name, _, rest = target.partition("/")
@@ -216,7 +211,7 @@ def _find_named(target: str, suites: _Suites) -> tuple[list[Case], list[Problem]
             hint=next(filter(None, likely), f"the suites are {', '.join(known)}"),
         )
     if suite not in suites:
-        suites[suite] = named_suite(suite)
+        suites[suite] = named_suite(suite, telling)
     found, problems = suites[suite]
     if at:
         require_version(f"{suite}@{pinned}", suite_versions(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from onnxopt_cli.cluster.crew import Cluster
 
 
@@ -29,6 +32,12 @@ class _Console(Console):
     def print_line(self, text: Text | str) -> None:
         """Print a line that a pipe gets whole and a narrow terminal wraps."""
         self.print(text, soft_wrap=not self.is_terminal)
+
+    def print_table(self, table: Table) -> None:
+        """Print a table whose rows a pipe gets whole, to be searched."""
+        if not self.is_terminal:
+            table.width = self.measure(table, options=self.options.update(max_width=_WIDE)).maximum
+        self.print(table, crop=False)
 
 
 @cache
@@ -45,6 +54,8 @@ stdout = partial(_console, stderr=False)
 stderr = partial(_console, stderr=True)
 
 
+# More columns than any table has.
+_WIDE = 10_000
 #: So often a line says how far something is where a terminal would have a bar.
 TELL_SECONDS = 15.0
 
@@ -96,7 +107,8 @@ def ticking(
     if not stderr().is_terminal:
         yield partial(pace.tell, doing)
         return
-    with stderr().status(doing) as status:
+    # It is seen even while sys.stderr is somewhere else, so that nobody sees what others print.
+    with Console(file=sys.stderr, highlight=False).status(doing) as status:
         yield lambda done, total: status.update(f"{doing}: {done} of {total}, {pace.said(done)}")
 
 

@@ -89,14 +89,17 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
         compare_runs,
         comparison_table,
         comparison_verdict,
+        other_options,
         slower_cases,
     )
     from onnxopt_cli.report.saved import read_saved_run
 
     before, after = ([*map(read_saved_run, it)] for it in ((old, *old_again), (new, *new_again)))
     changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
+    if said := other_options(before[0], after[0]):
+        stdout().print_line(said)
     if changes:
-        stdout().print(comparison_table(changes))
+        stdout().print_table(comparison_table(changes))
         stdout().print()
     stdout().print(comparison_verdict(changes))
     return int(any(change.direction is Direction.WORSE for change in changes))

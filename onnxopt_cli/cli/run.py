@@ -113,8 +113,8 @@ class _Parts(click.Command):
     "that is not built in must be given again.",
     type=_FILE,
 )
-@option("-x", "Stop after the first failure.", "max_fail", flag_value=1, type=int)
-@option("--max-fail", "Stop after so many.", type=click.IntRange(min=1), default=None)
+@option("-x", "Stop after the first case that does not conform.", "max_fail", flag_value=1)
+@option("--max-fail", "Stop after so many that do not.", type=click.IntRange(min=1), default=None)
 @report_option(
     "Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
     "html, PATH may be - for standard output."

@@ -22,7 +22,7 @@ from onnxopt_cli.cli.environment import go_on_without_reader
 from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
 from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.record import Explanation, RunRecord
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import interruptible
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 _EXAMPLES = 3
 _REASONS = 5
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
-_COMPUTED = frozenset({Outcome.PASS, Outcome.FAIL})
+# What leaves open whether an operator is known.
+_OPEN = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
 
 class Display:
@@ -219,8 +220,8 @@ class Display:
                 self._console.print(panel)
         if not self._verbose and len(failed) > min(len(groups), examples):
             self._console.print(Text("-v shows all failures, -q names them", "dim"))
-        ran = {it.operators for it in record.results if it.outcome in _COMPUTED}
-        only = {it.operators for it in failed if it.outcome is Outcome.ERROR} - ran
+        known = {it.operators for it in record.results if it.lowered or it.outcome not in _OPEN}
+        only = {it.operators for it in failed if it.outcome is Outcome.ERROR} - known
         if unknown := [it.name for it in OPERATORS if (it.name,) in only]:
             said = (
                 f"{some_of(unknown, 4)}: nothing but errors. If one says that the operator is not "

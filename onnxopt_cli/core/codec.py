@@ -233,7 +233,8 @@ class MessageReader:
     def _begin(self) -> None:
         """Take the line of JSON, if it is all there, and make room for the bytes after it."""
         if not self._ahead.startswith(b"{"):
-            raise ProtocolBreach(f"sent no line of JSON: {quoted(self._ahead)}")
+            belongs = "a command's standard output belongs to the protocol"
+            raise ProtocolBreach(f"sent no line of JSON: {quoted(self._ahead)}; {belongs}")
         end = self._ahead.find(b"\n", self._searched)
         self._searched = len(self._ahead)
         if max(end, self._searched if end < 0 else 0) >= LARGEST_LINE:
@@ -263,7 +264,7 @@ class MessageReader:
 def quoted(data: bytes | bytearray | memoryview) -> str:
     """Return the beginning of what was sent, as text to be shown."""
     shown = printable(bytes(data[:_SHOWN]).decode("utf-8", "backslashreplace"))
-    return f"{shown!r}{' ...' if len(data) > _SHOWN else ''}"
+    return f"'{shown}'{' ...' if len(data) > _SHOWN else ''}"
 
 
 def read_some(descriptor: int, room: memoryview) -> int:

@@ -121,11 +121,11 @@ def pack_answer(
         most: bytes that may be in it.
     """
     values = ValueWriter()
-    answer: dict[str, Any] = {"id": number, "seconds": response.seconds}
+    answer = {"id": number, "seconds": response.seconds, "lowered": response.lowered}
     if response.outputs is not None:
         try:
             outputs = [values.put(value) for value in response.outputs]
-            said = {"outputs": outputs, "lowered": response.lowered, "changed": response.changed}
+            said: dict[str, Any] = {"outputs": outputs, "changed": response.changed}
             if size := fill(returned, values.buffers, most):
                 said["shared"] = size
                 values.buffers.clear()
@@ -172,12 +172,12 @@ def read_answer(
             if not all(name in inputs for name in names):
                 raise ProtocolBreach("says that it changed inputs that it did not get")
             return Response(values, lowered=lowered, changed=names, seconds=seconds)
-        case {"failure": _, "message": _, "seconds": float(seconds)} if (
-            len(message) == 3 and math.isfinite(seconds)  # noqa: PLR2004
+        case {"failure": _, "message": _, "lowered": bool(lowered), "seconds": float(seconds)} if (
+            len(message) == 4 and math.isfinite(seconds)  # noqa: PLR2004
         ):
             reader.end()
             failure, text = read_failure(message)
-            return Response(failure=failure, message=text, seconds=seconds)
+            return Response(None, failure, text, lowered, seconds=seconds)
     raise ProtocolBreach("sent an answer with neither outputs nor a failure")
 
 

@@ -13,7 +13,7 @@ from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import SETTLED, Outcome
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendDied,
@@ -135,7 +135,8 @@ class Host:
             raise
         except BaseException as error:  # noqa: BLE001 - a backend may raise anything
             failure, seconds = _failure(error), perf_counter() - started
-            return Response(failure=failure, message=error_text(error), seconds=seconds)
+            lowered = self._runner.lowered and failure not in SETTLED
+            return Response(None, failure, error_text(error), lowered, seconds=seconds)
         seconds = perf_counter() - started
         given = () if own is order.inputs else order.inputs.items()
         changed = tuple(name for name, it in given if not same_bits(it, own.get(name)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
@@ -18,6 +19,7 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.report.diff_text import verdict_options
 from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.report.verdict import in_words
 
@@ -60,7 +62,7 @@ class Change:
 
 
 def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
-    """Return all that changed in outcome or accuracy, what got worse first.
+    """Return all that changed: outcomes, then accuracy, each by what got worse first.
 
     Backends are compared by name; where each run has but one, these two are compared.
     """
@@ -70,7 +72,16 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
         for key in dict.fromkeys([*after, *before])
         for change in _changes(before.get(key), after.get(key))
     ]
-    return sorted(changes, key=lambda change: [*Direction].index(change.direction))
+    return sorted(changes, key=lambda it: (it.what != "outcome", [*Direction].index(it.direction)))
+
+
+def other_options(old: RunRecord, new: RunRecord) -> str:
+    """Say how two runs differ in options that change verdicts; empty if they do not."""
+    every = {**old.options, **new.options}
+    names = [it for it in every if old.options.get(it) != new.options.get(it)]
+    said = (verdict_options({it: run.options.get(it) for it in names}) for run in (old, new))
+    before, now = (printable(shlex.join(it)) or "none" for it in said)
+    return f"the options differ: {before} before, {now} now" if before != now else ""
 
 
 def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Change]:

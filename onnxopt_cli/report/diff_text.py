@@ -165,14 +165,18 @@ def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
         result: the case and the backend.
         options: those of the run, as in RunRecord.
     """
-    words = ["onnxopt", "run", *_target(result), "-b", result.backend]
+    words = ["onnxopt", "run", *_target(result), "-b", result.backend, *verdict_options(options)]
+    return shlex.join([*words, *operator_options(result.operators)])
+
+
+def verdict_options(options: Mapping[str, Any]) -> list[str]:
+    """Return the options that change verdicts, as they are typed; those of a run, as above."""
+    words = ["--signed-zeros"] if options.get("signed_zeros") else []
     for name, (option, usual) in _VALUED.items():
         value = options.get(name)
         if value not in (None, usual):
             words += [option, _size(value) if name == "memory" else str(value).removesuffix(".0")]
-    if options.get("signed_zeros"):
-        words.append("--signed-zeros")
-    return shlex.join([*words, *operator_options(result.operators)])
+    return words
 
 
 def operator_options(names: Iterable[str]) -> list[str]:

@@ -84,16 +84,12 @@ def answered(
         return starved(case)
     if not key.contradictions:
         return replace(question, key=key)
-    if key.formula:
-        why = (
-            "the stored outputs contradict the operator's formula beyond any rounding: "
-            "the case is wrong, not the backend"
-        )
-    else:
-        why = (
-            "the stored outputs and what onnx's reference computes contradict each other "
-            "beyond any rounding: one of the two is wrong"
-        )
+    right, wrong = "the operator's formula", "the case is wrong, not the backend"
+    if not key.formula:
+        right = "what onnx's reference yields in double, corrected where it contradicts the "
+        right += "specification (docs/conditioned.md),"
+        wrong = "one of the two is wrong"
+    why = f"the stored outputs contradict {right} beyond any rounding: {wrong}"
     return replace(question, key=None, invalid=why, contradictions=key.contradictions)
 
 

@@ -140,7 +140,7 @@ def test_an_error_is_the_commands_own_words_without_escape_sequences():
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
-        ("garbage", "no line of JSON: 'hello there"),
+        ("garbage", r"no line of JSON: 'hello there\n'; a command's standard output belongs to"),
         ("empty-line", "no line of JSON"),
         ("a-list", "no line of JSON: '["),
         ("not-utf-8", "bytes that are no UTF-8"),

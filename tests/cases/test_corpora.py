@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -29,6 +30,7 @@ from onnxopt_cli.cases.onnx.corpora import (
     write_node_corpus,
 )
 from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cli import console
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import UsageError
@@ -150,6 +152,18 @@ def test_node_cases_are_collected_once_and_then_found_in_the_cache(few, tmp_path
     assert [case.id for case in second[0]] == [case.id for case in first[0]]
     assert second[0][0].location.path.is_relative_to(tmp_path / "cache")
     assert second[0][1].read().tolerance.rtol == 0.5
+
+
+def test_making_them_says_how_far_it_is(few, tmp_path, onnxopt, monkeypatch):
+    (tmp_path / "sources").mkdir()
+    for name in ("abs", "neg"):
+        (tmp_path / "sources" / f"{name}.py").touch()
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    asked = ("run", "onnx-node/test_a", "--isolation", "none", "--no-explain")
+    said = r"making onnx's node cases: 2 of 2, [\d.e+-]+ files/s, 0 s left"
+    assert re.search(said, onnxopt(*asked).err)
+    assert "making" not in onnxopt(*asked).err
+    assert len(few) == 1
 
 
 @pytest.mark.usefixtures("few")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import redirect_stderr
+from io import StringIO
+from time import sleep
 
 import pytest
 import yaml
@@ -293,6 +296,18 @@ def test_reading_many_files_says_how_far_it_is(demo, onnxopt, monkeypatch):
     answer = onnxopt("run", "more", *HERE)
     said = r"reading: 2 of 2, [\d.e+-]+ files/s, 0 s left"
     assert any(re.fullmatch(said, line) for line in answer.err.splitlines())
+
+
+def test_a_terminal_shows_how_far_it_is_while_other_output_is_thrown_away(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = console._Console(stderr=True)
+    monkeypatch.setattr(console, "stderr", lambda: terminal)
+    with console.ticking("making", "files") as tick, redirect_stderr(StringIO()):
+        tick(1, 2)
+        sleep(0.5)
+        tick(2, 2)
+    assert "making: 1 of 2" in capsys.readouterr().err
 
 
 def test_a_run_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):

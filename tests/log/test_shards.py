@@ -211,6 +211,26 @@ def test_the_same_run_twice_changes_nothing(diff):
     assert (answer.code, answer.out) == (0, "nothing changed\n")
 
 
+def test_a_pipe_gets_changed_outcomes_first_and_ids_whole(diff, demo):
+    text, name = (demo / "demo.yaml").read_text(), "c" * 70
+    # b is the third now, and off, and what was c is the second, and raises.
+    for before, now in (("X: [2", "X: [_"), ("X: [3", "X: [2"), ("X: [_", "X: [3")):
+        text = text.replace(before, now)
+    (demo / "demo.yaml").write_text(text.replace("name: c\n", f"name: {name}\n"))
+    lines = diff("numpy", "RaisesAtB", "--atol", "1").out.splitlines()
+    rows = [line.split() for line in lines if line.startswith("worse")]
+    assert rows[0] == ["worse", f"demo/demo/{name}", "outcome", "pass", "error"]
+    assert rows[1][:3] == ["worse", "demo/demo/b", "X_new"]
+
+
+def test_runs_that_were_judged_by_different_rules_are_not_compared_unsaid(demo, onnxopt):
+    for name, rules in (("old", ()), ("new", ("--tolerance", "onnx"))):
+        onnxopt(*run_arguments("numpy", "--log", f"{name}.jsonl", *rules))
+    said = "the options differ: none before, --tolerance onnx now"
+    assert onnxopt("report", "diff", "old.jsonl", "new.jsonl").out.splitlines()[0] == said
+    assert "differ" not in onnxopt("report", "diff", "new.jsonl", "new.jsonl").out
+
+
 def test_cases_that_came_or_went_are_neither_better_nor_worse(demo, onnxopt):
     onnxopt(*run_arguments("numpy", "--log", "all.jsonl"))
     onnxopt(*run_arguments("numpy", "-k", "demo/demo/[ab]", "--log", "two.jsonl"))

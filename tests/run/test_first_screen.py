@@ -36,6 +36,18 @@ class EachItsOwn(Right):
         raise ValueError("cannot do " + chr(97 + int(inputs["T"]) % 26) * 9)
 
 
+class Primitives(Right):
+    def run(self, model, inputs):
+        if model.graph.node[0].domain:
+            raise NotImplementedError("no Momentum here")
+        raise ValueError("no kernel")
+
+
+class Hardly(Right):
+    def run(self, model, inputs):
+        raise (NotImplementedError if int(inputs["T"]) % 2 else ValueError)("cannot do it")
+
+
 class Infinite(Right):
     def run(self, model, inputs):
         first, *rest = super().run(model, inputs)
@@ -127,6 +139,15 @@ def test_who_only_raises_is_told_how_to_say_that_an_operator_is_not_known(screen
     told = "Momentum: nothing but errors. If one says that the operator is not known"
     assert told in " ".join(screen(2, "EachItsOwn").out.split())
     assert told not in " ".join(screen(4, "ThreeMistakes").out.split())
+
+
+def test_who_said_that_an_operator_is_not_known_is_not_told_how(screen):
+    lowered = screen(2, "Primitives").out
+    assert "2 error, 2 of them lowered" in " ".join(lowered.split())
+    assert "nothing but errors" not in lowered
+    some = screen(4, "Hardly", "--lower", "never").out
+    assert "2 unsupported" in " ".join(some.split())
+    assert "nothing but errors" not in some
 
 
 def test_the_example_can_be_computed_by_hand(screen):

@@ -234,6 +234,14 @@ def test_max_fail_stops_and_says_what_was_not_run(demo, onnxopt):
     assert "1 fail, 1 not-run" in answer.out
 
 
+def test_the_help_says_that_a_run_stops_at_whatever_does_not_conform(demo, onnxopt):
+    unable = ("-b", "python:vendor.py:Unable", "--lower", "never")
+    assert "1 unsupported, 1 not-run" in onnxopt("run", "demo.yaml", *unable, "-x").out
+    said = " ".join(onnxopt("run", "--help").out.split())
+    assert "-x Stop after the first case that does not conform." in said
+    assert "Stop after so many that do not." in said
+
+
 def test_verbose_shows_every_output(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-v")
     assert answer.out.count("  X_new  float32[2]") == answer.out.count("  V_new  float32[2]") == 2

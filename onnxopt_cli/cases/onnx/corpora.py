@@ -11,7 +11,6 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -22,12 +21,14 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import locked
+from onnxopt_cli.core.telling import Telling, silently
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 from onnxopt_cli.core.values import Value
@@ -60,11 +62,12 @@ CORPORA = {
 }
 
 
-def corpus(name: str) -> tuple[list[Case], list[Problem]]:
+def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Problem]]:
     """Find the cases of a corpus.
 
     Args:
         name: one of :data:`CORPORA`.
+        telling: opens what takes note how far its cases are made, if they have to be.
 
     Returns:
         The cases, ``<corpus>/<test>/<data set>``, and what is wrong with the installed files.
@@ -75,7 +78,7 @@ def corpus(name: str) -> tuple[list[Case], list[Problem]]:
     if name not in CORPORA:
         raise UsageError(f"there is no corpus {name!r}", hint=f"there are {', '.join(CORPORA)}")
     if name == _NODE:
-        cases, problems = node_cases()
+        cases, problems = node_cases(telling)
     else:
         data = Path(onnx.__file__).parent / "backend" / "test" / "data"
         cases, problems = find_directories(data / name.removeprefix(_PREFIX))
@@ -99,7 +102,7 @@ _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
 _unusable: set[Path] = set()
 
 
-def node_cases() -> tuple[list[Case], list[Problem]]:
+def node_cases(telling: Telling = silently) -> tuple[list[Case], list[Problem]]:
     """Find onnx's node cases, from the cache if they are there, else making them.
 
     Runs may share the cache: it is renamed into place when it is whole. Where it cannot be used,
@@ -111,6 +114,8 @@ def node_cases() -> tuple[list[Case], list[Problem]]:
     found = _cached(folder)
     if found is None:
         reason = "it does not stay as it is written"
+        with telling("making onnx's node cases", "files") as tick:
+            _make(tick)
         try:
             _write(folder)
         except OSError as error:
@@ -159,6 +164,23 @@ def _cached(folder: Path) -> list[Case] | None:
     names = {case.id.split("/")[1] for case in cases}
     whole = len(cases) == manifest["count"] and not problems and _origin()[1] <= names
     return cases if whole else None
+
+
+def _make(tick: Callable[[int, int], object]) -> None:
+    """Import onnx's modules of node cases, which makes these, in the order in which onnx does."""
+    modules = [*walk_packages([str(_SOURCES)], "onnx.backend.test.case.node.")]
+    for done, module in enumerate(modules, start=1):
+        with _quietly():
+            import_module(module.name)
+        tick(done, len(modules))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Let nobody see what onnx prints and warns of."""
+    sink = io.StringIO()
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(sink), redirect_stderr(sink):
+        yield
 
 
 def _write(folder: Path) -> None:
@@ -261,12 +283,7 @@ def node_contents() -> Iterator[tuple[str, Content]]:
     Yields:
         The name of a test (``test_abs``) and its content.
     """
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
+    with _quietly():
         # Importing these modules is what makes the cases.
         from onnx.backend.test.case.node import collect_testcases
 

@@ -24,6 +24,7 @@ from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.telling import Telling, silently
 from onnxopt_cli.core.text import nearest, some_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError
@@ -88,9 +89,9 @@ def suite_names() -> list[str]:
     return [*suites(), *CORPORA]
 
 
-def named_suite(name: str) -> tuple[list[Case], list[Problem]]:
+def named_suite(name: str, telling: Telling = silently) -> tuple[list[Case], list[Problem]]:
     """Return the cases of one of :func:`suite_names`, and what is wrong with its files."""
-    return corpus(name) if name in CORPORA else (suite_cases(name), [])
+    return corpus(name, telling) if name in CORPORA else (suite_cases(name), [])
 
 
 def suite_cases(name: str) -> list[Case]:
