@@ -56,12 +56,12 @@ def traits(call: Call[Array], seen: Mapping[str, Iterable[float]]) -> Iterator[T
     operator = call.operator
     first = operator.tensors[0]
     whole: dict[str, tuple[str, Sequence[int]]] = {
-        "tensors": ("there {are} {k} tensors", (*range(1, 13), *_AROUND[:24])),
+        "tensors": ("there {are} {k} tensor{s}", (*range(1, 13), *_AROUND[:24])),
         "tensor": ("in tensor {k} of the node", range(1, 10)),
-        "length": (f"{first} has {{k}} elements", _COUNTS),
-        "rank": (f"{first} has {{k}} dimensions", range(9)),
-        "rows": (f"{first} has {{k}} rows", _COUNTS[:60]),
-        "columns": (f"{first} has {{k}} columns", _COUNTS[:60]),
+        "length": (f"{first} has {{k}} element{{s}}", _COUNTS),
+        "rank": (f"{first} has {{k}} dimension{{s}}", range(9)),
+        "rows": (f"{first} has {{k}} row{{s}}", _COUNTS[:60]),
+        "columns": (f"{first} has {{k}} column{{s}}", _COUNTS[:60]),
         "index": ("the element's index is {k}", _COUNTS),
         "row": ("the element's row is {k}", _COUNTS[:60]),
         "column": ("the element's column is {k}", _COUNTS[:60]),
@@ -87,7 +87,7 @@ def _counts(feature: str, words: str, marks: Sequence[float]) -> Iterator[Trait]
             (f"at least {k}", "are", 1.0, np.less_equal),
             (f"at most {k}", "are", 1.05 if k else 1.2, np.greater_equal),
         ):
-            text = words.format(k=number, are=are)
+            text = words.format(k=number, are=are, s="s" * (k != 1))
             yield Trait(feature, text, own_cost + cost, partial(holds, k))
 
 

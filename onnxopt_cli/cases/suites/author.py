@@ -24,8 +24,9 @@ from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
 
-#: T of a question that says none, and the type that is wider than the usual one.
+#: T and R of a question that says none, and the type that is wider than the usual one.
 COUNT = 3
+RATE = 0.4
 WIDE = "float64"
 
 # Short decimals without a special value among them, one row a tensor of a group.
@@ -37,7 +38,6 @@ _ROWS = (
 )
 # Values of the numeric attributes, in their order: below one, unlike each other and any default.
 _ORDINARY = (0.8, 0.7, 0.05, 0.3, 0.2)
-_RATE = 0.4
 
 
 class Author:
@@ -136,7 +136,7 @@ class Author:
         tensors: Mapping[Any, Given] = {},
         rate: str = "float32",
         wide: bool = False,
-        rate_value: float = _RATE,
+        rate_value: float = RATE,
         rank: Sequence[int] = (0,),
     ) -> WrittenCase:
         """Write a question down; what is not said is ordinary.

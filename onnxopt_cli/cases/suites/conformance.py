@@ -16,7 +16,15 @@ from itertools import product
 
 import numpy as np
 
-from onnxopt_cli.cases.suites.author import COUNT, WIDE, Attributes, Author, Shapes, judgements
+from onnxopt_cli.cases.suites.author import (
+    COUNT,
+    RATE,
+    WIDE,
+    Attributes,
+    Author,
+    Shapes,
+    judgements,
+)
 from onnxopt_cli.cases.suites.space import AROUND_BLOCKS, LITERAL, whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
@@ -40,6 +48,8 @@ _NARROW: Mapping[tuple[int, ...], Shapes] = {
     (1, 2, 1, 2, 2, 1, 1, 2): ((1, 1, 1, 2, 1, 1, 1, 2), (2, 1, 1, 2)),
 }
 _FAR = 24.691358
+#: A count by which something small is multiplied, and stays small.
+_LATE = 900
 #: What float32 cannot hold, and whether something ordinary stands beside it.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
@@ -68,6 +78,7 @@ def conformance(operator: Operator) -> list[WrittenCase]:
         partial(whole_ranks, author),
         partial(refusals, author),
         author.dimensions,
+        author.small_numbers,
     )
     return [question for section in sections for question in section()]
 
@@ -489,6 +500,27 @@ class _Questions(Author):
                 about = f"{name} = {value:g}, tensors small and large: catches one taken for zero."
                 yield self.ask(f"{name}_{word}", about, changed={name: value}, tensors=scaled)
 
+    def small_numbers(self) -> Iterator[WrittenCase]:
+        """Ask for what is so small that a kernel may take it for zero, or for all of a series."""
+        ask = partial(self.ask, turn=False)
+        scaled = self.judged(self.combined((1e-10, 1, 1e10)))
+        for name in self.unlimited:
+            about = f"{name} = 0, tensors small and large: catches a default in its place."
+            yield ask(f"{name}_zero_scaled", about, changed={name: 0.0}, tensors=scaled)
+            about = f"{name} = 1e-08, tensors small and large: catches one taken for zero."
+            yield ask(f"{name}_tiniest", about, changed={name: 1e-8}, tensors=scaled)
+            about = f"{name} = 1e-06, T = {_LATE}, in double: catches a series that ends too early."
+            yield ask(f"{name}_late", about, changed={name: 1e-6}, count=_LATE, wide=True)
+        if self.operator.counts:
+            about = "Attributes near 1, T = 8, in double: catches powers by the first of a series."
+            near_one = self.all_unlimited(0.9999)
+            yield ask("T_8_near_one", about, count=8, changed=near_one, wide=True)
+        about = "Everything tiny: catches results that are taken for zero."
+        rate = 1e-12 if any(map(self.operator.carries, self.operator.outputs)) else RATE
+        tiny = {it: 1e-12 * self.tensor(it, 0, (4,)) for it in self.operator.tensors}
+        least = {name: self.within(name, 0) for name in self.limits}
+        yield ask("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)
+
     def of_shapes(self, name: str, about: str, shapes: Shapes) -> WrittenCase:
         """Ask for tensors of these shapes, random ones where they are large."""
         drawn: dict[tuple[str, int], Given] = {
@@ -517,6 +549,13 @@ def ranks(author: Author) -> Iterator[WrittenCase]:
         changed = {name: author.within(name, fraction)}
         tensors = zero | {author.first: np.array(values, float)}
         yield author.ask(f"{name}_{word}", about, changed=changed, tensors=tensors)
+    for name in author.limits:
+        about = "Equal doubles at a fractional rank: catches weights that do not add up to 1."
+        equal = dict.fromkeys(author.operator.tensors, np.zeros(4)) | {
+            author.first: np.full(4, 0.1)
+        }
+        changed = {name: author.within(name, 0.06)}
+        yield author.ask(f"{name}_ties_double", about, changed=changed, tensors=equal, wide=True)
 
 
 def refusals(author: Author) -> Iterator[WrittenCase]:
