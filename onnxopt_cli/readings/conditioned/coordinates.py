@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ def moved_coordinates(
     )
 
 
+@lru_cache(4096)
 def _terms(ratio: float, a: float) -> Array:
     """Return a share of the magnitudes that each of the four cubic weights adds up."""
     if ratio * _FEW_OF_A_CUBE % 1 == 0:
