@@ -287,13 +287,8 @@ class _Search:
             returned = seen.returned if len(samples) < len(left) else None
             samples.append(sample(seen.call, seen.right, returned))
         words, says = common_ground(samples, asking if ask else None)
-        if says is None and ask:
-            # There may be several reasons.
-            yield
-            one, says = common_ground(samples, asking, several=True)
-            if says is not None:
-                words = one
-                left = [seen for seen, it in zip(left, samples, strict=False) if says(it)]
+        if says is not None:
+            left = [seen for seen, it in zip(left, samples, strict=False) if says(it)]
         self._ground = (words, frozenset(left) if words else frozenset())
 
     def explanation(self, stopped: str) -> Explanation | None:

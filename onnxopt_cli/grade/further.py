@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, islice
 from random import Random
 
 import numpy as np
@@ -34,19 +34,51 @@ _SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
 _MOST = 1 << 18
 
 
-def further(random: Random, call: Call[Array]) -> Call[Array] | None:
-    """Change a node in a few respects at random; None if that makes no valid node."""
+def further(random: Random, call: Call[Array], changes: Sequence[int]) -> Call[Array] | None:
+    """Change a node at random, as often as one of some numbers; None if that makes no valid one."""
     ways = (_scalars, _scalars, _attribute, _attribute, _types, _groups, _groups, _shape, _shape,
             _narrow, _values, _values, _values)  # fmt: skip
     try:
         with np.errstate(all="ignore"):
-            for _ in range(random.choice((1, 1, 1, 2, 2, 3))):
+            for _ in range(random.choice(changes)):
                 call = random.choice(ways)(random, call)
             small = sum(it.size for it in call.inputs) <= _MOST
             inputs, left_out = call.inputs, call.omitted
             return bind(call.operator, inputs, call.attributes, omitted=left_out) if small else None
     except NodeError:
         return None
+
+
+def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
+    """Take each attribute, scalar, type and kind of values of one of two nodes."""
+    draw = _draw(random)
+
+    def either() -> Call[Array]:
+        return random.choice((one, other))
+
+    def values(of: Call[Array], place: int) -> Array:
+        return random.choice(of.groups)[place].reshape(-1)
+
+    sources = {it.name: either() for it in one.operator.attributes}
+    groups = [[*group] for group in either().groups]
+    for place in range(len(one.operator.tensors)):
+        kind, dtype = either(), either().groups[0][place].dtype
+        for group in groups:
+            known = values(kind, place)
+            if known.size:
+                group[place] = draw.choice(known, group[place].shape)
+            group[place] = group[place].astype(dtype)
+    each = {name: it.attributes[name] for name, it in sources.items()}
+    for name, value in each.items():
+        if isinstance(value, tuple) and len(value) > 1:
+            each[name] = tuple(islice(cycle(value), len(groups)))
+    return replace(
+        one,
+        attributes=each,
+        omitted=frozenset(name for name, it in sources.items() if name in it.omitted),
+        scalars=tuple(either().scalars[place] for place in range(len(one.scalars))),
+        groups=tuple(map(tuple, groups)),
+    )
 
 
 def _scalars(random: Random, call: Call[Array]) -> Call[Array]:

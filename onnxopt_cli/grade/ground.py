@@ -8,7 +8,8 @@ others on which the best one may turn out wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import and_
@@ -19,7 +20,7 @@ import numpy as np
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.grade.further import further
+from onnxopt_cli.grade.further import further, mixed
 from onnxopt_cli.grade.traits import WRONG, Trait, feature_places, features, traits
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
@@ -31,20 +32,22 @@ Ask = Callable[[Call[Array]], Sequence[Array] | None]
 QUESTIONS = 50
 _ROUNDS = 5
 _POOL, _MORE = 220, 130
+#: Then so often a sentence is put to the proof: of inputs drawn, so many that it says fail, and as
+#: many others, are asked.
+_PROOFS = 3
+_DRAWN, _PUT = 200, {True: 40, False: 20}
+#: What is seen in a smaller share is not said without its count.
+_NEARLY_ALL = 0.95
 #: A fault is expected to show where it changes a result by more than so many units of rounding.
 _VISIBLE = 100
 #: So many sentences are weighed, the plainest first.
 _SENTENCES = 400
 #: A sentence that is worse by so much is not an alternative.
 _PLAINER = 0.75
-#: After the last questions a sentence may be the best that is less plain by so much.
-_AS_PLAIN = 0.1
 #: Sentences that differ in a smaller share of inputs say the same.
 _SAME = 0.01
 #: Of fewer failing cases anything can be said, unless the backend can be asked.
 _FEW = 4
-#: Of fewer inputs that pass, though the fault would show, anything can be said.
-_PASSED = 10
 #: A sentence that holds in a smaller share of the failing cases may be a part of another truth.
 _ENOUGH = 0.25
 #: What is said of a larger share of inputs says nothing.
@@ -60,10 +63,12 @@ _INSTEAD: dict[str, Callable[[Array, Array], Array]] = {
     "NaN": lambda new, _: np.full_like(new, np.nan),
     "negated": lambda new, _: -new,
 }
-#: Effects of a fault: those, two of which nothing more is known, and a wrong structure. One is a
+#: Effects of a fault: those, three of which nothing more is known, and a wrong structure. One is a
 #: bit in what is known of an element.
-_EFFECTS = (*_INSTEAD, "wrong", "wrong", "of another type or shape")
-_ANYTHING, _NO_ZERO, _STRUCTURE = (1 << at for at in range(len(_INSTEAD), len(_EFFECTS)))
+_EFFECTS = (*_INSTEAD, "wrong", "wrong", "wrong", "of another type or shape")
+_NOT_FINITE, _ANYTHING, _NO_ZERO, _STRUCTURE = (
+    1 << at for at in range(len(_INSTEAD), len(_EFFECTS))
+)
 _IS_WRONG = -1
 
 
@@ -103,15 +108,17 @@ def sample(
         instead = np.stack([it(new, source) for it in _INSTEAD.values()])
         shown = _wrong(judged, instead)
         # NaN and infinity times zero are not zero.
-        shown[0] &= np.isfinite(new)
+        finite = np.isfinite(new)
+        shown[0] &= finite
         # A fault shows for sure where it does whether zero or the old value comes instead.
-        marks = _bits([*shown, shown[0] & shown[1], shown[0]]) | _STRUCTURE
+        marks = _bits([*shown, ~finite, shown[0] & shown[1], shown[0]]) | _STRUCTURE
         if (output.dtype, output.shape) != (new.dtype, new.shape):
             wrong, may = np.ones(new.shape, bool), _STRUCTURE
         else:
             wrong = _wrong(judged, output)
             alike = _equal(output, instead)[:, wrong]
-            may = int(_bits(np.all(alike, axis=1))) | _ANYTHING | _NO_ZERO
+            may = int(_bits([*np.all(alike, axis=1), not np.any(finite[wrong])]))
+            may |= _ANYTHING | _NO_ZERO
         if wrong.any() or may == _STRUCTURE:
             effects[name] = effects.get(name, may) & may
         if call.operator.carries(name):
@@ -122,8 +129,8 @@ def sample(
     return Sample(call, marked, effects)
 
 
-def _bits(masks: Sequence[Array]) -> Array:
-    return np.packbits(np.array(masks), axis=0, bitorder="little")[0].view(np.int8)
+def _bits(masks: Sequence[Array | bool]) -> Array:
+    return np.packbits(np.array(masks), axis=0, bitorder="little")[0].astype(np.int16)
 
 
 def _outputs(call: Call[Array]) -> Iterator[tuple[str, Array]]:
@@ -151,15 +158,16 @@ def _equal(one: Array, other: Array) -> Array:
 
 
 def common_ground(
-    samples: Sequence[Sample], ask: Ask | None, *, several: bool = False
+    samples: Sequence[Sample], ask: Ask | None
 ) -> tuple[str, Callable[[Sample], bool] | None]:
     """Return what failing cases have in common; nothing if no sentence does.
+
+    Failures may have several reasons. Where the backend can be asked, a sentence is enough that
+    holds in as many failing cases as any, if none holds in all.
 
     Args:
         samples: what is known of nodes of one operator.
         ask: asks the backend; None if it cannot be asked.
-        several: whether failures may have several reasons; then a sentence is enough that holds in
-            as many failing cases as any. Only for a backend that can be asked.
 
     Returns:
         The sentence, or that two cannot be told apart; and what it says of a node, if it is clear.
@@ -167,14 +175,15 @@ def common_ground(
     failing = sum(it.failed for it in samples)
     if not ask and (failing < _FEW or failing == len(samples)):
         return "", None
-    return _Ground(samples, several=several).sentence(ask)
+    return _Ground(samples).sentence(ask)
 
 
 class _Ground:
-    def __init__(self, samples: Sequence[Sample], *, several: bool) -> None:
+    def __init__(self, samples: Sequence[Sample]) -> None:
         self._samples, self._node = list(samples), samples[0].call
         self._random = Random(0)  # noqa: S311 - no secret
-        self._several, self._given = several, sum(it.failed for it in samples)
+        self._several, self._given = False, sum(it.failed for it in samples)
+        self._rounds = _ROUNDS
         self._places = feature_places(self._node)
         self._effects: dict[str, int] = {}
         self._rows: dict[Sample, tuple[Array, Array]] = {}
@@ -184,77 +193,138 @@ class _Ground:
         self._costs = self._reach = np.empty(0)
 
     def sentence(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
-        cost, stable = 0.0, False
-        for turn in range(_ROUNDS + 1):
-            self._separate()
-            if not self._pairs.size:
-                return self._often()
-            self._fill_pool()
-            said = self._predictions()
-            stable, cost = self._costs[0] <= cost + _AS_PLAIN, self._costs[0]
-            if ask is None or turn == _ROUNDS:
-                break
-            for at in sorted(self._questions(said, QUESTIONS // _ROUNDS), reverse=True):
-                call = self._pool.pop(at).call
-                returned = ask(call)
-                if returned is not None:
-                    right = [it.branch for it in bound(call)]
-                    self._samples.append(sample(call, right, returned))
-        passed = sum(self._features(it)[0].size > 0 for it in self._samples if not it.failed)
+        words, says = self._search(ask)
+        if ask and not says:
+            self._several = True
+            one, says = self._search(ask)
+            words = one if says else words
+        return words, says
+
+    def _search(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
+        """Look for a sentence, and put the plainest to the proof until one stands it."""
+        proven, proofs = "", _PROOFS
+        self._separate()
+        while self._pairs.size and ask and proven != self._words(0):
+            if self._rounds:
+                self._rounds -= 1
+                self._fill_pool()
+                questions = self._questions(self._predictions(), QUESTIONS // _ROUNDS)
+                for at in sorted(questions, reverse=True):
+                    self._put(ask, self._pool.pop(at).call)
+                self._separate()
+            elif proofs:
+                proofs -= 1
+                proven = self._words(0) if self._stands(ask) else ""
+                self._separate()
+            else:
+                self._pairs = self._pairs[:0]
+        words, says = self._plainest() if self._pairs.size else ("", None)
+        return self._often(ask) if ask and self._several and not says else (words, says)
+
+    def _put(self, ask: Ask, call: Call[Array]) -> Sample | None:
+        """Ask a node, and keep what is returned."""
+        returned = ask(call)
+        if returned is None:
+            return None
+        self._samples.append(sample(call, [it.branch for it in bound(call)], returned))
+        return self._samples[-1]
+
+    def _prove(self, ask: Ask, conditions: Sequence[Trait]) -> Iterator[tuple[bool, bool]]:
+        """Ask inputs that have little in common with known ones.
+
+        Yields of each whether an element has some traits, and whether the backend fails.
+        """
+        left = Counter(_PUT)
+        for it in self._drawn(_DRAWN, wide=True):
+            said = self._says(conditions, it)
+            if left[said] and (answer := self._put(ask, it.call)):
+                left[said] -= 1
+                yield self._says(conditions, answer), answer.failed
+            if not +left:
+                return
+
+    def _stands(self, ask: Ask) -> bool:
+        """Tell whether further inputs agree with the plainest sentence."""
+        met = Counter[bool]()
+        for said, failed in self._prove(ask, self._conditions(0)):
+            # Where there are several reasons, some other may fail it.
+            if said != failed and not (failed and self._several):
+                return False
+            met[said] += 1
+        return min(met[True], met[False]) > _FEW
+
+    def _plainest(self) -> tuple[str, Callable[[Sample], bool] | None]:
+        """Return the plainest sentence, if enough of what fails is where it says."""
+        self._fill_pool()
+        said = self._predictions()
         # Of earlier inputs those are left that were not asked.
-        if np.mean(said[0, -_MORE:]) > _ALWAYS or (ask and not (stable and passed >= _PASSED)):
-            return self._often()
+        if np.mean(said[0, -_MORE:]) > _ALWAYS:
+            return "", None
         # What holds in fewer of the failing inputs says nothing against the plainest sentence.
         near = (self._costs <= self._costs[0] + _PLAINER) & (self._reach >= self._reach[0])
         near = np.flatnonzero(near).tolist()
         other = next((at for at in near if np.mean(said[at] != said[0]) > _SAME), 0)
-        if other and self._several:
-            return self._often()
-        best = self._words(0)
         if other:
-            words = f"wherever {best} or wherever {self._words(other)}"
+            words = f"wherever {self._words(0)} or wherever {self._words(other)}"
             return f"cannot tell whether it fails {words}", None
-        return self._plainest(best)
-
-    def _plainest(self, best: str) -> tuple[str, Callable[[Sample], bool] | None]:
-        """Return the plainest sentence, if enough of what fails is where it says."""
-        says = partial(self._says, [self._known[at] for at in self._pairs[0]])
+        conditions = self._conditions(0)
+        says = partial(self._says, conditions)
         failing = [it for it in self._samples if it.failed]
         found = [it for it in failing if says(it)]
         given = sum(map(says, failing[: self._given])) / max(1, self._given)
         elsewhere = (len(failing) - len(found)) / max(1, len(self._samples) - len(found))
         if self._several and (len(found) <= _FEW or given < _ENOUGH or elsewhere > 1 - _OFTEN):
-            return self._often()
+            return "", None
         # Further inputs may speak against it: how many it has met is for the reader to weigh.
         failed = f"{len(found)} of {len(failing)}" if len(found) < len(failing) else len(failing)
         others = len(self._samples) - len(failing)
-        met = f"seen in {failed} inputs that fail, in none of {others} that pass"
-        return f"{_words(_effects(found))} wherever {best} ({met})", says
+        what, besides = _outputs_words(found, partly=self._wrong_share(conditions, found))
+        met = f"seen in {failed} inputs that fail{besides}, in none of {others} that pass"
+        return f"{what} wherever {self._words(0)} ({met})", says
 
-    def _often(self) -> tuple[str, Callable[[Sample], bool] | None]:
+    def _wrong_share(self, conditions: Sequence[Trait], found: Sequence[Sample]) -> float:
+        """Return which share of the elements that have some traits are wrong, at the median."""
+        shares = []
+        for it in found:
+            rows, marks = self._features(it)
+            has = self._columns(conditions, rows).all(axis=1)
+            shares.append(np.mean(marks[has] == WRONG))
+        return float(np.median(shares))
+
+    def _often(self, ask: Ask) -> tuple[str, Callable[[Sample], bool] | None]:
         """Count failures where a trait is that all given ones have, and elsewhere.
 
-        What depends on memory that nobody wrote fails often, and no condition says when.
+        What depends on memory that nobody wrote fails often, and no condition says when. It is
+        counted in inputs that did not choose the trait.
         """
-        if not self._several:
-            return "", None
         known = sorted(traits(self._node, {}), key=lambda it: it.cost)
         failed = np.array([it.failed for it in self._samples])
-        rows = [self._features(it)[0] for it in self._samples]
-        has = np.stack([self._columns(known, it).any(axis=0) for it in rows])
-        # Of each trait: inputs that have it and those that do not; how many of either fail.
+        columns = [self._columns(known, self._features(it)[0]) for it in self._samples]
+        given = np.flatnonzero(failed)[: self._given]
+        # Pairs of those traits that all given failures have.
+        kept = np.all([columns[at].any(axis=0) for at in given], axis=0)
+        known = [it for it, usable in zip(known, kept, strict=True) if usable]
+        numbers = [np.unique(it[:, kept], axis=0).astype(np.float32) for it in columns]
+        has = np.stack([np.triu(it.T @ it > 0) for it in numbers])
+        # Of each pair: inputs that have it and those that do not; how many of either fail.
         where = np.stack([has, ~has])
-        inputs, bad = where.sum(axis=1), (where & failed[:, None]).sum(axis=1)
+        inputs, bad = where.sum(axis=1), (where & failed[:, None, None]).sum(axis=1)
         share, elsewhere = bad / np.maximum(1, inputs)
-        given = has[np.flatnonzero(failed)[: self._given]].all(axis=0)
-        usable = given & (bad[0] > 2 * _FEW) & (share >= _OFTEN) & (elsewhere <= 1 - _ALWAYS)
-        usable &= has.mean(axis=0) <= _ALWAYS
+        usable = has[given].all(axis=0) & (bad[0] > 2 * _FEW) & (has.mean(axis=0) <= _ALWAYS)
         if not usable.any():
             return "", None
-        at = int(np.argmax(np.where(usable, share - elsewhere, -1)))
-        with_it, others = (f"{bad[row, at]} of {inputs[row, at]}" for row in (0, 1))
-        words = f"wrong in {with_it} inputs where {known[at].words}, in {others} others"
-        return words, partial(self._says, [known[at]])
+        better = share - elsewhere - 0.05 * ~np.eye(len(known), dtype=bool)
+        pair = np.unravel_index(np.argmax(np.where(usable, better, -2)), usable.shape)
+        best = [known[at] for at in dict.fromkeys(pair)]
+        met = Counter(self._prove(ask, best))
+        with_it, others = (met[has_it, True] + met[has_it, False] for has_it in (True, False))
+        rare = min(with_it, others) <= _FEW
+        if rare or met[True, True] < _OFTEN * with_it or met[False, True] > (1 - _ALWAYS) * others:
+            return "", None
+        counts = f"{met[True, True]} of {with_it}", f"{met[False, True]} of {others}"
+        return f"wrong in {counts[0]} inputs where {_words(best)}, in {counts[1]} others", partial(
+            self._says, best
+        )
 
     def _separate(self) -> None:
         """Find the sentences that hold in all failing samples and in no other, plainest first."""
@@ -283,10 +353,12 @@ class _Ground:
         columns = self._columns(known, bad)
         ends = np.cumsum([len(it) for it in wrong])[:-1]
         holds = [part.any(axis=0) for part in np.split(columns, ends)]
-        kept = np.flatnonzero(np.any(holds, axis=0) if self._several else np.all(holds, axis=0))
+        # Where there are several reasons, further inputs may fail for others.
+        share, least = (self._given, _ENOUGH) if self._several else (len(wrong), 1)
+        kept = np.flatnonzero(np.mean(holds[:share], axis=0) >= least)
         self._known, parts = [known[at] for at in kept], np.split(columns[:, kept], ends)
         passed = _unique(self._columns(self._known, np.concatenate([bad[:0], *right])))
-        alive = self._hold([*map(_unique, parts)], passed.T @ passed == 0)
+        alive = self._hold([*map(_unique, parts[:share])], passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
         total = costs[first] + np.where(first == second, 0, costs[second] + 0.5)
@@ -305,11 +377,13 @@ class _Ground:
 
     def _hold(self, failing: Sequence[Array], alive: Array) -> Array:
         """Tell which of some pairs of traits hold in all failing samples, or in as many as any."""
-        reached = np.zeros(alive.shape, int)
-        # Where there are several reasons, further inputs may fail for others.
-        for own in failing[: self._given] if self._several else failing:
-            reached += alive & (own.T @ own > 0)
-        return reached == (max(1, reached.max()) if self._several else len(failing))
+        reached = np.zeros(alive.shape, np.int32)
+        for number, own in enumerate(failing, 1):
+            reached += own.T @ own > 0
+            if not self._several and not (alive := alive & (reached == number)).any():
+                break
+        most = np.max(reached, where=alive, initial=1) if self._several else len(failing)
+        return alive & (reached == most)
 
     def _features(self, node: Sample) -> tuple[Array, Array]:
         """Return the features of a node's elements that may be wrong, and marks of them."""
@@ -333,18 +407,25 @@ class _Ground:
 
     def _fill_pool(self) -> None:
         """Draw further inputs, most near to failing ones."""
+        self._pool += self._drawn(_MORE if self._pool else _POOL)
+
+    def _drawn(self, count: int, *, wide: bool = False) -> Iterator[Sample]:
+        """Draw inputs near to known ones, or mixed from failing ones and others."""
         failing = [it.call for it in self._samples if it.failed]
         others = [it.call for it in self._samples if not it.failed] or failing
-        for bases in (failing, failing, others) * ((_MORE if self._pool else _POOL) // 3):
-            call = further(self._random, self._random.choice(bases))
-            if call is not None:
-                outputs = evaluate(call)
+        for bases in (failing, failing, others) * (count // 3):
+            call = self._random.choice(bases)
+            if wide:
+                call = mixed(self._random, call, self._random.choice(others))
+            changed = further(self._random, call, (2, 3, 4, 5) if wide else (1, 1, 1, 2, 2, 3))
+            if changed is not None:
+                outputs = evaluate(changed)
                 steps = (_VISIBLE * np.finfo(it.dtype).eps * np.abs(it) for it in outputs)
-                it = sample(call, [*map(Branch, outputs, map(np.nan_to_num, steps))])
+                it = sample(changed, [*map(Branch, outputs, map(np.nan_to_num, steps))])
                 # Where a fault may not show, less is learnt.
                 shows = [marks.any() for marks in self._marks(it) if marks.size]
                 if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
-                    self._pool.append(it)
+                    yield it
 
     def _predictions(self) -> Array:
         """Return for each sentence and each node of the pool whether it is said to fail."""
@@ -379,7 +460,10 @@ class _Ground:
         return chosen
 
     def _words(self, at: int) -> str:
-        return " and ".join(dict.fromkeys(self._known[place].words for place in self._pairs[at]))
+        return _words(self._conditions(at))
+
+    def _conditions(self, at: int) -> list[Trait]:
+        return [self._known[place] for place in self._pairs[at]]
 
     def _says(self, conditions: Sequence[Trait], node: Sample) -> bool:
         """Tell whether an element of a node has all of some traits."""
@@ -401,14 +485,28 @@ def _effects(samples: Sequence[Sample]) -> dict[str, int]:
     return found
 
 
-def _words(effects: Mapping[str, int]) -> str:
-    words = {name: _EFFECTS[effect] for name, effect in effects.items()}
-    if len({*words.values()}) > 1:
-        return " and ".join(f"{name} is {what}" for name, what in words.items())
+def _words(conditions: Iterable[Trait]) -> str:
+    return " and ".join(dict.fromkeys(it.words for it in conditions))
+
+
+def _outputs_words(found: Sequence[Sample], *, partly: float) -> tuple[str, str]:
+    """Say which outputs are wrong in nearly all of some samples, and in how many others are."""
+    wrong = Counter(name for it in found for name in it.effects)
+    always = {it for it, count in wrong.items() if count >= _NEARLY_ALL * len(found)}
+    part = "partly " if partly < _NEARLY_ALL else ""
+    if not always:
+        return f"{' or '.join(sorted(wrong))} is {part}wrong", ""
+    besides = (f", {it} too in {wrong[it]}" for it in sorted(wrong.keys() - always))
+    words = {it: _EFFECTS[effect] for it, effect in _effects(found).items() if it in always}
     what = next(iter(words.values()))
-    if len(words) == 1:
-        return f"{next(iter(words))} is {what}"
-    return f"{' and '.join(words)} are {'what they were' if what == 'what it was' else what}"
+    if len({*words.values()}) > 1:
+        said = " and ".join(f"{name} is {part}{what}" for name, what in words.items())
+    elif len(words) == 1:
+        said = f"{next(iter(words))} is {part}{what}"
+    else:
+        many = "what they were" if what == "what it was" else what
+        said = f"{' and '.join(words)} are {part}{many}"
+    return said, "".join(besides)
 
 
 def _unique(columns: Array) -> Array:
