@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, islice, product
+from itertools import combinations, count, islice, product
 from operator import attrgetter
 from time import monotonic
 
@@ -23,7 +23,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.grade.ground import Sample, common_ground, sample
+from onnxopt_cli.grade.ground import QUESTIONS, Sample, common_ground, sample
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
@@ -89,7 +89,7 @@ def explain(
     for likely in (True, False):
         _share([search.alone(likely=likely) for search in searches], end)
         _share([search.together(likely=likely) for search in searches], end)
-    _share([search.described(ask) for search in searches], end)
+    _share([search.described(ask, end) for search in searches], end)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     found = (search.explanation(stopped) for search in searches)
     return [it for it in found if it is not None]
@@ -265,16 +265,25 @@ class _Search:
                     yield from self._try(both_at_once, left)
 
     def described(
-        self, ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None
+        self, ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None, end: float
     ) -> Iterator[None]:
-        """Look for what the failing cases have in common that no mistake reproduces."""
+        """Look for what the failing cases have in common that no mistake reproduces.
+
+        Args:
+            ask: asks a backend; None if it cannot be asked.
+            end: when to stop asking, seconds of the monotonic clock; a few questions are free.
+        """
         cover = self._supported() if self._wrong else []
         left = self._in_order(self._left(cover))
         if not left or not self._complete:
             return
 
+        asked = count()
+
         def asking(call: Call[Array]) -> Sequence[Array] | None:
             """Ask the backend; what is explained is nothing more to explain, and as if right."""
+            if next(asked) >= QUESTIONS and monotonic() > end:
+                return None
             returned = ask(self.backend, call) if ask else None
             if returned and any(returns(it.mistake, call, returned) for it in cover):
                 return evaluate(call)

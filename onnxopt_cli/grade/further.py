@@ -67,7 +67,8 @@ def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
             known = values(kind, place)
             if known.size:
                 group[place] = draw.choice(known, group[place].shape)
-            group[place] = group[place].astype(dtype)
+            with np.errstate(over="ignore"):
+                group[place] = group[place].astype(dtype)
     each = {name: it.attributes[name] for name, it in sources.items()}
     for name, value in each.items():
         if isinstance(value, tuple) and len(value) > 1:
