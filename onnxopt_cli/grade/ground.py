@@ -396,7 +396,11 @@ class _Ground:
             [np.where(it < 0, WRONG, it >> effect & 1) for it in node.marked[name]]
             for name, effect in self._effects.items()
         )
-        return [np.maximum.reduce(each) for each in zip(*outputs, strict=True)]
+        # Where one output may not show a fault, it may be another's that is not there.
+        return [
+            np.where(np.max(each, axis=0) == WRONG, WRONG, np.min(each, axis=0))
+            for each in zip(*outputs, strict=True)
+        ]
 
     def _columns(self, known: Sequence[Trait], rows: Array) -> Array:
         found = np.empty((len(rows), len(known)), bool)

@@ -547,6 +547,51 @@ def test_one_failing_case_has_something_in_common_with_what_the_backend_is_asked
     assert cause["found"].startswith(said) or "cannot tell" in cause["found"]
 
 
+ELSEWHERE = "".join(
+    f"  - {{name: a{alpha}, attributes: {{alpha: {alpha}, beta: 0.5, mode: nesterov, "
+    "norm_coefficient: 0}, inputs: {R: 0.3, T: 0, X: [1.5], G: [-0.3], V: [0.7]}}\n"
+    for alpha in (0.5, 0, 1)
+)
+ATTRIBUTE = """\
+        rates = {it.name: it.f for it in model.graph.node[0].attribute}
+        half = len(outputs) // 2
+        if CONDITION:
+            for at in range(len(outputs))[slice(CHANGED)]:
+                outputs[at] = np.asarray(outputs[at] * 1.25 + 0.5, outputs[at].dtype)
+        return outputs
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("condition", "changed", "words"),
+    [
+        # An attribute of the only failing case is a condition that no sentence says.
+        (
+            "X.size >= 33 and 0.05 < rates['norm_coefficient'] < 0.2",
+            "half, None",
+            r"wrong in \d+ of \d+ ",
+        ),
+        (
+            "rates['alpha'] == 0",
+            "half * (1 + int(inputs['T'] > 2))",
+            r"X_new is wrong wherever alpha is 0 \(seen in (\d+) inputs that fail, V_new too in ",
+        ),
+    ],
+)
+def test_a_description_says_no_more_than_stands_further_inputs(
+    workplace, onnxopt, condition, changed, words
+):
+    plugin = FAULTY.partition("        if {}")[0] + ATTRIBUTE.replace("CONDITION", condition)
+    (workplace / "once.py").write_text(plugin.replace("CHANGED", changed))
+    (workplace / "counted.yaml").write_text(COUNTED + ELSEWHERE)
+    run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *HERE, *LONG)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    (cause,) = found["causes"]
+    assert re.match(words, cause["found"]), cause["found"]
+
+
 MOVED = """\
 import numpy as np
 from onnxopt_cli.backends.reference import NumpyBackend
