@@ -327,9 +327,10 @@ def _judged(
     expected, actual = expected[places], actual[places]
     weak = 0
     if isinstance(tolerance, Budget):
-        size = magnitude(expected)
-        limit = tolerance.least * np.where(np.isfinite(size), size, 0.0)
-        unsure = np.flatnonzero(~(absolute_distance(expected, actual) < known * limit))
+        limit, unsure = np.empty(places.size), np.arange(places.size)
+        if known:
+            limit = tolerance.least * np.nan_to_num(magnitude(expected), posinf=0.0)
+            unsure = np.flatnonzero(~(absolute_distance(expected, actual) < known * limit))
         for start in range(0, unsure.size, BLOCK):
             asked = unsure[start : start + BLOCK]
             branch = tolerance.at(places[asked])
@@ -468,7 +469,7 @@ class _Statistics:
 
 def _plain(element: Array) -> object:
     """Return a one-element array as a Python number, bool or string."""
-    if dtype_name(element.dtype) == str(element.dtype) and element.dtype.kind == "V":
+    if element.dtype.kind == "V" and dtype_name(element.dtype) == str(element.dtype):
         wide = np.int64 if kind_of(element.dtype) is NumberKind.INTEGER else np.float64
         return element.astype(wide).item()
     plain: object = element.item()

@@ -79,6 +79,15 @@ class Branch:
         weak = np.isinf(self.limit) | (np.isfinite(size) & (size > 0) & (self.limit >= size))
         return weak if self.otherwise is None else weak | self.otherwise.weak
 
+    def wrong(self, actual: Array) -> Array:
+        """Tell which elements of one output, or of several, are right in no way."""
+        one, other = self.expected.astype(np.float64), actual.astype(np.float64)
+        with np.errstate(all="ignore"):
+            near = np.abs(other - one) <= self.limit
+        alike = (one == other) | (np.isnan(one) & np.isnan(other))
+        wrong: Array = ~(near | alike | np.isinf(self.limit))
+        return wrong if self.otherwise is None else wrong & self.otherwise.wrong(actual)
+
     def at(self, places: Array) -> Branch:
         """Return what is right of the elements at some flat places."""
         other = None if self.otherwise is None else self.otherwise.at(places)

@@ -106,7 +106,7 @@ def sample(
     for judged, output, (name, source) in zip(right, returned, _outputs(call), strict=True):
         new = judged.expected
         instead = np.stack([it(new, source) for it in _INSTEAD.values()])
-        shown = _wrong(judged, instead)
+        shown = judged.wrong(instead)
         # NaN and infinity times zero are not zero.
         finite = np.isfinite(new)
         shown[0] &= finite
@@ -115,9 +115,9 @@ def sample(
         if (output.dtype, output.shape) != (new.dtype, new.shape):
             wrong, may = np.ones(new.shape, bool), _STRUCTURE
         else:
-            wrong = _wrong(judged, output)
-            alike = _equal(output, instead)[:, wrong]
-            may = int(_bits([*np.all(alike, axis=1), not np.any(finite[wrong])]))
+            wrong = judged.wrong(output)
+            unlike = Branch(output, np.zeros(output.shape)).wrong(instead)[:, wrong]
+            may = int(_bits([*~np.any(unlike, axis=1), not np.any(finite[wrong])]))
             may |= _ANYTHING | _NO_ZERO
         if wrong.any() or may == _STRUCTURE:
             effects[name] = effects.get(name, may) & may
@@ -141,20 +141,6 @@ def _outputs(call: Call[Array]) -> Iterator[tuple[str, Array]]:
         for _ in call.groups[:1] if operator.carries(name) else call.groups:
             like, base = next(places)
             yield name, np.broadcast_to(inputs[like], inputs[base].shape)
-
-
-def _wrong(branch: Branch | None, output: Array) -> Array:
-    wrong = np.ones(output.shape, bool)
-    with np.errstate(all="ignore"):
-        while branch is not None:
-            near = np.abs(output.astype(float) - branch.expected) <= branch.limit
-            wrong &= ~(near | _equal(output, branch.expected) | np.isinf(branch.limit))
-            branch = branch.otherwise
-    return wrong
-
-
-def _equal(one: Array, other: Array) -> Array:
-    return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
 def common_ground(
@@ -412,6 +398,8 @@ class _Ground:
     def _fill_pool(self) -> None:
         """Draw further inputs, most near to failing ones."""
         self._pool += self._drawn(_MORE if self._pool else _POOL)
+        # An operator may have a rule that no change keeps.
+        self._pool = self._pool or self._samples[:1]
 
     def _drawn(self, count: int, *, wide: bool = False) -> Iterator[Sample]:
         """Draw inputs near to known ones, or mixed from failing ones and others."""
@@ -437,8 +425,10 @@ class _Ground:
         first, second = places.reshape(self._pairs.shape).T
         known = [self._known[at] for at in used]
         said = np.zeros((len(self._pairs), len(self._pool)), bool)
-        for at, it in enumerate(self._pool):
-            columns = self._columns(known, self._features(it)[0])
+        rows = [self._features(it)[0] for it in self._pool]
+        # Of all nodes at once: to ask it of each takes longer than all the rest.
+        ends = np.cumsum([len(it) for it in rows])[:-1]
+        for at, columns in enumerate(np.split(self._columns(known, np.concatenate(rows)), ends)):
             said[:, at] = np.any(columns[:, first] & columns[:, second], axis=0)
         return said
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -103,10 +103,8 @@ def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observ
     derived = judging.factor == FACTOR and all(
         isinstance(it, Budget) for it in seen.key.tolerances.values()
     )
-    if not derived or judging.signed_zeros:
-        right = seen.right
-        if _judged([it.expected for it in right], returned, right):
-            return "within rounding"
+    if (not derived or judging.signed_zeros) and _judged(seen.right, returned):
+        return "within rounding"
     return seen
 
 
@@ -130,7 +128,7 @@ def agrees_with(implementation: Implementation, seen: Observation, judging: Judg
     # Another order of operations may have rounded to what is right.
     own = _own_limits(implementation, seen.call, outputs, implementation.precision)
     right = [it for it in seen.key.outputs.values() if isinstance(it, np.ndarray)]
-    return len(own) == len(right) and _judged(outputs, right, own)
+    return _judged(own, right)
 
 
 def reproduces(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
@@ -162,7 +160,7 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
     limits = [_rounding(output) for output in outputs]
     # Where only types are wrong, other outputs may have all digits of theirs.
     loosely = fits or implementation.precision is None
-    if loosely and _judged(outputs, seen.returned, map(Branch, outputs, limits)):
+    if loosely and _judged([*map(Branch, outputs, limits)], seen.returned):
         return True
     if not fits:
         return False
@@ -174,10 +172,9 @@ def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Obs
     loose = coarse or implementation.rounds
     if not loose and not all(map(_near, outputs, seen.returned, limits)):
         return False
-    if _judged(outputs, seen.returned, map(Branch, outputs, limits)):
+    if _judged([*map(Branch, outputs, limits)], seen.returned):
         return True
-    own = _own_limits(implementation, seen.call, outputs, coarse)
-    return bool(own) and _judged(outputs, seen.returned, own)
+    return _judged(_own_limits(implementation, seen.call, outputs, coarse), seen.returned)
 
 
 def _near(output: Array, returned: Array, limit: Array) -> bool:
@@ -224,12 +221,15 @@ def _own_limits(
     wrong = implementation.altered(call)
     try:
         with np.errstate(all="ignore"):
-            judgements = bound(wrong if coarse is None else _in_type(wrong, coarse))
+            limits = bound(wrong if coarse is None else _in_type(wrong, coarse))
     except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
         return []
-    if [it.expected.shape for it in judgements] != [it.shape for it in outputs]:
+    if [it.expected.shape for it in limits] != [it.shape for it in outputs]:
         return []
-    return [it.branch for it in judgements]
+    # What it yields is right by any limit, also where the bound's formula yields something else.
+    return [
+        Branch(it, np.zeros(it.shape), by.branch) for it, by in zip(outputs, limits, strict=True)
+    ]
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
@@ -252,9 +252,10 @@ def _rounding(output: Array) -> Array:
     return np.where(np.isfinite(size), _SPACINGS * epsilon * size, 0.0)
 
 
-def _judged(expected: Sequence[Array], actual: Sequence[Array], limits: Iterable[Branch]) -> bool:
-    """Tell whether outputs are as expected, within limits."""
-    names = [str(index) for index in range(len(expected))]
-    budgets = {name: Budget(it.at, FACTOR) for name, it in zip(names, limits, strict=True)}
-    values = dict(zip(names, expected, strict=True))
-    return largest_share(values, actual, budgets.__getitem__) <= 1
+def _judged(right: Sequence[Branch], actual: Sequence[Array]) -> bool:
+    """Tell whether outputs are what is right, of its types and shapes, within its limits."""
+    return len(right) == len(actual) and all(
+        (it.expected.dtype, it.expected.shape) == (output.dtype, output.shape)
+        and not it.wrong(output).any()
+        for it, output in zip(right, actual, strict=True)
+    )

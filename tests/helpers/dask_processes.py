@@ -13,6 +13,15 @@ from pathlib import Path
 
 from places import REPOSITORY
 
+# To start a run's workers takes longer than most runs; the processes beside Dask's start as ever.
+_FORKS = f"""\
+import subprocess, sys
+sys.path.append({str(Path(__file__).parent)!r})
+from forked import fork_or_start
+if sys.platform == "linux":
+    subprocess._fork_exec = fork_or_start
+"""
+
 
 def until(happened, seconds=60):
     """Wait for something to have happened."""
@@ -35,10 +44,10 @@ class DaskProcesses:
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def add(self, *options: str, begins_with: str = "") -> subprocess.Popen[bytes]:
-        """Start a worker, whose Python begins with some code."""
+        """Start a worker, whose Python begins with some code, as that of all that it starts."""
         first = self.folder / f"first-{next(self._numbers)}"
         first.mkdir()
-        (first / "sitecustomize.py").write_text(begins_with)
+        (first / "sitecustomize.py").write_text(_FORKS + begins_with)
         options = options or ("--no-nanny",)
         common = ("--nthreads", "1", "--memory-limit", "0", "--local-directory", str(self.folder))
         self.workers.append(self._start("worker", *common, *options, first=first))

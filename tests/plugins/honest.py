@@ -5,7 +5,7 @@ Epsilon is added where ONNX adds it.
 
 from __future__ import annotations
 
-from fractions import Fraction
+import math
 
 import numpy as np
 from onnx.numpy_helper import to_array
@@ -144,9 +144,11 @@ def fused(a, b, c):
 
 
 def _exact(a, b, c):
-    if not np.isfinite([b, c]).all():
+    if not (math.isfinite(b) and math.isfinite(c)):
         return a * b + c
-    return float(Fraction(a) * Fraction(float(b)) + Fraction(float(c)))
+    # Python rounds the quotient of integers once. Fractions would be reduced first, for long.
+    (one, by), (two, over), (more, under) = (float(it).as_integer_ratio() for it in (a, b, c))
+    return (one * two * under + more * by * over) / (by * over * under)
 
 
 def lerp(start, end, weight):

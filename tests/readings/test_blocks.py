@@ -162,6 +162,7 @@ def compare_parts(content, location, random, monkeypatch):
         yield whole.mismatches > 0, whole.budget_used > 0
 
 
+@pytest.mark.slow
 def test_blocks_judge_every_case_of_the_suites_as_the_whole_does(monkeypatch):
     """Whole tensors in the widest type are the oracle, for right outputs and for wrong ones."""
     random = np.random.default_rng(3)

@@ -10,6 +10,7 @@ first. Nothing here knows an operator by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, cycle, product
 from math import prod
 from typing import Any
@@ -218,7 +219,7 @@ class _Design:
         self.random = np.random.RandomState(_SEED)
         self._author = author = Author(operator)
         self._prefix, self._asked = prefix, 0
-        self._pools: dict[tuple[str, int, bool], Array] = {}
+        self._pools: dict[tuple[np.dtype[Any], int, bool], Array] = {}
         node: dict[str, Sequence[Any]] = {"setting": author.settings}
         if operator.counts:
             node["T"] = _COUNTS
@@ -347,8 +348,8 @@ class _Design:
         else:
             most = self._sizes[len(self._node) + self._double]
             rows[:, self._double] = 1 + self.random.randint(most - 1, size=len(rows))
-        others = [level for level, way in enumerate(_NARROW) if way not in _narrow_shapes(shape)]
-        narrow[np.isin(narrow, others)] = 0
+        known = _narrow_shapes(shape)
+        narrow[:] = np.array([level * (way in known) for level, way in enumerate(_NARROW)])[narrow]
         whole = np.concatenate([np.broadcast_to(node, (len(rows), len(node))), rows], axis=1)
         return self._cover.choose(whole, np.arange(len(self._sizes)))[len(node) :]
 
@@ -436,14 +437,14 @@ class _Design:
         self, shape: tuple[int, ...], dtype: np.dtype[Any], style: int, *, nonnegative: bool
     ) -> Array:
         """Return short decimals, zeros or powers of ten between them, some of them negative."""
-        key = dtype.name, style, nonnegative
+        key = dtype, style, nonnegative
         if key not in self._pools:
             self._pools[key] = self._pool(*key)
         size = prod(shape)
         start = self.random.randint(_POOL - size + 1)
         return self._pools[key][start : start + size].reshape(shape)
 
-    def _pool(self, dtype: str, style: int, nonnegative: bool) -> Array:
+    def _pool(self, dtype: np.dtype[Any], style: int, nonnegative: bool) -> Array:
         random, shape = self.random, (_POOL,)
         values = np.round(random.normal(size=shape) * 2, 2)
         special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE else ()))
@@ -475,6 +476,7 @@ def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [(), *[tuple(names)] * len(names), *(it for it in mixed if it)]
 
 
+@cache
 def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Return by the ways of :data:`_NARROW` the shapes that broadcast to another, unlike it."""
     found = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
