@@ -36,6 +36,7 @@ from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
+from onnxopt_cli.core.telling import Telling, silently
 from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError, Problem, UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.isolation.interruption import Interruption
@@ -146,6 +147,7 @@ def load(
     memory: int = USUAL_MEMORY,
     invalid: Callable[[_Problems], object] = _refuse,
     tell: Callable[[str], None] = _ignore,
+    telling: Telling = silently,
 ) -> list[Case]:
     """Return the cases of files, folders, suites and ids, in a stable order.
 
@@ -158,13 +160,14 @@ def load(
         memory: bytes that a case of a case file may take; 0 for no limit.
         invalid: called with all that is wrong with case files, which are left out.
         tell: called with what matches nothing.
+        telling: opens what takes note how many files are read, or cases made, and of how many.
 
     Raises:
         InvalidCase: with all that is wrong with case files, if nothing else is to be done.
         UsageError: if a target, an operator, a tag or a capability is not there.
         NothingSelected: if no case is left, and nothing is wrong with files.
     """
-    collection = collect([str(target) for target in targets], memory)
+    collection = collect([str(target) for target in targets], memory, telling=telling)
     selection = Selection(tuple(patterns), tuple(operators), tuple(tags), tuple(without))
     chosen, _ = selection.choose(collection.cases, tell)
     if collection.problems:

@@ -68,7 +68,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     neighbours may be exchanged in an output that has to be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import api
-    from onnxopt_cli.cli.console import tell_problems
+    from onnxopt_cli.cli.console import tell_problems, ticking
     from onnxopt_cli.cli.environment import go_on_without_reader
     from onnxopt_cli.core.files import require_place, write_atomically
 
@@ -76,7 +76,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
         require_place("--json", options["json_path"])
         go_on_without_reader()
     problems: list[Problem] = []
-    chosen = api.load(*targets, operators=operators, invalid=problems.extend)
+    chosen = api.load(*targets, operators=operators, invalid=problems.extend, telling=ticking)
     tell_problems(problems)
     if not chosen:
         return 2

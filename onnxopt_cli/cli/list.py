@@ -24,13 +24,13 @@ def command(targets: tuple[str, ...], **filters: Any) -> int:
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import api
-    from onnxopt_cli.cli.console import note, stdout, tell_problems
+    from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import Problem
     from onnxopt_cli.report.listing import case_table
 
     problems: list[Problem] = []
-    chosen = api.load(*targets, **filters, invalid=problems.extend, tell=note)
+    chosen = api.load(*targets, **filters, invalid=problems.extend, tell=note, telling=ticking)
     tell_problems(problems)
     console = stdout()
     if console.is_terminal:

@@ -39,7 +39,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     onnxopt show spec/adam/adam_multiple
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.collect import collect
-    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.core.text import nearest, printable
     from onnxopt_cli.errors import InvalidCase, UsageError
     from onnxopt_cli.operators import OPERATORS, operator_named
@@ -57,7 +57,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
                 hint=f"operators are {', '.join(it.name for it in OPERATORS)}",
             )
         try:
-            collection = collect([name])
+            collection = collect([name], telling=ticking)
         except UsageError as error:
             hint = nearest(name, [operator.name for operator in OPERATORS], error.hint)
             raise UsageError(error.message, hint=hint) from error

@@ -88,7 +88,7 @@ def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
 def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monkeypatch, name):
     if name == "space":
         # A tenth of each operator's: to write and read all of it takes half a minute.
-        some, name = suites()["space"].questions()[::10], "some_space"
+        some, name = [*suites()["space"].questions()][::10], "some_space"
         known = {**suites(), name: suites()["space"]._replace(questions=lambda: some)}
         monkeypatch.setattr("onnxopt_cli.cases.suites.suites.suites", lambda: known)
     assert onnxopt("generate", name).code == 0

@@ -298,6 +298,14 @@ def test_reading_many_files_says_how_far_it_is(demo, onnxopt, monkeypatch):
     assert any(re.fullmatch(said, line) for line in answer.err.splitlines())
 
 
+@pytest.mark.parametrize("command", ["list", "audit", "show", "run"])
+def test_making_the_cases_of_a_suite_says_how_far_it_is(demo, onnxopt, monkeypatch, command):
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    answer = onnxopt(command, "trajectories/admmupdate")
+    said = r"making cases: \d of 7, [\d.e+-]+ operators/s(, \d+ s left)?"
+    assert any(re.fullmatch(said, line) for line in answer.err.splitlines()), answer.err
+
+
 def test_a_terminal_shows_how_far_it_is_while_other_output_is_thrown_away(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

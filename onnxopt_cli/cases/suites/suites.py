@@ -51,16 +51,17 @@ class Suite(NamedTuple):
     """
 
     about: str
-    questions: Callable[[], list[WrittenCase]]
+    questions: Callable[[], Iterable[WrittenCase]]
     version: str
 
 
 def _of_all(
     ask: Callable[[Operator], Iterable[WrittenCase]], suite: str | None = None
-) -> list[WrittenCase]:
-    """Return the questions about all operators, or about those of a suite."""
-    chosen = (operator for operator in OPERATORS if suite in {None, operator.suite_name})
-    return [question for operator in chosen for question in ask(operator)]
+) -> Iterator[WrittenCase]:
+    """Yield the questions about all operators, or about those of a suite."""
+    for operator in OPERATORS:
+        if suite in {None, operator.suite_name}:
+            yield from ask(operator)
 
 
 def suites() -> dict[str, Suite]:
@@ -91,10 +92,10 @@ def suite_names() -> list[str]:
 
 def named_suite(name: str, telling: Telling = silently) -> tuple[list[Case], list[Problem]]:
     """Return the cases of one of :func:`suite_names`, and what is wrong with its files."""
-    return corpus(name, telling) if name in CORPORA else (suite_cases(name), [])
+    return corpus(name, telling) if name in CORPORA else (suite_cases(name, telling), [])
 
 
-def suite_cases(name: str) -> list[Case]:
+def suite_cases(name: str, telling: Telling = silently) -> list[Case]:
     """Return the cases of a suite of ours: those of its files, without stored outputs.
 
     Writing them out and reading that takes longer than running them. Only refusals and steps,
@@ -102,8 +103,7 @@ def suite_cases(name: str) -> list[Case]:
     """
     cases: list[Case] = []
     suite = suites()[name]
-    for operator, grouped in groupby(suite.questions(), key=lambda it: it.operator.name):
-        questions = list(grouped)
+    for operator, questions in _by_operator(suite, telling):
         path = Path(name, f"{operator.lower()}.yaml")
         read: dict[str, list[Case]] = {}
         if asked := [it for it in questions if it.rejects or it.steps]:
@@ -115,6 +115,17 @@ def suite_cases(name: str) -> list[Case]:
         for question in questions:
             cases += read.get(question.name) or [_case(question, path, suite.version)]
     return cases
+
+
+def _by_operator(
+    suite: Suite, telling: Telling = silently
+) -> Iterator[tuple[str, list[WrittenCase]]]:
+    """Yield the questions of a suite about each operator."""
+    with telling("making cases", "operators") as tick:
+        grouped = groupby(suite.questions(), key=lambda it: it.operator.name)
+        for done, (operator, questions) in enumerate(grouped):
+            tick(done, len(OPERATORS))
+            yield operator, list(questions)
 
 
 def _case(question: WrittenCase, path: Path, version: str) -> Case:
@@ -133,7 +144,7 @@ def _case(question: WrittenCase, path: Path, version: str) -> Case:
 def yaml_files(name: str) -> Iterator[tuple[str, str]]:
     """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its text."""
     suite = suites()[name]
-    for operator, questions in groupby(suite.questions(), key=lambda it: it.operator.name):
+    for operator, questions in _by_operator(suite):
         text = yaml_text(
             [replace(question, outputs=_written_outputs(question)) for question in questions],
             suite=f"{name}@{suite.version}",
@@ -149,7 +160,7 @@ def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
     Questions whose answer is a refusal are left out: the layout cannot say so. Trajectories are
     models with a Loop.
     """
-    questions = suites()[name].questions()
+    questions = list(suites()[name].questions())
     contents = {
         it.name: _content(it, test=f"test_{it.name}")
         for it in questions
