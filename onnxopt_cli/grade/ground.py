@@ -179,6 +179,7 @@ class _Ground:
         self._costs = self._reach = np.empty(0)
 
     def sentence(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
+        """Look for what is true of all failures; else, where one can ask, of those of a reason."""
         words, says = self._search(ask)
         if ask and not says:
             self._several = True
@@ -308,9 +309,8 @@ class _Ground:
         if rare or met[True, True] < _OFTEN * with_it or met[False, True] > (1 - _ALWAYS) * others:
             return "", None
         counts = f"{met[True, True]} of {with_it}", f"{met[False, True]} of {others}"
-        return f"wrong in {counts[0]} inputs where {_words(best)}, in {counts[1]} others", partial(
-            self._says, best
-        )
+        words = f"wrong in {counts[0]} inputs where {_words(best)}, in {counts[1]} others"
+        return words, partial(self._says, best)
 
     def _separate(self) -> None:
         """Find the sentences that hold in all failing samples and in no other, plainest first."""
