@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, count, islice, product
+from itertools import combinations, islice, product
 from operator import attrgetter
 from time import monotonic
 
@@ -23,7 +23,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.grade.ground import QUESTIONS, Sample, common_ground, sample
+from onnxopt_cli.grade.ground import Sample, common_ground, sample
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
@@ -51,6 +51,8 @@ _FIRST, _FIRST_LIKELY = 12, 36
 _DEPTH = 2
 #: Where so many times as many cases are left, what reproduces the others may do so by chance.
 _CHANCE = 3
+#: For so many seconds a backend may be asked what failing cases have in common, at any rate.
+_ASKING = 10
 #: Of mistakes that do the same so many are compared.
 _ALIKE = 12
 
@@ -271,18 +273,18 @@ class _Search:
 
         Args:
             ask: asks a backend; None if it cannot be asked.
-            end: when to stop asking, seconds of the monotonic clock; a few questions are free.
+            end: when to stop, seconds of the monotonic clock; asking may take a little longer.
         """
         cover = self._supported() if self._wrong else []
         left = self._in_order(self._left(cover))
         if not left or not self._complete:
             return
 
-        asked = count()
+        end = max(end, monotonic() + _ASKING)
 
         def asking(call: Call[Array]) -> Sequence[Array] | None:
             """Ask the backend; what is explained is nothing more to explain, and as if right."""
-            if next(asked) >= QUESTIONS and monotonic() > end:
+            if monotonic() > end:
                 return None
             returned = ask(self.backend, call) if ask else None
             if returned and any(returns(it.mistake, call, returned) for it in cover):

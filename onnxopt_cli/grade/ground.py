@@ -29,7 +29,7 @@ from onnxopt_cli.readings.evaluate import evaluate
 Ask = Callable[[Call[Array]], Sequence[Array] | None]
 
 #: So many further inputs are asked, in rounds.
-QUESTIONS = 50
+_QUESTIONS = 50
 _ROUNDS = 5
 _POOL, _MORE = 220, 130
 #: Then so often a sentence is put to the proof: of inputs drawn, so many that it says fail, and as
@@ -195,7 +195,7 @@ class _Ground:
             if self._rounds:
                 self._rounds -= 1
                 self._fill_pool()
-                questions = self._questions(self._predictions(), QUESTIONS // _ROUNDS)
+                questions = self._questions(self._predictions(), _QUESTIONS // _ROUNDS)
                 for at in sorted(questions, reverse=True):
                     self._put(ask, self._pool.pop(at).call)
                 self._separate()
