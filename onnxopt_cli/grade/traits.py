@@ -57,7 +57,7 @@ def traits(call: Call[Array], seen: Mapping[str, Iterable[float]]) -> Iterator[T
     first = operator.tensors[0]
     whole: dict[str, tuple[str, Sequence[int]]] = {
         "tensors": ("there {are} {k} tensor{s}", (*range(1, 13), *_AROUND[:24])),
-        "tensor": ("in tensor {k} of the node", range(1, 10)),
+        "tensor": ("the tensor's number is {k}", range(1, 10)),
         "length": (f"{first} has {{k}} element{{s}}", _COUNTS),
         "rank": (f"{first} has {{k}} dimension{{s}}", range(9)),
         "rows": (f"{first} has {{k}} row{{s}}", _COUNTS[:60]),
@@ -240,7 +240,7 @@ def _flags(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[str, fl
     rate = next((it.dtype for it in call.scalars if it.dtype.kind == "f"), first.dtype)
     yield f"R's type is not that of {x}", 1, rate != first.dtype
     yield "the element is the last one", 1, kept == first.size - 1
-    yield "in the last of several tensors", 1, 0 < group == len(call.groups) - 1
+    yield "the tensor is the last of several", 1, 0 < group == len(call.groups) - 1
     yield "a tensor of the node has no element", 1, any(it.size == 0 for it, *_ in call.groups)
     for block in _BLOCKS:
         tail = kept >= first.size - first.size % block

@@ -494,7 +494,7 @@ class Faulty:
     ("plugin", "condition", "words"),
     [
         pytest.param("third", "len(outputs) >= 6", "there are at least 3 tensors", marks=NOT_NOW),
-        ("double", "X.dtype == np.float64", "in tensor 1 of the node and X is double"),
+        ("double", "X.dtype == np.float64", "the tensor's number is 1 and X is double"),
         pytest.param("second", "int(inputs['T']) == 2", "T is 2", marks=NOT_NOW),
     ],
 )
@@ -528,7 +528,7 @@ COUNTED = STEPS.partition("operator")[0] + "operator: Momentum\ncases:\n" + "".j
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
-        ("X.size >= 33", "X has at least 33 elements and in tensor 1 of the node"),
+        ("X.size >= 33", "X has at least 33 elements and the tensor's number is 1"),
         ("int(inputs['T']) == 2", "T is 2"),
     ],
 )
