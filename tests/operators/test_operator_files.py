@@ -165,6 +165,12 @@ def test_an_output_may_be_carried_beside_tensors(place):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_mean_of_nothing_is_what_numpy_says_it_is(place):
+    (place / "clipped.py").write_text(CLIPPED.replace("np.sum", "np.mean"))
+    done = call(place, "run company -q -b onnxruntime --lower always --operators clipped.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_commands_that_are_proposed_name_the_file_of_the_operator(place):
     (place / "backend.py").write_text(WRONG)
     options = "-b python:backend.py:Backend --operators lion.py"
