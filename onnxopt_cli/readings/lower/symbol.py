@@ -65,7 +65,9 @@ class Symbol(Joining):
         return _record(self.recorder, row, inputs)
 
     def __bool__(self) -> NoReturn:
-        raise TypeError("a symbol has no value yet: write np.where instead of if")
+        raise TypeError(
+            "write np.where instead of if, and & instead of and: no operand has a value yet"
+        )
 
 
 def as_dtype(recorder: Recorder, operand: Any, dtype: np.dtype[Any]) -> Symbol:
