@@ -124,7 +124,7 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('("decay", 0.0)', '("decay", "a", choices=("a", "b"))', r"decay: a word has no default"),
         ("np.sign(blend)", "(G if R > 0 else M)", r"lion.py:9: Lion: .*np\.where instead of if"),
         ("np.sign(blend)", "np.where((G > 0) and (M > 0), G, M)", r"lion.py:9: .*& instead of and"),
-        ("np.sign(blend)", "np.random.rand()", r"lion.py:6: Lion: .*other values when it is called"),
+        ("np.sign(blend)", "np.random.rand()", r"lion.py:6: Lion: .*returns other values"),
         ("return X_new, M_new", "raise SystemExit(0)", r"lion.py:11: Lion: SystemExit: 0"),
         ('"X_new": "X"', '"X": "X"', r"X: an output has the name of an input"),
         ('(Scalar("R", FLOATS),)', 'Scalar("R", FLOATS)', r"scalars is not a tuple"),
@@ -190,6 +190,26 @@ def test_an_output_may_be_carried_beside_tensors(place):
 def test_a_mean_of_nothing_is_what_numpy_says_it_is(place):
     (place / "clipped.py").write_text(CLIPPED.replace("np.sum", "np.mean"))
     done = call(place, "run company -q -b onnxruntime --lower always --operators clipped.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+AVERAGE = """\
+from onnxopt_cli.formula.operator import Attribute, Operator
+
+def average(X, E, *, decay):
+    return (decay * E + (1 - decay) * X,)
+
+AVERAGE = Operator(
+    name="Average", domain="my.company", version=1, formula=average, scalars=(),
+    tensors=("X", "E"), outputs={"E_new": "E"}, attributes=(Attribute("decay", 0.9),),
+    about="Averages.", source="https://example.org",
+)
+"""
+
+
+def test_a_state_beside_one_other_tensor_is_asked_in_double_beside_zeros(place):
+    (place / "average.py").write_text(AVERAGE)
+    done = call(place, "audit company --operators average.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
