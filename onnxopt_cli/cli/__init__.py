@@ -166,7 +166,7 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and lost_output() is not None:
             return 0
-        refusal = fault_of_environment(error)
+        refusal = fault_of_environment(error) or _fault_of_operator(error)
         if refusal is not None:
             return _refused(refusal)
         if os.environ.get("ONNXOPT_DEBUG"):
@@ -175,6 +175,17 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
         return _INTERNAL
     return code if isinstance(code, int) else 0
+
+
+def _fault_of_operator(error: Exception) -> UsageError | None:
+    """Return an error in the formula of a user's operator as one of usage."""
+    from onnxopt_cli.formula.operator_file import failing_line, fault_in
+    from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
+
+    for operator in OPERATORS:
+        if operator.file in OPERATOR_FILES and failing_line(error, str(operator.file)):
+            return UsageError(fault_in(operator, error), hint="the formula fails on such inputs")
+    return None
 
 
 def _refused(error: OnnxoptError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -335,7 +336,7 @@ def backend_option(about: str, name: str | None = None, **others: Any) -> _Optio
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
     try:
-        if files:
+        if files or os.environ.get("ONNXOPT_OPERATORS"):
             from onnxopt_cli import api
 
             api.add_operators(*files)

@@ -123,6 +123,13 @@ def failing_line(error: BaseException, path: str) -> str:
     return f":{lines[-1]}" if lines else ""
 
 
+def fault_in(operator: Operator, error: BaseException) -> str:
+    """Say that a formula has failed, at which line and why."""
+    code = operator.formula.__code__
+    line = failing_line(error, code.co_filename) or f":{code.co_firstlineno}"
+    return f"{printable(code.co_filename + line)}: {operator.name}: {exception_text(error)}"
+
+
 def _first_line(operator: Operator, where: str) -> str:
     code = getattr(operator.formula, "__code__", None)
     if code is None or Path(code.co_filename) != Path(where).resolve():
@@ -133,6 +140,9 @@ def _first_line(operator: Operator, where: str) -> str:
 def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
     """Yield what is wrong with an operator, the first things first."""
     yield from _naming(operator, names)
+    for part in ("scalars", "tensors", "attributes", "dtypes", "deviations", "forms"):
+        if not isinstance(getattr(operator, part), (tuple, list)):
+            yield f"{part} is not a tuple: one of one thing is written ({part[:-1]},)"
     if not operator.tensors:
         yield "it has no tensors"
     try:
@@ -182,6 +192,10 @@ def _signature(operator: Operator) -> Iterator[str]:
     for output, like in operator.outputs.items():
         if like not in expected:
             yield f"the output {output} is like {like}, which is no scalar or tensor"
+    for groups in (1, 2):
+        both = {*operator.input_names(groups)} & {*operator.output_names(groups)}
+        if both:
+            yield f"{_listed(sorted(both))}: an output has the name of an input; rename it"
     if not operator.outputs:
         yield "it has no outputs"
 
@@ -198,11 +212,14 @@ def _operands(operator: Operator) -> Iterator[str]:
 
 def _replacements(operator: Operator, what: str, given: Sequence[object]) -> Iterator[str]:
     seen: set[str] = set()
+    attributes = {it.name for it in operator.attributes}
     for it in given:
         name = str(getattr(it, "name", it))
         if name in seen:
             yield f"two {what}s are named {name!r}"
         seen.add(name)
+        for unknown in {*getattr(it, "defaults", ())} - attributes:
+            yield f"the {what} {name!r}: there is no attribute {unknown}"
         try:
             rewrite(operator.formula, getattr(it, "replace"))  # noqa: B009 - either class has it
         except ValueError as error:

@@ -175,7 +175,13 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 @cache
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
     """Return the tensors for whose negative values the formula has no result."""
-    return tuple(name for name in operator.tensors if undefined_at(operator, {name: -1.0}))
+    # In the first step, and in a later one: in some formulas the first forgets what was.
+    counts = {it.name: 3.0 for it in operator.scalars if "int64" in it.dtypes}
+    return tuple(
+        name
+        for name in operator.tensors
+        if any(undefined_at(operator, it) for it in ({name: -1.0}, {name: -1.0, **counts}))
+    )
 
 
 def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:

@@ -55,7 +55,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property, partial
 from typing import Any
@@ -108,6 +108,9 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
 #: Of attributes and literals, which take the type of what they meet: the errors of expressions of
 #: these alone are counted as in float32, and scaled when the type is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
+#: Of such expressions between which a comparison chooses that is in doubt: what lies between them
+#: does not get smaller in a finer type. It wins over the other, being coarser by a bit.
+CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 
 
 @cache

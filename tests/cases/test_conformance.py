@@ -6,10 +6,11 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from made_operators import operator_of
 
 from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.evaluate import evaluate, nonnegative_tensors
 from onnxopt_cli.readings.single_node import sole_call
 
 # Where a result may be wrong: of a call, and of the tensors of one of its groups.
@@ -60,3 +61,8 @@ def test_each_dimension_is_asked_for_where_it_is_seen(operator, seen):
     beside = {"no dimensions beside others", "lower rank", "one row", "one column"}
     alone = len(operator.tensors) == 1
     assert seen[operator] >= set(WHERE) - (beside if alone else set())
+
+
+def test_a_state_under_a_root_is_not_negative_even_where_the_first_step_forgets_it():
+    made = operator_of(lambda T, X, Y: (X - np.sqrt((1 - 1 / T) * Y + X * X),), 1)
+    assert nonnegative_tensors(made) == ("Y",)

@@ -71,6 +71,21 @@ def test_a_wrong_backend_is_told_the_name_of_its_mistake(place):
     assert "step by the blend" in done.stdout
 
 
+def test_a_formula_that_fails_on_some_inputs_only_is_named_with_its_line(place):
+    fails = '    if beta1 == 0:\n        raise ValueError("no beta1")\n    blend = '
+    (place / "lion.py").write_text(LION.replace("    blend = ", fails))
+    done = call(place, "list company --operators lion.py")
+    assert done.returncode == 2
+    assert re.search(r"error: .*lion.py:9: Lion: ValueError: no beta1", done.stderr), done.stderr
+
+
+def test_a_file_of_the_variable_is_checked_like_one_of_the_option(place):
+    (place / "lion.py").write_text(LION.replace("return X_new, M_new", "raise SystemExit(0)"))
+    done = call(place, "list company", ONNXOPT_OPERATORS=str(place / "lion.py"))
+    assert done.returncode == 2
+    assert "lion.py:11: Lion: SystemExit" in done.stderr
+
+
 def test_the_variable_names_files_and_another_command_knows_nothing_of_them(place):
     done = call(place, "list --operator Lion", ONNXOPT_OPERATORS=str(place / "lion.py"))
     assert "company/lion/" in done.stdout
@@ -108,6 +123,13 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('("beta1", 0.9)', '("beta1", 0.9, limits=(0, 0.5))', r"beta1 is 0.9 by default, beyond"),
         ('("decay", 0.0)', '("decay", "a", choices=("a", "b"))', r"decay: a word has no default"),
         ("np.sign(blend)", "(G if R > 0 else M)", r"lion.py:9: Lion: .*np\.where instead of if"),
+        ("np.sign(blend)", "np.where((G > 0) and (M > 0), G, M)", r"lion.py:9: .*& instead of and"),
+        ("np.sign(blend)", "np.random.rand()", r"lion.py:6: Lion: .*returns other values"),
+        ("return X_new, M_new", "raise SystemExit(0)", r"lion.py:11: Lion: SystemExit: 0"),
+        ('"X_new": "X"', '"X": "X"', r"X: an output has the name of an input"),
+        ('(Scalar("R", FLOATS),)', 'Scalar("R", FLOATS)', r"scalars is not a tuple"),
+        ('blend)": "blend"', 'blend)": "blnd"', r"'step by the blend' does not run: .*'blnd'"),
+        ('"np.sign(blend)": "blend"}', '}, defaults={"beta": 1}', r"there is no attribute beta$"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(place, old, new, says):
@@ -163,6 +185,32 @@ def test_an_output_may_be_carried_beside_tensors(place):
     for command in ("generate company -o mine", "run mine -b numpy -b onnxruntime -q"):
         done = call(place, f"{command} --operators clipped.py")
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_mean_of_nothing_is_what_numpy_says_it_is(place):
+    (place / "clipped.py").write_text(CLIPPED.replace("np.sum", "np.mean"))
+    done = call(place, "run company -q -b onnxruntime --lower always --operators clipped.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+AVERAGE = """\
+from onnxopt_cli.formula.operator import Attribute, Operator
+
+def average(X, E, *, decay):
+    return (decay * E + (1 - decay) * X,)
+
+AVERAGE = Operator(
+    name="Average", domain="my.company", version=1, formula=average, scalars=(),
+    tensors=("X", "E"), outputs={"E_new": "E"}, attributes=(Attribute("decay", 0.9),),
+    about="Averages.", source="https://example.org",
+)
+"""
+
+
+def test_a_state_beside_one_other_tensor_is_asked_in_double_beside_zeros(place):
+    (place / "average.py").write_text(AVERAGE)
+    done = call(place, "audit company --operators average.py")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_commands_that_are_proposed_name_the_file_of_the_operator(place):

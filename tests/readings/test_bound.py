@@ -344,6 +344,18 @@ def test_either_branch_is_right_where_rounding_decides_the_choice():
     assert (judgement.otherwise.error < 1e-6).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_each_of_three_numbers_is_right_where_a_product_underflows(dtype):
+    def formula(X, G):
+        return X + G + np.where(X * G > 0, 1.2, np.where(X * G < 0, 0.5, 1.0))
+
+    tiny = float(np.finfo(dtype).smallest_normal) ** 0.75
+    judgement = judged(formula, [tiny, 2], [-tiny, -1], dtype=dtype)
+    assert judgement.value.tolist() == [0.5, 1.5]
+    assert judgement.error[0] >= 0.5
+    assert judgement.error[1] < 1e-6
+
+
 @pytest.mark.parametrize(
     ("formula", "value"),
     [

@@ -12,11 +12,12 @@ import numpy as np
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
-from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
-from onnxopt_cli.formula.operator_file import failing_line
+from onnxopt_cli.formula.operator_file import fault_in
+from onnxopt_cli.formula.rewrite import Formula, rewrite
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import WIDE as WIDEST
 from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
@@ -28,6 +29,8 @@ Shapes = Sequence[tuple[int, ...]]
 COUNT = 3
 RATE = 0.4
 WIDE = "float64"
+# How often a formula is called to see whether it always returns the same.
+_CALLS = 20
 
 # Short decimals without a special value among them, one row a tensor of a group.
 _ROWS = (
@@ -54,10 +57,7 @@ class Author:
             for name, fraction in zip(self.numeric, cycle(_ORDINARY), strict=False)
         }
         self.choices = {item.name: item.choices for item in operator.attributes if item.choices}
-        self.settings = [
-            dict(zip(self.choices, chosen, strict=True))
-            for chosen in product(*self.choices.values())
-        ]
+        self.settings = _settings(operator)
         self.turn = cycle(self.settings)
         self.double = dict.fromkeys(operator.tensors, WIDE)
         floats = [item.name for item in operator.scalars if "int64" not in item.dtypes]
@@ -197,6 +197,12 @@ def _call(question: WrittenCase) -> Call[Array]:
     return bind(operator, inputs, complete_attributes(operator, question.attributes))
 
 
+def _settings(operator: Operator) -> list[dict[str, str]]:
+    """Return every combination of words among the attributes."""
+    choices = {item.name: item.choices for item in operator.attributes if item.choices}
+    return [dict(zip(choices, chosen, strict=True)) for chosen in product(*choices.values())]
+
+
 def unreadable(operator: Operator) -> str:
     """Say at which line of a formula a reading fails, and why; nothing if none does.
 
@@ -206,35 +212,55 @@ def unreadable(operator: Operator) -> str:
     from onnxopt_cli.readings.lower.model import lower
 
     try:
-        _check_returned(operator)
+        for setting in _settings(operator):
+            _check_returned(operator, setting)
         author = Author(operator)
         for setting in author.settings:
             question = author.ask("", "", setting=setting)
             call = _call(question)
-            bound(call)
             lower(formula_model(operator, question.attributes, call.inputs, graph_name="ordinary"))
-    except Exception as error:  # noqa: BLE001 - a user's formula may raise anything
-        code = operator.formula.__code__
-        line = failing_line(error, code.co_filename) or f":{code.co_firstlineno}"
-        place = printable(f"{code.co_filename}{line}")
-        return f"{place}: {operator.name}: {exception_text(error)}"
+            bound(call)
+    # What a formula does may be anything; one that exits would end the command as if all were well.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return fault_in(operator, error)
     return ""
 
 
-def _check_returned(operator: Operator) -> None:
-    """Call the formula with ones.
+def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
+    """Call the formula with plain numbers, and so the wrong and right forms of it.
 
     Raises:
-        TypeError: if it does not return as many values as there are outputs.
+        TypeError: if one does not return as many values as there are outputs.
+        ValueError: if the formula returns other values when it is called again, or a wrong or
+            right form does not run.
     """
-    choices = {it.name: it.choices[0] for it in operator.attributes if it.choices}
     names = [*(it.name for it in operator.scalars), *operator.tensors]
     names += [it.name for it in operator.attributes]
-    with np.errstate(all="ignore"):
-        found = operator.formula(**dict.fromkeys(names, WIDEST.type(1)) | choices)
-    if not isinstance(found, tuple) or len(found) != len(operator.outputs):
-        number = f"{len(found)} values" if isinstance(found, tuple) else "a value"
-        raise TypeError(
-            f"returns {number}, expected a tuple of {len(operator.outputs)}: "
-            f"return {', '.join(operator.outputs)}{',' * (len(operator.outputs) == 1)}"
-        )
+    operands = {name: WIDEST.type(1 + place / 8) for place, name in enumerate(names)} | setting
+
+    def called(formula: Formula) -> tuple[Any, ...]:
+        with np.errstate(all="ignore"):
+            found = formula(**operands)
+        if not isinstance(found, tuple) or len(found) != len(operator.outputs):
+            number = f"{len(found)} values" if isinstance(found, tuple) else "a value"
+            raise TypeError(
+                f"returns {number}, expected a tuple of {len(operator.outputs)}: "
+                f"return {', '.join(operator.outputs)}{',' * (len(operator.outputs) == 1)}"
+            )
+        return found
+
+    first = called(operator.formula)
+    # A branch taken by chance may be the same one several times.
+    for _ in range(_CALLS):
+        if not all(map(_is_same, first, called(operator.formula))):
+            raise ValueError("returns other values when it is called again with the same operands")
+    written = {it.name: it.replace for it in operator.deviations}
+    for name, replace in (written | {it.name: it.replace for it in operator.forms}).items():
+        try:
+            called(rewrite(operator.formula, replace))
+        except Exception as error:
+            raise ValueError(f"{name!r} does not run: {exception_text(error)}") from error
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN

@@ -212,8 +212,9 @@ class _Questions(Author):
         names = self.operator.tensors
         apart = {(name, group): WIDE for group, name in enumerate(names)}
         yield self.ask("one_double_each", about, shapes=[(3,)] * len(names), types=apart)
-        still = {name: np.zeros(4) for name in names[:2]}
-        state = dict.fromkeys(names[2:], WIDE)
+        zero = min(2, len(names) - 1) or 1
+        still = {name: np.zeros(4) for name in names[:zero]}
+        state = dict.fromkeys(names[zero:], WIDE)
         if state:
             about = f"Zero {' and '.join(still)}, the rest in double: catches results of one type."
             yield self.ask("double_state", about, types=state, tensors=still)

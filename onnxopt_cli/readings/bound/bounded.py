@@ -21,6 +21,7 @@ from onnxopt_cli.core.blocks import joined
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.evaluate import WIDE
 from onnxopt_cli.readings.vocabulary import (
+    CHOSEN,
     UNTYPED,
     Approximate,
     Choice,
@@ -237,7 +238,8 @@ def covering(first: Any, other: Any = None) -> Any:
     alike = (first.value == other.value) & (first.error == other.error)
     error = np.where(alike, first.error, apart)
     may_cross = first.may_cross | other.may_cross | ~alike
-    return Bounded(first.value, error, may_cross, first.precision)
+    precision = CHOSEN if first.precision is UNTYPED else first.precision
+    return Bounded(first.value, error, may_cross, precision)
 
 
 def _covered(operand: Any) -> Any:
@@ -363,7 +365,7 @@ def _computed(
     error = row.inherited(magnitude, *operands)
     if row.roundings:
         # A scalar may have met another factor in its own type, which may be coarser.
-        coarse = [it.precision.unit_roundoff for it in operands if it.precision is not UNTYPED]
+        coarse = [it.precision.unit_roundoff for it in operands if it.precision.dtype]
         unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
         own = row.roundings * unit * magnitude
         error = error + (own if row.exact is None else np.where(row.exact(*operands), 0.0, own))
@@ -398,7 +400,7 @@ def _doubt(
     value: Any, magnitude: Any, error: Any, operands: Sequence[Bounded], precision: Precision
 ) -> Any:
     """Return the error without that of exact results of exact operands, if there are such."""
-    if precision is UNTYPED:
+    if precision.dtype is None:
         return None
     exact: Any = error > 0
     for operand in operands:

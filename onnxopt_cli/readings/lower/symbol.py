@@ -65,7 +65,9 @@ class Symbol(Joining):
         return _record(self.recorder, row, inputs)
 
     def __bool__(self) -> NoReturn:
-        raise TypeError("a symbol has no value yet: write np.where instead of if")
+        raise TypeError(
+            "write np.where instead of if, and & instead of and: no operand has a value yet"
+        )
 
 
 def as_dtype(recorder: Recorder, operand: Any, dtype: np.dtype[Any]) -> Symbol:
@@ -92,10 +94,7 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
         case Percentile():
             return _percentile(recorder, *operands)
         case Reduction():
-            (operand,) = operands
-            result = recorder.node(row.node, operand, shape=(), weak=operand.weak, keepdims=0)
-            # ONNX does not say what is the largest of some numbers and NaN.
-            return result + _nan_if_any(operand) if row.is_extreme else result
+            return _reduced(recorder, row, *operands)
         case MatrixProduct():
             a, b = typed(operands, common)
             return recorder.node(row.node, a, b, shape=_product_shape(a.shape, b.shape), weak=weak)
@@ -114,6 +113,16 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
             return recorder.node(row.node, *typed(operands, _BOOL), weak=True)
         case Elementwise():
             return recorder.node(row.node, *typed(operands, common), weak=weak)
+
+
+def _reduced(recorder: Recorder, row: Reduction, operand: Symbol) -> Any:
+    # ONNX does not say what ReduceMean is of no elements.
+    op_type = "ReduceSum" if row.mean else row.node
+    result = recorder.node(op_type, operand, shape=(), weak=operand.weak, keepdims=0)
+    if row.mean:
+        return result / recorder.node("Size", operand, dtype=_INTEGER, shape=(), weak=True)
+    # ONNX does not say what is the largest of some numbers and NaN.
+    return result + _nan_if_any(operand) if row.is_extreme else result
 
 
 def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
