@@ -55,21 +55,22 @@ def traits(call: Call[Array], seen: Mapping[str, Iterable[float]]) -> Iterator[T
     """
     operator = call.operator
     first = operator.tensors[0]
-    whole: dict[str, tuple[str, Sequence[int]]] = {
-        "tensors": ("there {are} {k} tensor{s}", (*range(1, 13), *_AROUND[:24])),
-        "tensor": ("the tensor's number is {k}", range(1, 10)),
-        "length": (f"{first} has {{k}} element{{s}}", _COUNTS),
-        "rank": (f"{first} has {{k}} dimension{{s}}", range(9)),
-        "rows": (f"{first} has {{k}} row{{s}}", _COUNTS[:60]),
-        "columns": (f"{first} has {{k}} column{{s}}", _COUNTS[:60]),
-        "index": ("the element's index is {k}", _COUNTS),
-        "row": ("the element's row is {k}", _COUNTS[:60]),
-        "column": ("the element's column is {k}", _COUNTS[:60]),
+    # Of each the smallest number that there is: it, or more, holds everywhere.
+    whole: dict[str, tuple[str, Sequence[int], float]] = {
+        "tensors": ("there {are} {k} tensor{s}", (*range(1, 13), *_AROUND[:24]), 1),
+        "tensor": ("the tensor's number is {k}", range(1, 10), 1),
+        "length": (f"{first} has {{k}} element{{s}}", _COUNTS, 1),
+        "rank": (f"{first} has {{k}} dimension{{s}}", range(9), 0),
+        "rows": (f"{first} has {{k}} row{{s}}", _COUNTS[:60], 1),
+        "columns": (f"{first} has {{k}} column{{s}}", _COUNTS[:60], 1),
+        "index": ("the element's index is {k}", _COUNTS, 0),
+        "row": ("the element's row is {k}", _COUNTS[:60], 0),
+        "column": ("the element's column is {k}", _COUNTS[:60], 0),
     }
     counts = [it.name for it in operator.scalars if "int64" in it.dtypes]
-    whole |= {name: (f"{name} is {{k}}", _STEPS) for name in counts}
-    for feature, (words, marks) in whole.items():
-        yield from _counts(feature, words, sorted({*marks, *seen.get(feature, ())}))
+    whole |= {name: (f"{name} is {{k}}", _STEPS, -np.inf) for name in counts}
+    for feature, (words, marks, least) in whole.items():
+        yield from _counts(feature, words, sorted({*marks, *seen.get(feature, ())}), least)
     rates = [it.name for it in operator.scalars if it.name not in counts]
     for name in (*rates, *(it.name for it in operator.attributes), *operator.tensors):
         yield from _values(name)
@@ -77,7 +78,7 @@ def traits(call: Call[Array], seen: Mapping[str, Iterable[float]]) -> Iterator[T
         yield Trait(words, words, cost, partial(np.equal, 1))
 
 
-def _counts(feature: str, words: str, marks: Sequence[float]) -> Iterator[Trait]:
+def _counts(feature: str, words: str, marks: Sequence[float], least: float) -> Iterator[Trait]:
     for mark in marks:
         k = int(mark)
         # Plain are small numbers and those at a power of two.
@@ -87,6 +88,8 @@ def _counts(feature: str, words: str, marks: Sequence[float]) -> Iterator[Trait]
             (f"at least {k}", "are", 1.0, np.less_equal),
             (f"at most {k}", "are", 1.05 if k else 1.2, np.greater_equal),
         ):
+            if holds is np.less_equal and k <= least:
+                continue
             text = words.format(k=number, are=are, s="s" * (k != 1))
             yield Trait(feature, text, own_cost + cost, partial(holds, k))
 
