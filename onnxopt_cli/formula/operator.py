@@ -178,7 +178,11 @@ class Attribute:
         if self.default is not None and self.choices:
             raise ValueError(f"attribute {self.name}: a word has no default; each node says it")
         if self.default is not None:
-            object.__setattr__(self, "default", float(np.float32(self.default)))
+            with np.errstate(over="ignore"):
+                default = float(np.float32(self.default))
+            if np.isinf(default) and default != self.default:
+                raise ValueError(f"attribute {self.name}: {self.default:g} is beyond float32")
+            object.__setattr__(self, "default", default)
 
     @property
     def kind(self) -> int:

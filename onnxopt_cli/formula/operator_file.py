@@ -24,7 +24,7 @@ from onnxopt_cli.formula.rewrite import formula_tree, rewrite
 GROUP = "onnxopt.operators"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
-_TAKEN = frozenset({"spec", "trajectories"})
+_TAKEN = frozenset({"spec", "conformance", "pruning", "trajectories", "space", "large"})
 
 
 def operators_in(module: ModuleType) -> list[Operator]:
