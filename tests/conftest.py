@@ -56,7 +56,12 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what is worth running at every save: a minute of laws and messages, no processes."""
+    """Mark what is worth running at every save: a minute of laws and messages, no processes.
+
+    The room with the longest tests comes first, so that no process has them left when all others
+    are at their end.
+    """
+    items.sort(key=lambda item: item.path.parent.name != "cluster")
     for item in items:
         if item.path.parent.name in _QUICK and not item.get_closest_marker("slow"):
             item.add_marker("quick")

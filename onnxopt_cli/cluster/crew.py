@@ -56,7 +56,6 @@ _BATCH_SECONDS = 1.0
 # With many workers longer: the client can see to one batch in so many seconds.
 _TASK_SECONDS = 0.01
 _LARGEST_BATCH = 1000
-_FIRST_BATCH = 4
 # On so many machines that are lost a piece of work is tried.
 _TRIES = 2
 # How often it is looked who is there, and after how long without a sign of life a worker is lost.
@@ -335,7 +334,7 @@ class _Work(Generic[Done]):
             at = max(range(len(left)), key=lambda it: left[it] / (1 + there[it]))
             self._at[address] = at
         seconds = max(_BATCH_SECONDS, _TASK_SECONDS * workers)
-        size = int(seconds / self._pace) if self._pace else _FIRST_BATCH
+        size = int(seconds / self._pace) if self._pace else 1
         size = max(1, min(size, _LARGEST_BATCH, -(-left[at] // (2 * max(workers, 1)))))
         first, last = self._parts[at].start, self._parts[at].stop
         end = first + min(size, left[at])

@@ -66,7 +66,7 @@ class SearchElsewhere(Search):
         from onnxopt_cli.cluster.crew import LostError
 
         crew = cast("Remote", self._executor).crew
-        sent = _Sent(self._task, self.findings, portions)
+        sent = _Sent(self._task, self.findings, portions, self._end)
 
         def stop() -> bool:
             return monotonic() >= self._end
@@ -78,10 +78,10 @@ class SearchElsewhere(Search):
 
 
 class _Sent(Sequence[dict[str, Any]]):
-    """The portions, each with what is known when it is sent."""
+    """The portions, each with what is known and how much time is left when it is sent."""
 
-    def __init__(self, task: Task, findings: Findings, portions: Portions) -> None:
-        self._task, self._findings, self._portions = task, findings, portions
+    def __init__(self, task: Task, findings: Findings, portions: Portions, end: float) -> None:
+        self._task, self._findings, self._portions, self._end = task, findings, portions, end
 
     def __len__(self) -> int:
         return len(self._portions.numbers)
@@ -94,6 +94,7 @@ class _Sent(Sequence[dict[str, Any]]):
             "seed": task.seed,
             "number": number,
             "size": self._portions.size(number),
+            "seconds": None if task.seconds is None else self._end - monotonic(),
             "known": [
                 [*astuple(kind), explanation and explanation_to_json(explanation)]
                 for kind, explanation in list(self._findings.all.items())
@@ -116,7 +117,7 @@ def hunt(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
             Setting(),
             portion["seed"],
             examples=None,
-            seconds=None,
+            seconds=portion["seconds"],
             memory=Path(memory),
             single_nodes=portion["single_nodes"],
         )

@@ -121,9 +121,7 @@ class Search:
         Raises:
             BackendUnavailable: if the backend cannot be started any more.
         """
-        # The time counts from here: what a backend needs to start is not spent on examples.
-        if self._task.seconds is not None:
-            self._end = monotonic() + self._task.seconds
+        self._begin()
         try:
             yield from self._replay()
             if self._task.shard is None or self._task.shard.index == 1:
@@ -132,6 +130,11 @@ class Search:
         except Abort as abort:
             if not self._interruption.signal:
                 raise abort.reason from None
+
+    def _begin(self) -> None:
+        """Count the time from here: what a backend needs to start is not spent on examples."""
+        if self._task.seconds is not None:
+            self._end = monotonic() + self._task.seconds
 
     def outside(self) -> list[Aside]:
         """Shut the backend down, and return what it did outside of the examples."""
@@ -201,6 +204,7 @@ class Search:
 
     def has_new(self, number: int, most: int) -> bool:
         """Tell whether a round of examples has a failure of a new kind."""
+        self._begin()
         found = False
 
         def look(example: Example) -> None:

@@ -66,9 +66,11 @@ def test_operators_of_the_users_are_searched_on_workers_of_one_hypothesis(two, t
 
 @pytest.mark.slow
 def test_a_search_may_have_no_other_end_than_its_time(two, tmp_path):
-    options = ("-b", "numpy", "--operator", "Adam", "--time", "3", "--cluster", two.address)
+    # A portion of examples takes it most of a minute.
+    slow = f"python:{PLUGINS / 'hostile.py'}:Waits"
+    options = ("-b", slow, "--operator", "Adam", "--time", "3", "--cluster", two.address)
     search = start(tmp_path, *options)
-    said = search.communicate(timeout=120)[0].decode()
+    said = search.communicate(timeout=30)[0].decode()
     assert search.returncode == 0, said
     assert "0 distinct failures in" in said
 
