@@ -34,9 +34,9 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.cases.collect import Collection, collect, find_again
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.telling import Telling, silently
 from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError, Problem, UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.isolation.interruption import Interruption
@@ -51,7 +51,7 @@ from onnxopt_cli.run.select import CAPABILITIES, Selection
 from onnxopt_cli.run.session import Session, Terms, open_session
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.crew import Cluster
+    from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.expectations.update import update_expectations
     from onnxopt_cli.fuzz.findings import Finding
     from onnxopt_cli.grade.audit import Grade
@@ -336,11 +336,11 @@ def audit(
         invalid(problems)
     elsewhere: Callable[..., Iterator[Any]] | None = None
     if join:
-        from onnxopt_cli.grade.audit_elsewhere import joined
+        from onnxopt_cli.grade.audit_in_parts import joined
 
         elsewhere = partial(joined, join, trials)
     elif cluster is not None:
-        from onnxopt_cli.grade.audit_elsewhere import outcomes
+        from onnxopt_cli.grade.audit_in_parts import outcomes
 
         elsewhere = partial(outcomes, cluster, cases, trials, judging, thorough=thorough)
     return audit(trials, jobs, progress, thorough=thorough, shard=shard, elsewhere=elsewhere)
@@ -379,8 +379,8 @@ def fuzz(
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
+    from onnxopt_cli.fuzz.cluster_search import open_search
     from onnxopt_cli.fuzz.driver import Task
-    from onnxopt_cli.fuzz.elsewhere import open_search
     from onnxopt_cli.fuzz.search import chosen_operators
 
     chosen = chosen_operators(operators)

@@ -31,7 +31,7 @@ from benchmark import CASES_A_FILE, MAKE_MANY, ONNXOPT
 
 #: What is another one from run to run.
 _TIMES = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
-# As in onnxopt_cli/cluster/crew.py.
+# As in onnxopt_cli/cluster/client.py.
 _BATCH_SECONDS, _TASK_SECONDS = 1.0, 0.01
 _SIMULATED = (1, 2, 10, 100, 300, 1000)
 

@@ -24,7 +24,7 @@ from onnxopt_cli.cases.suites.suites import suite_cases
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.grade.audit import find_trials
-from onnxopt_cli.grade.ground import common_ground, sample
+from onnxopt_cli.grade.common_conditions import common_condition, sample
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.bound.bound import bound
@@ -287,7 +287,7 @@ def examine(operator, trials, seed, unsaid):
         samples = [sample(call, right, fault.outputs(call)) for call, right in trials]
         if any(it.failed for it in samples):
             break
-    words, says = common_ground(samples, fault.outputs)
+    words, says = common_condition(samples, fault.outputs)
     if says is None:
         return fault.words, words, None, None
     failing, passing = [], []

@@ -107,14 +107,14 @@ class _OnnxPlugin(_RunPlugin):
     def __init__(self, specification: Specification, plugin: Any, version: str) -> None:
         super().__init__(specification, plugin, version)
         self._device = specification.options.get("device", "CPU")
-        if not self._says_yes("supports_device", self._device):
+        if not self._agrees("supports_device", self._device):
             what = f" does not support the device {printable(self._device)}"
             raise unavailable(self.name, what)
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         model = deepcopy(model)
         with reporting(_unsupported):
-            if not self._says_yes("is_compatible", model, self._device):
+            if not self._agrees("is_compatible", model, self._device):
                 raise Unsupported(f"not compatible with the model on {printable(self._device)}")
             prepared = self._plugin.prepare(model, self._device)
         run = getattr(prepared, "run", None)
@@ -122,7 +122,7 @@ class _OnnxPlugin(_RunPlugin):
             raise TypeError(f"prepare returned a {type(prepared).__name__}, which has no run")
         return Prepared(reporting(_unsupported)(lambda inputs: run(list(inputs.values()))))
 
-    def _says_yes(self, question: str, *about: object) -> bool:
+    def _agrees(self, question: str, *about: object) -> bool:
         ask = getattr(self._plugin, question, None)
         return ask is None or bool(ask(*about))
 

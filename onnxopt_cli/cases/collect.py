@@ -17,8 +17,8 @@ from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.file import read_apart, read_yaml_file
 from onnxopt_cli.core.case import Case, Location
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
-from onnxopt_cli.core.telling import Telling, silently
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 

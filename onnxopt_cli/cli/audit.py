@@ -69,12 +69,12 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import api
     from onnxopt_cli.cli.console import tell_problems, ticking
-    from onnxopt_cli.cli.environment import go_on_without_reader
+    from onnxopt_cli.cli.environment import silence_output
     from onnxopt_cli.core.files import require_place, write_atomically
 
     if options["json_path"] is not None:
         require_place("--json", options["json_path"])
-        go_on_without_reader()
+        silence_output()
     problems: list[Problem] = []
     chosen = api.load(*targets, operators=operators, invalid=problems.extend, telling=ticking)
     tell_problems(problems)

@@ -19,7 +19,7 @@ from onnxopt_cli.errors import Problem
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from onnxopt_cli.cluster.crew import Cluster
+    from onnxopt_cli.cluster.client import Cluster
 
 
 class _Console(Console):

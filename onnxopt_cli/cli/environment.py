@@ -180,7 +180,7 @@ def guard_streams() -> None:
             setattr(sys, name, guarded)
 
 
-def go_on_without_reader() -> _Stream | None:
+def silence_output() -> _Stream | None:
     """Let what is printed from now on go nowhere if nobody takes it: files are to be written."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(output, _Stream):
@@ -191,7 +191,7 @@ def go_on_without_reader() -> _Stream | None:
 
 def lost_output() -> OSError | None:
     """Put out what is still held of standard output; return why not all of it was taken."""
-    output = go_on_without_reader()
+    output = silence_output()
     # A user's operator file is code, and may have closed it.
     if sys.stdout and not sys.stdout.closed:
         sys.stdout.flush()

@@ -83,8 +83,8 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.api import Shard
     from onnxopt_cli.cli.console import note
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
+    from onnxopt_cli.fuzz.cluster_search import open_search
     from onnxopt_cli.fuzz.driver import Task
-    from onnxopt_cli.fuzz.elsewhere import open_search
     from onnxopt_cli.fuzz.keep import keep
     from onnxopt_cli.fuzz.search import chosen_operators
     from onnxopt_cli.isolation.interruption import interruptible
@@ -125,11 +125,11 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
                 broken = finding.trial.example.breach
                 said = ": ".join(filter(None, (headline(finding.result), broken)))
                 display.found(finding, said, keep(finding, options["output"], said, source))
-            asides = search.outside()
-            for aside in asides:
-                display.outside(aside)
+            incidents = search.outside()
+            for incident in incidents:
+                display.outside(incident)
     display.finish(search.tried, options)
-    failed = interruption.exit_code or int(bool(search.findings.all or asides))
+    failed = interruption.exit_code or int(bool(search.findings.all or incidents))
     # A shard of few examples may have none, as one of few cases.
     if not (failed or search.tried or shard):
         raise NothingSelected("no example was tried", hint="--time is too short")

@@ -14,12 +14,12 @@ from rich.text import Text
 from onnxopt_cli.cli.console import Pace, stdout
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
-from onnxopt_cli.isolation.response import Aside
+from onnxopt_cli.isolation.response import Incident
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.report.diff_text import operator_options
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.crew import Cluster
+    from onnxopt_cli.cluster.client import Cluster
 
 
 class FuzzDisplay:
@@ -92,10 +92,11 @@ class FuzzDisplay:
             self._console.print_line(Text(f"  {printable(finding.explanation.text)}"))
         self._console.print_line(Text(f"  kept as {printable(str(path))}", "dim"))
 
-    def outside(self, aside: Aside) -> None:
+    def outside(self, incident: Incident) -> None:
         """Print what the backend did outside of the examples."""
-        head = Text.assemble((f"{aside.outcome} ", "bold red"), (f"worker/{aside.place}", "bold"))
-        self._console.print_line(head.append(f"  {printable(aside.message)}"))
+        place = f"worker/{incident.place}"
+        head = Text.assemble((f"{incident.outcome} ", "bold red"), (place, "bold"))
+        self._console.print_line(head.append(f"  {printable(incident.message)}"))
 
     def finish(self, tried: int, options: Mapping[str, Any]) -> None:
         """Print how much was tried, and how to see the failures again."""

@@ -104,10 +104,10 @@ def _summary(lowering: LoweredModel) -> str:
         operators = ", ".join(f"{name} {count}" for name, count in counts.items())
         nodes = f"{counts.total()} node{'s' * (counts.total() != 1)} ({operators})"
         said = f"lowered {nodes} with {lowering.primitives} primitive nodes, opset {opset}"
-    return said + _strange(lowering.model)
+    return said + _undefined_operators(lowering.model)
 
 
-def _strange(model: onnx.ModelProto) -> str:
+def _undefined_operators(model: onnx.ModelProto) -> str:
     """Say which operators neither onnx nor the model itself nor a formula defines, if any."""
     from onnx import defs
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from onnxopt_cli import api
 from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, ticking
-from onnxopt_cli.cli.environment import go_on_without_reader
+from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
 from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.record import Explanation, RunRecord
@@ -266,7 +266,7 @@ def execute(options: Mapping[str, Any]) -> int:
     if reports:
         require_apart(reports, _files_beside(options))
     if reports or terms.log or options["artifacts"] or terms.update_expect:
-        go_on_without_reader()
+        silence_output()
     targets = options["targets"] or default_targets()
     each = None
     # Backends in this process, and programs that call us, may have threads.

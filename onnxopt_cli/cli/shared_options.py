@@ -27,7 +27,7 @@ from onnxopt_cli.errors import UsageError
 if TYPE_CHECKING:
     from onnxopt_cli.api import JudgeOptions, Setting
     from onnxopt_cli.backends.configuration import Configuration
-    from onnxopt_cli.cluster.crew import Cluster
+    from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.isolation.interruption import Interruption
 
 
@@ -250,7 +250,7 @@ def opened_cluster(
             raise UsageError("--ship, --tls and --insecure mean nothing without --cluster")
         yield None
         return
-    from onnxopt_cli.cluster.crew import Address, Cluster
+    from onnxopt_cli.cluster.client import Address, Cluster
 
     address = Address(options["cluster"], ship, tls, insecure, packages)
     with closing(Cluster(address, interruption, tell)) as cluster:

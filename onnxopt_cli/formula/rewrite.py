@@ -31,7 +31,7 @@ def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
     Raises:
         ValueError: if an old expression or statement does not occur, or a text is not Python.
     """
-    exchange = _Exchange(replace)
+    exchange = _Replacement(replace)
     tree = exchange.visit(formula_tree(formula))
     if exchange.unseen:
         raise ValueError(
@@ -82,7 +82,7 @@ def _parse_function(formula: Formula) -> ast.FunctionDef:
     return tree
 
 
-class _Exchange(ast.NodeTransformer):
+class _Replacement(ast.NodeTransformer):
     """Exchanges the nodes that equal an old one in structure; remembers which never occurred."""
 
     def __init__(self, replace: Mapping[str, str]) -> None:

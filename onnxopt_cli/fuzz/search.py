@@ -27,9 +27,9 @@ from onnxopt_cli.fuzz.findings import (
 )
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NodeExample
-from onnxopt_cli.fuzz.smaller import smaller
+from onnxopt_cli.fuzz.shrink import smaller
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.response import Aside
+from onnxopt_cli.isolation.response import Incident
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.run.executors import Executor
 
@@ -92,7 +92,7 @@ class Portions:
 
 
 class Search:
-    """A search in progress, from :func:`onnxopt_cli.fuzz.elsewhere.open_search`.
+    """A search in progress, from :func:`onnxopt_cli.fuzz.cluster_search.open_search`.
 
     Attributes:
         tried: number of examples so far, those tried to shrink a failure not among them.
@@ -136,7 +136,7 @@ class Search:
         if self._task.seconds is not None:
             self._end = monotonic() + self._task.seconds
 
-    def outside(self) -> list[Aside]:
+    def outside(self) -> list[Incident]:
         """Shut the backend down, and return what it did outside of the examples."""
         return [] if self._interruption.signal else self._executor.finish()
 
@@ -187,7 +187,7 @@ class Search:
     def _rounds(self) -> Iterator[Finding]:
         """Search each portion, if it has something new, until nothing new is left in it."""
         portions = Portions(self._task, self.tried)
-        for number, is_new in zip(portions.numbers, self._news(portions), strict=False):
+        for number, is_new in zip(portions.numbers, self._may_have_new(portions), strict=False):
             tried, size = self.tried, portions.size(number)
             while is_new:
                 # What others have shown may depend on who was first.
@@ -220,7 +220,7 @@ class Search:
             raise abort.reason from None
         return found
 
-    def _news(self, _portions: Portions) -> Iterator[bool]:
+    def _may_have_new(self, _portions: Portions) -> Iterator[bool]:
         """Tell of each portion whether it may have something new, until the search is over."""
         return iter(lambda: not self._over, False)
 
@@ -231,32 +231,32 @@ class Search:
             number: of the round, which decides what its examples are.
             most: how many there are.
         """
-        hunt = _Hunt()
+        new = _NewFailure()
 
-        def hunt_for(example: Example) -> None:
+        def look(example: Example) -> None:
             trial = self._attempt(example)
-            if hunt.kind is None:
+            if new.kind is None:
                 self._count()
             if not trial.failed:
                 return
-            if hunt.kind is None:
-                hunt.kind = self.findings.new(trial)
-                if hunt.kind is not None:
-                    self._task.shrinking(hunt.kind)
-            if hunt.kind is not None and hunt.kind in self.findings.kinds(trial):
-                hunt.seen.append(trial)
-                if hunt.is_costly:
+            if new.kind is None:
+                new.kind = self.findings.new(trial)
+                if new.kind is not None:
+                    self._task.shrinking(new.kind)
+            if new.kind is not None and new.kind in self.findings.kinds(trial):
+                new.seen.append(trial)
+                if new.is_costly:
                     raise RoundOver
-                raise failure(hunt.kind)
+                raise failure(new.kind)
 
-        whole, steady = self._drive(hunt_for, most, number)
-        if hunt.kind is None:
+        whole, steady = self._drive(look, most, number)
+        if new.kind is None:
             return None
         # A search that ends by itself ends with the smallest example.
-        trial = hunt.seen[-1] if whole else min(hunt.seen, key=lambda each: each.size)
+        trial = new.seen[-1] if whole else min(new.seen, key=lambda each: each.size)
         if steady:
-            trial = self._smallest(trial, hunt.kind)
-        return self._add(Finding(hunt.kind, trial, flaky=not steady), hunt.seen)
+            trial = self._smallest(trial, new.kind)
+        return self._add(Finding(new.kind, trial, flaky=not steady), new.seen)
 
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
         """Leave out of an example what the failure does not need."""
@@ -288,7 +288,7 @@ class Search:
 
 
 @dataclass(slots=True)
-class _Hunt:
+class _NewFailure:
     """The failure that a round has found, if any, and all examples of it."""
 
     kind: FailureKind | None = None

@@ -23,7 +23,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.grade.ground import Sample, common_ground, sample
+from onnxopt_cli.grade.common_conditions import Sample, common_condition, sample
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
@@ -297,7 +297,7 @@ class _Search:
             yield
             returned = seen.returned if len(samples) < len(left) else None
             samples.append(sample(seen.call, seen.right, returned))
-        words, says = common_ground(samples, asking if ask else None)
+        words, says = common_condition(samples, asking if ask else None)
         if says is not None:
             left = [seen for seen, it in zip(left, samples, strict=False) if says(it)]
         self._ground = (words, frozenset(left) if words else frozenset())

@@ -15,7 +15,7 @@ from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.private_folder import sweep_folders
 from onnxopt_cli.isolation.processes import HAS_WORKERS
-from onnxopt_cli.isolation.response import Aside, Order, Response
+from onnxopt_cli.isolation.response import Incident, Order, Response
 from onnxopt_cli.isolation.worker import State, Worker
 
 # A worker is replaced after so many cases, so that what grows slowly does not grow for ever.
@@ -68,7 +68,7 @@ class Job:
 
     order: Order
     result: Response | str | None = None
-    earlier_breach: Aside | None = None
+    earlier_breach: Incident | None = None
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class Pool:
     _queue: deque[Job] = field(default_factory=deque)
     _running: dict[Worker, Job] = field(default_factory=dict)
     _workers: list[Worker] = field(default_factory=list)
-    _asides: list[Aside] = field(default_factory=list)
+    _incidents: list[Incident] = field(default_factory=list)
     _failed_starts: int = 0
     _refusal: OnnxoptError | None = None
 
@@ -129,10 +129,10 @@ class Pool:
         self._end_workers()
         self._workers.append(self.worker())
 
-    def finish(self) -> list[Aside]:
+    def finish(self) -> list[Incident]:
         """Shut all workers down; return what they did outside of any case."""
         self._end_workers()
-        return self._asides
+        return self._incidents
 
     def kill(self) -> None:
         """Kill all workers."""
@@ -173,7 +173,7 @@ class Pool:
             job, self._failed_starts = self._running.pop(worker), 0
             if job.earlier_breach is not None and worker.response.failure is not Outcome.PROTOCOL:
                 # In a worker of its own the case breaks no protocol: something before it did.
-                self._asides.append(job.earlier_breach)
+                self._incidents.append(job.earlier_breach)
             job.result, worker.response = worker.response, None
             if worker.free and worker.asked >= _CASES_PER_WORKER:
                 worker.end()
@@ -182,15 +182,15 @@ class Pool:
 
     def _remove(self, worker: Worker) -> None:
         """See to what a worker that has gone leaves: its case, and what it did outside of any."""
-        job = self._running.pop(worker, None)
+        incident, job = worker.incident, self._running.pop(worker, None)
         if job is not None:
-            job.earlier_breach = worker.aside
+            job.earlier_breach = incident
             self._queue.appendleft(job)
-        elif worker.aside is not None:
-            self._asides.append(worker.aside)
+        elif incident is not None:
+            self._incidents.append(incident)
         refusal = worker.refusal
-        if worker.aside is not None and worker.aside.place != "teardown" and not worker.answered:
-            refusal = BackendUnavailable(worker.aside.message)
+        if incident is not None and incident.place != "teardown" and not worker.answered:
+            refusal = BackendUnavailable(incident.message)
         if refusal is not None:
             self._failed_starts += 1
             if not self._ready or self._failed_starts == _STARTS:

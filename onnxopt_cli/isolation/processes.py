@@ -176,7 +176,7 @@ def _family(parent: int, mine: Callable[[int], bool]) -> list[int]:
                 if os.waitpid(child, os.WNOHANG)[0]:
                     continue
         found += [child, *descendants(child)]
-    return [process for process in found if _lives(process)]
+    return [process for process in found if _is_alive(process)]
 
 
 def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
@@ -199,7 +199,7 @@ def _group(process: int) -> int:
     return os.getpgrp()
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     if sys.platform != "linux":
         return _said(process, lambda it: it.status() != "zombie", otherwise=False)
     with suppress(OSError):

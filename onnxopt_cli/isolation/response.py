@@ -91,7 +91,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class Incident:
     """What a backend did that is no case's fault.
 
     Attributes:

@@ -38,7 +38,7 @@ from onnxopt_cli.isolation.messages import (
     read_ready,
 )
 from onnxopt_cli.isolation.processes import Limits, descendants, out_of_memory_kills, resident
-from onnxopt_cli.isolation.response import Aside, Order, Response
+from onnxopt_cli.isolation.response import Incident, Order, Response
 from onnxopt_cli.isolation.shared import fill
 from onnxopt_cli.isolation.worker_process import WorkerProcess
 
@@ -76,7 +76,7 @@ class Worker:
         version: what the backend says of its version, once it is ready.
         refusal: why the backend did not start, if it did not.
         response: the response to the last order, once it is there.
-        aside: what it did that is no case's fault, if that was anything.
+        incident: what it did that is no case's fault, if that was anything.
         answered: True once it has answered a case.
         asked: number of orders so far, without those that are to be kept for the next one.
     """
@@ -90,7 +90,7 @@ class Worker:
     version: str | None = None
     refusal: OnnxoptError | None = None
     response: Response | None = None
-    aside: Aside | None = None
+    incident: Incident | None = None
     answered: bool = False
     asked: int = 0
     _order: Order = _NO_ORDER
@@ -187,7 +187,7 @@ class Worker:
             self.refusal = unavailable(self.backend, f" does not start: {message}", printed)
         else:
             place = "teardown" if state is State.ENDING else "between-cases"
-            self.aside = Aside(place, outcome, message)
+            self.incident = Incident(place, outcome, message)
 
     def kill(self) -> None:
         """Kill the worker with all that it started, and close everything."""
@@ -196,7 +196,7 @@ class Worker:
         self.state = State.GONE
         if not self._process.kill():
             said = "leaves processes behind that cannot be killed"
-            self.aside = Aside("between-cases", Outcome.LEAK, said)
+            self.incident = Incident("between-cases", Outcome.LEAK, said)
 
     def _send(self, order: Order) -> None:
         self.asked += not order.keep

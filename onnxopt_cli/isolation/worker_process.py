@@ -94,7 +94,7 @@ class WorkerProcess:
         if self.popen.poll() is None:
             _end_keeper(self.popen)
         STARTED.discard(self.popen.pid)
-        dead = not _gets_orphans() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
+        dead = not _adopts_orphans() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
         # The keeper has done this, unless it was killed itself.
         remove_folder(self._folder)
         self.conversation.close()
@@ -118,7 +118,7 @@ def _start(
     close_to_others()
     ours, theirs = socket.socketpair()
     printed, write_end = os.pipe()
-    _gets_orphans()
+    _adopts_orphans()
     numbers = [theirs.fileno(), *shared, os.getpid(), memory]
     # What is executed can be looked into while it starts; what is only forked is as closed as we.
     instead = partial(_serve_instead, *numbers, folder) if closed and forks() else None
@@ -172,7 +172,7 @@ def _serve_instead(channel: int, given: int, returned: int, *others: Any) -> NoR
 
 
 @cache
-def _gets_orphans() -> bool:
+def _adopts_orphans() -> bool:
     """Take in what loses its keeper, from the first worker on; return whether it comes here."""
     # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
     # of a container, may get others; when that one ends the kernel ends all the rest.

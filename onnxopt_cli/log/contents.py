@@ -54,7 +54,7 @@ class Contents:
         return found + ([f"and of {more} more files"] if more > 0 else [])
 
 
-class Witness:
+class FileSnapshot:
     """Knows what files held when the run began."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import SUITE, BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.log.contents import Contents, Witness
+from onnxopt_cli.log.contents import Contents, FileSnapshot
 
 #: The version that a log's header states.
 SCHEMA = "onnxopt.log/1"
@@ -28,7 +28,7 @@ class CaseList:
     hash: str
 
     @classmethod
-    def of(cls, cases: Sequence[Case], witness: Witness) -> CaseList:
+    def of(cls, cases: Sequence[Case], snapshot: FileSnapshot) -> CaseList:
         """Describe cases by their ids and by all files that they are read from.
 
         Where the files stand does not count, so that shards may run on several machines. Cases
@@ -44,7 +44,7 @@ class CaseList:
             one.update(case.source.encode("utf-8", "surrogatepass"))
             for path, seen in _files(case).items():
                 one.update(PurePath(path).name.encode("utf-8", "surrogateescape") + b"\0")
-                one.update(witness.digest(path, seen))
+                one.update(snapshot.digest(path, seen))
             digest.update(one.digest())
         return cls(len(cases), digest.hexdigest())
 

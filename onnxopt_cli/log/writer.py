@@ -99,7 +99,7 @@ class LogWriter:
             return
         line = record_line(record)
         if not self._has_size(self._size):
-            self._spoil()
+            self._mark_as_foreign()
             return
         if self._size + len(line) > MAX_BYTES:
             self.failure = f"it would have more than {MAX_BYTES} bytes; --shard parts a run"
@@ -122,7 +122,7 @@ class LogWriter:
         try:
             self._synchronise()
             if not self.failure and self._regular and not self._is_ours():
-                self._spoil()
+                self._mark_as_foreign()
         except OSError as error:
             self.failure = self.failure or error.strerror or str(error)
         with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ class LogWriter:
             return False
         return _hashed(self._descriptor, self._size)[1].digest() == self._digest.digest()
 
-    def _spoil(self) -> None:
+    def _mark_as_foreign(self) -> None:
         """Say in the log that it is no evidence: on a line of its own, whatever is before it."""
         self.failure = _FOREIGN
         with contextlib.suppress(OSError):

@@ -262,7 +262,7 @@ def _rows(operator: Operator) -> list[Row] | None:
     if any(map(operator.carries, operator.outputs)):
         return None
     rows: list[Row] = []
-    operand = _Noting(rows)
+    operand = _Traced(rows)
     names = [*(it.name for it in operator.scalars), *operator.tensors]
     choices = {it.name: it.choices for it in operator.attributes if it.choices}
     try:
@@ -275,7 +275,7 @@ def _rows(operator: Operator) -> list[Row] | None:
     return None if any(isinstance(it, MatrixProduct) for it in rows) else rows
 
 
-class _Noting(Joining):
+class _Traced(Joining):
     """An operand that notes what is done with it."""
 
     def __init__(self, rows: list[Row]) -> None:

@@ -20,7 +20,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Attributes
 from onnxopt_cli.grade.audit import KINDS, Grade, Verdict
-from onnxopt_cli.grade.audit_elsewhere import digest, verdict_to_json
+from onnxopt_cli.grade.audit_in_parts import digest, verdict_to_json
 from onnxopt_cli.grade.planted import Planted
 from onnxopt_cli.report.terminal import plain_table
 
@@ -112,11 +112,11 @@ def _survivor(verdict: Verdict) -> Text:
     if verdict.about:
         text.append(f"  {verdict.about}")
     if verdict.apart is not None:
-        text.append(f"\n  would show {_witness(*verdict.apart)}", style="dim")
+        text.append(f"\n  would show {_snapshot(*verdict.apart)}", style="dim")
     return text
 
 
-def _witness(attributes: Attributes, inputs: Mapping[str, Array]) -> str:
+def _snapshot(attributes: Attributes, inputs: Mapping[str, Array]) -> str:
     """Return attributes and inputs; with the types of all of them, or of each if they differ."""
     kinds = {value.dtype.name for value in inputs.values() if value.dtype.kind == "f"}
     pairs = [f"{name} {numbers.element(value, 'float32')}" for name, value in attributes.items()]

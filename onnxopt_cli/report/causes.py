@@ -29,7 +29,7 @@ _FEW_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class FailureGroup:
     """Failures of one backend that a known mistake accounts for, or that look alike.
 
     Attributes:
@@ -45,7 +45,9 @@ class Alike:
     results: tuple[Result, ...]
 
 
-def group_failures(failed: Sequence[Result], explanations: Sequence[Explanation]) -> list[Alike]:
+def group_failures(
+    failed: Sequence[Result], explanations: Sequence[Explanation]
+) -> list[FailureGroup]:
     """Return failures by cause, the most frequent cause first.
 
     Args:
@@ -62,7 +64,7 @@ def group_failures(failed: Sequence[Result], explanations: Sequence[Explanation]
     for (backend, found, _), mine in groups.items():
         ordered = _telling_first(mine)
         words, more = found or (_title(ordered[0], mine), "")
-        ranked.append(Alike(backend, words, more, tuple(ordered)))
+        ranked.append(FailureGroup(backend, words, more, tuple(ordered)))
     return sorted(ranked, key=lambda it: -len(it.results))
 
 

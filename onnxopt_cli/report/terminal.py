@@ -25,7 +25,7 @@ from onnxopt_cli.core.result import (
 )
 from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.report import diff_text
-from onnxopt_cli.report.causes import Alike, mistake_command
+from onnxopt_cli.report.causes import FailureGroup, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import (
     by_capability,
@@ -100,7 +100,7 @@ def output_lines(result: Result) -> Iterable[Text]:
         yield Text(f"  {printable(result.message)}", style="yellow")
 
 
-def cause_table(groups: Sequence[Alike], examples: int) -> Iterable[RenderableType]:
+def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[RenderableType]:
     """Yield how many failures there are, and by cause: a number, how many, and the cause in words.
 
     Args:

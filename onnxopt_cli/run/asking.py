@@ -40,7 +40,7 @@ _FEW_DIGITS = 6
 #: Has a model run; what is returned waits for the response, or says why there is none.
 Submit = Callable[[Order], Callable[[], Response | str]]
 #: What a worker of ours runs.
-ASKED = "python:onnxopt_cli.readings.conditioned.asked:Asked"
+ASKED = "python:onnxopt_cli.readings.conditioned.in_worker:Asked"
 #: Under this key a model's metadata tell workers of ours what mathematics is declared.
 DECLARED = "onnxopt.math"
 
@@ -93,7 +93,7 @@ class Asker:
         if not wanted or has_formula or self.workers is None:
             return None
         # Not worth importing where every case has a formula.
-        from onnxopt_cli.readings.conditioned.draws import drawn
+        from onnxopt_cli.readings.conditioned.distributions import drawn
 
         laws = drawn(content.model, content.inputs)
         if laws:
@@ -142,8 +142,8 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
 
 def _judgements(answer: Sequence[Value] | str, outputs: int) -> list[Judgement]:
     """Return what an answer says of each output; or why there is none, of each."""
-    from onnxopt_cli.readings.conditioned.asked import judgements
     from onnxopt_cli.readings.conditioned.conditioned import Judgement
+    from onnxopt_cli.readings.conditioned.in_worker import judgements
 
     if isinstance(answer, str):
         reason = answer

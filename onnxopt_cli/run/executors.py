@@ -17,11 +17,11 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits, resident, weakness
-from onnxopt_cli.isolation.response import Aside, Host, Order, Response
+from onnxopt_cli.isolation.response import Host, Incident, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.crew import Cluster
+    from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.isolation.pool import Pool, WorkerLoop
     from onnxopt_cli.run.asking import Asker, Submit
     from onnxopt_cli.run.remote import Remote
@@ -69,7 +69,7 @@ class Executor(Protocol):
     def renew(self) -> None:
         """Forget what earlier cases may have left in the backend; none may be pending."""
 
-    def finish(self) -> list[Aside]:
+    def finish(self) -> list[Incident]:
         """Shut the backend down; return what it did outside of any case, in words."""
 
 
@@ -182,7 +182,7 @@ def _open_remote(
     cluster: Cluster, asked: Sequence[Specification], setting: Setting, asker: Asker | None
 ) -> Iterator[list[Remote]]:
     """Start backends on the workers of a cluster."""
-    from onnxopt_cli.cluster.crew import Crew
+    from onnxopt_cli.cluster.client import WorkerGroup
     from onnxopt_cli.run.answer_key import JudgeOptions
     from onnxopt_cli.run.remote import Remote
 
@@ -193,8 +193,8 @@ def _open_remote(
     terms = names, replace(setting, jobs=1, cluster=None), judging
     # More than a case can take that is asked for other nodes and cases, too.
     patience = _PATIENCE * (setting.limits.startup + setting.limits.timeout * len(asked))
-    with closing(Crew(cluster, _SERVED, terms, patience)) as crew:
-        yield [Remote(names, place, crew) for place in range(len(names))]
+    with closing(WorkerGroup(cluster, _SERVED, terms, patience)) as workers:
+        yield [Remote(names, place, workers) for place in range(len(names))]
 
 
 def _limits_of_asking(limits: Limits) -> Limits:
@@ -283,8 +283,8 @@ class InProcess:
         if self._pool is not None:
             self._pool.renew()
 
-    def finish(self) -> list[Aside]:
+    def finish(self) -> list[Incident]:
         """End it; return what went wrong then. All else outside of cases it did to this process."""
         trouble = self._host.close()
-        found = [Aside("teardown", *trouble)] if trouble else []
+        found = [Incident("teardown", *trouble)] if trouble else []
         return [*found, *(self._pool.finish() if self._pool else ())]

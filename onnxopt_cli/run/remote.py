@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxopt_cli.cluster.crew import Crew, LostError, real_place
+from onnxopt_cli.cluster.client import LostError, WorkerGroup, real_place
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
@@ -15,32 +15,32 @@ from onnxopt_cli.core.result import Outcome, Result, unanswered
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.isolation.messages import pack_order, read_answer
-from onnxopt_cli.isolation.response import Aside, Order, Response
+from onnxopt_cli.isolation.response import Incident, Order, Response
 
 _LOST = "it was lost with its machine each time: "
 
 
 class Remote:
-    """A backend on every worker of a crew.
+    """A backend on every worker of a cluster.
 
     Cases run and are judged there, many at a time: :meth:`rows`. What else is asked of the backend,
     by a rerun or to explain a failure, one worker is asked in order.
 
     Args:
-        names: the crew's backends as the user asked for them.
+        names: the backends of the workers as the user asked for them.
         place: its place among them.
-        crew: the workers.
+        workers: the workers.
 
     Attributes:
-        crew: the same, for whoever has other work for them.
+        workers: the same, for whoever has other work for them.
     """
 
-    def __init__(self, names: Sequence[str], place: int, crew: Crew) -> None:
+    def __init__(self, names: Sequence[str], place: int, workers: WorkerGroup) -> None:
         self.name = names[place]
         self.version = ""
         self.ahead = 1
         self._names, self._place = names, place
-        self.crew = crew
+        self.workers = workers
 
     def ready(self) -> None:
         """Wait until a worker has started it.
@@ -49,8 +49,8 @@ class Remote:
             UsageError: if there is no such backend, or the workers do not agree.
             BackendUnavailable: if it does not start, or no worker comes.
         """
-        self.crew.ready()
-        self.version = str(self.crew.hello[self._place])
+        self.workers.ready()
+        self.version = str(self.workers.hello[self._place])
 
     def submit(self, order: Order) -> Callable[[], Response | str]:
         """Have a model run on a worker."""
@@ -58,7 +58,7 @@ class Remote:
         more = {"backend": self._place, "returned": order.returned, "ours": order.ours}
         frames = values.message({**message, **more})
         order.started()
-        pending = self.crew.ask(b"".join(frames))
+        pending = self.workers.ask(b"".join(frames))
 
         def wait() -> Response | str:
             try:
@@ -71,19 +71,19 @@ class Remote:
 
     def renew(self) -> None:
         """Let the next model meet a fresh process."""
-        self.crew.ask(json.dumps({"request": "renew", "backend": self._place}).encode())()
+        self.workers.ask(json.dumps({"request": "renew", "backend": self._place}).encode())()
 
-    def finish(self) -> list[Aside]:
+    def finish(self) -> list[Incident]:
         """Shut it down everywhere; return what it did outside of any case, in words."""
         message = json.dumps({"request": "finish", "backend": self._place}).encode()
         return [
-            Aside(str(where), Outcome(outcome), printable(str(what), lines=True))
-            for answer in self.crew.everyone(message)
+            Incident(str(where), Outcome(outcome), printable(str(what), lines=True))
+            for answer in self.workers.everyone(message)
             for where, outcome, what in read_json(answer)
         ]
 
     def rows(self, cases: Sequence[Case]) -> Generator[tuple[Result, ...] | None]:
-        """Yield the results of cases, one for each of the crew's backends, in order.
+        """Yield the results of cases, one for each of the workers' backends, in order.
 
         Yields:
             None for a case that no worker can judge by itself.
@@ -99,7 +99,7 @@ class Remote:
                 raise ValueError("results of another case")
             return row
 
-        found = self.crew.spread("cases", items, read, files.__getitem__)
+        found = self.workers.spread("cases", items, read, files.__getitem__)
         for case, row in zip(cases, found, strict=False):
             if isinstance(row, LostError):
                 why = _LOST + printable(str(row))

@@ -155,9 +155,9 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     for case in (*(case for case, _ in asked), *cases):
         yield tuple(plan.review(unanswered(case, it.name, stopped)) for it in plan.backends)
     if not stopped:
-        asides = tuple(_asides(plan))
-        if asides:
-            yield asides
+        incidents = tuple(_incidents(plan))
+        if incidents:
+            yield incidents
 
 
 def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None]:
@@ -314,13 +314,13 @@ def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pendin
     return replace(result, outcome=Outcome.UNPROVEN, message=lacking) if lacking else result
 
 
-def _asides(plan: Plan) -> Iterator[Result]:
+def _incidents(plan: Plan) -> Iterator[Result]:
     """Yield a result for each place, outside of the cases, where a backend's workers failed."""
     for executor in plan.backends:
         # However many workers there were, the results are the same.
         found: dict[str, Result] = {}
-        for aside in executor.finish():
-            name, where = f"{OUTSIDE_CASES}/{aside.place}", plan.cases[-1].location
-            result = Result(name, where, (), executor.name, aside.outcome, message=aside.message)
-            found[aside.place] = worse(found.get(aside.place), plan.review(result))
+        for it in executor.finish():
+            name, where = f"{OUTSIDE_CASES}/{it.place}", plan.cases[-1].location
+            result = Result(name, where, (), executor.name, it.outcome, message=it.message)
+            found[it.place] = worse(found.get(it.place), plan.review(result))
         yield from found.values()

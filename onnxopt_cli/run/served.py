@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.collect import collect
-from onnxopt_cli.cluster.bench import Handler, placed
+from onnxopt_cli.cluster.agent import Handler, placed
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.errors import OnnxoptError

@@ -36,7 +36,7 @@ from onnxopt_cli.run.select import Selection, remember
 
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
-    from onnxopt_cli.log.contents import Witness
+    from onnxopt_cli.log.contents import FileSnapshot
     from onnxopt_cli.log.header import CaseList, Header
     from onnxopt_cli.log.reader import Log
     from onnxopt_cli.log.writer import LogWriter
@@ -107,17 +107,17 @@ def open_session(
     """
     expectations = Expectations.read(terms.expect)
     opened = open_plan(terms.backends, terms.setting, terms.judging, interruption)
-    witness = listed = None
+    snapshot = listed = None
     if terms.log:
         # A run without a log has no use for it.
-        from onnxopt_cli.log.contents import Witness
+        from onnxopt_cli.log.contents import FileSnapshot
         from onnxopt_cli.log.header import CaseList
 
-        witness = Witness()
-        witness.see_backends(list(dict.fromkeys(terms.backends)))
+        snapshot = FileSnapshot()
+        snapshot.see_backends(list(dict.fromkeys(terms.backends)))
     with ExitStack() as stack:
         # With a log all files are looked at before any code of a backend runs.
-        plan = None if witness else stack.enter_context(opened)
+        plan = None if snapshot else stack.enter_context(opened)
         with interruption.at_once():
             collection = find()
         suites = suite_versions(collection.cases)
@@ -134,9 +134,9 @@ def open_session(
                 hint="onnxopt list shows the ids that -k matches",
             )
         chosen = {case.id for case in selected}
-        if witness:
+        if snapshot:
             with interruption.at_once():
-                listed = CaseList.of([it for it in collection.cases if it.id in chosen], witness)
+                listed = CaseList.of([it for it in collection.cases if it.id in chosen], snapshot)
         plan = plan or stack.enter_context(opened)
         if weak := weak_isolation(terms.setting, terms.backends):
             tell(weak)
@@ -154,8 +154,8 @@ def open_session(
             # Others have failed last by the time that somebody goes on with the log.
             terms = replace(terms, options={**terms.options, "patterns": sorted(chosen)})
         session = Session(filled, terms, expectations, ids, suites, left_out)
-        if witness and listed:
-            session.begin(witness, listed)
+        if snapshot and listed:
+            session.begin(snapshot, listed)
         yield session
 
 
@@ -190,7 +190,7 @@ class Session:
         self.results: dict[tuple[str, str], Result] = {}
         self._log: Log | None = None
         self._writer: LogWriter | None = None
-        self._witness: Witness | None = None
+        self._snapshot: FileSnapshot | None = None
         self.began = perf_counter()
         options = {**terms.options, "without": left_out}
         # What is known of it from the beginning.
@@ -205,11 +205,11 @@ class Session:
         )
         self.plan = replace(plan, review=self._review)
 
-    def begin(self, witness: Witness, cases: CaseList) -> None:
+    def begin(self, snapshot: FileSnapshot, cases: CaseList) -> None:
         """Open the log, or take the results that it has and run the other cases.
 
         Args:
-            witness: knows what the files of backends and cases held before any backend started.
+            snapshot: knows what the files of backends and cases held before any backend started.
             cases: the selected cases, those of other shards too, in the order of their files.
 
         Raises:
@@ -221,8 +221,8 @@ class Session:
 
         path = self.terms.log
         assert path is not None  # noqa: S101 - what to begin is what to write
-        self._witness = witness
-        guarded = [witness.guarded(it) for it in self.plan.cases]
+        self._snapshot = snapshot
+        guarded = [snapshot.guarded(it) for it in self.plan.cases]
         self.plan = replace(self.plan, cases=guarded, started=self._started)
         resume = self.terms.resume
         self._log = log = read_log(path) if resume else None
@@ -236,7 +236,7 @@ class Session:
             shard=self.terms.shard,
             expectations=self.expectations.hash,
             options=record.options,
-            contents=witness.contents,
+            contents=snapshot.contents,
         )
         if log is None:
             self._writer = LogWriter.append(path, 0) if resume else LogWriter.create(path)
@@ -299,7 +299,7 @@ class Session:
         plan, terms = self.plan, self.terms
         expected, backends = self.expectations, self._record.backends
         findings = expected.findings(self.ids, backends) if expected.layers else ()
-        found: Iterable[Problem] = self._witness.changed() if self._witness else ()
+        found: Iterable[Problem] = self._snapshot.changed() if self._snapshot else ()
         if self._log and self._log.finished:
             # What was found wrong in the end, too.
             found = self._log.record.problems

@@ -31,7 +31,7 @@ def test_what_is_found_does_not_depend_on_the_number_of_workers(two, tmp_path):
         search = start(tmp_path, *options, "-o", where, *there)
         if where == "two":
             # One comes while they search, and one is lost.
-            until(lambda: len(two.benches()) == 2)
+            until(lambda: len(two.agents()) == 2)
             two.add()
             two.end(two.workers[0])
         said = search.communicate(timeout=120)[0].decode()
@@ -78,10 +78,10 @@ def test_a_search_may_have_no_other_end_than_its_time(two, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_ends_a_search_everywhere(two, tmp_path):
     search = start(tmp_path, "-b", "numpy", "--examples", "10000000", "--cluster", two.address)
-    until(two.benches)
+    until(two.agents)
     time.sleep(1)
     search.send_signal(signal.SIGINT)
     said = search.communicate(timeout=120)[0].decode()
     assert search.returncode == 130, said
     assert "Traceback" not in said
-    until(lambda: not two.benches())
+    until(lambda: not two.agents())

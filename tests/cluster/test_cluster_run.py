@@ -17,7 +17,7 @@ from isolated import HOSTILE, run_to_end, start, write_cases
 from places import PLUGINS
 
 from onnxopt_cli.cli import console
-from onnxopt_cli.cluster import crew
+from onnxopt_cli.cluster import client
 
 KILLER = f"python:{PLUGINS / 'machines.py'}:KillsTheMachine"
 WAYS = ["kills_itself", "exits", "leaves_child", "raises_bad_text", "floods"]
@@ -86,7 +86,7 @@ def test_reports_equal_those_of_one_machine_but_for_times(two, tmp_path):
         assert {k: (v, theirs[k]) for k, v in mine.items() if v != theirs[k]} == {}
     assert found == expected
     assert there.code == here.code == 1
-    assert two.benches() == []
+    assert two.agents() == []
 
 
 def write_folder(folder):
@@ -220,7 +220,7 @@ def test_ctrl_c_leaves_nothing_and_one_machine_goes_on(two, tmp_path):
     run.process.send_signal(signal.SIGINT)
     assert run.wait().code == 130
     assert run.survivors() == []
-    until(lambda: not two.benches())
+    until(lambda: not two.agents())
     before = len([it for it in run.outcomes.values() if it == "pass"])
     assert 0 < before < len(MANY)
     again = run_to_end(tmp_path, WAITS, "--resume", str(log), "-j", "2")
@@ -237,7 +237,7 @@ def test_a_killed_client_leaves_no_process_with_the_workers(two, tmp_path):
     until(lambda: ended(log))
     run.process.kill()
     run.process.communicate()
-    until(lambda: not two.benches())
+    until(lambda: not two.agents())
 
 
 @pytest.mark.slow
@@ -256,9 +256,9 @@ def test_a_worker_with_another_onnx_is_refused_by_name(two, tmp_path):
 @pytest.mark.slow
 def test_a_worker_that_sends_garbage_is_not_believed(two, tmp_path):
     garbage = (
-        "import onnxopt_cli.cluster.bench as b; ask = b.Bench.ask\n"
+        "import onnxopt_cli.cluster.agent as b; ask = b.Agent.ask\n"
         "def lie(self, it): return b'{}' if b'cases' in it else ask(self, it)\n"
-        "b.Bench.ask = lie"
+        "b.Agent.ask = lie"
     )
     for honest in two.workers:
         two.end(honest, signal.SIGTERM)
@@ -273,7 +273,7 @@ def test_a_worker_that_sends_garbage_is_not_believed(two, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_is_silent_is_lost(two, tmp_path, onnxopt, monkeypatch):
-    monkeypatch.setattr(crew, "_SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(client, "_SILENT_SECONDS", 3.0)
     monkeypatch.chdir(tmp_path)
     write_cases(tmp_path, MANY)
     stopped = two.workers[0]
@@ -362,7 +362,7 @@ def test_options_of_clusters_need_one(onnxopt):
 
 
 def test_without_dask_the_extra_is_named(onnxopt, monkeypatch):
-    monkeypatch.setattr(crew, "find_spec", lambda _: None)
+    monkeypatch.setattr(client, "find_spec", lambda _: None)
     answer = onnxopt("run", "spec", "--cluster", "local:2")
     assert answer.code == 2
     assert 'pip install "onnxopt[cluster]"' in answer.text

@@ -292,7 +292,7 @@ def test_ctrl_c_ends_the_search_with_what_was_found(workplace):
 
 
 def test_a_missing_hypothesis_is_said_with_what_to_install(fuzz, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.fuzz.elsewhere.find_spec", lambda _: None)
+    monkeypatch.setattr("onnxopt_cli.fuzz.cluster_search.find_spec", lambda _: None)
     answer = fuzz("numpy")
     assert answer.code == 2
     assert 'pip install "onnxopt[fuzz]"' in answer.err

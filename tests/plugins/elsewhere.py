@@ -80,5 +80,5 @@ class SeesOurs(Copies):
     def copy(self, x):
         import importlib.util
 
-        names = ("click", "psutil", "ml_dtypes", "guest", "codec")
+        names = ("click", "psutil", "ml_dtypes", "other_interpreter", "codec")
         raise ValueError([name for name in names if importlib.util.find_spec(name)])

@@ -14,7 +14,7 @@ from onnx.reference.ops import op_negative_log_likelihood_loss, op_pool_common
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance
 from onnxopt_cli.readings.conditioned.conditioned import UNITS, CannotAskError, condition
-from onnxopt_cli.readings.conditioned.draws import drawn
+from onnxopt_cli.readings.conditioned.distributions import drawn
 from onnxopt_cli.readings.conditioned.reference import fast_loss, functions
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.windows import fast_pool

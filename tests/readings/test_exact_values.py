@@ -9,7 +9,7 @@ from places import REPOSITORY
 
 from onnxopt_cli.cases.onnx.corpora import corpus
 from onnxopt_cli.readings.conditioned.conditioned import condition
-from onnxopt_cli.readings.conditioned.draws import drawn
+from onnxopt_cli.readings.conditioned.distributions import drawn
 
 RECORDED = json.loads((REPOSITORY / "scripts" / "verdicts.json").read_text())
 

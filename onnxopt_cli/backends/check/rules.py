@@ -155,7 +155,7 @@ _COMMON_RULES = (
 )
 
 
-def _greets(command: CommandSubject) -> str:
+def _says_hello(command: CommandSubject) -> str:
     started = perf_counter()
     hello = command.session.hello
     taken = perf_counter() - started
@@ -206,7 +206,7 @@ COMMAND_RULES = (
     BackendRule(
         "answers hello",
         "answer the first line with one line of JSON, flushed, with all fields of the protocol",
-        _greets,
+        _says_hello,
     ),
     BackendRule(
         "answers run with its id, and as many bytes as it says",

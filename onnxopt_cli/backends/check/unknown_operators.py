@@ -46,7 +46,7 @@ _MARKS = " ,:;-"
 def says_unsupported(subject: CheckedBackend) -> str:
     """An operator that nobody knows is reported as unsupported."""
     contrasts = [said.text for said in _about_wrong_models(subject) if not said.known]
-    asked = {domain: _about_nobodys(subject, domain) for domain in _DOMAINS}
+    asked = {domain: _about_unknown_operators(subject, domain) for domain in _DOMAINS}
     training = _about_training(subject)
     texts = [it.text for said in (*asked.values(), training) for it in said.values()]
     patterns: list[str] = []
@@ -75,7 +75,7 @@ def says_unsupported(subject: CheckedBackend) -> str:
     return "".join([f"it says: {heard}", *others])
 
 
-def _about_nobodys(subject: CheckedBackend, domain: str) -> dict[str, Refusal]:
+def _about_unknown_operators(subject: CheckedBackend, domain: str) -> dict[str, Refusal]:
     """Return what a backend says of operators that nobody knows, by their names."""
     said: dict[str, Refusal] = {}
     likeliest = subject.likeliest

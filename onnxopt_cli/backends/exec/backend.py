@@ -14,7 +14,6 @@ from typing import Any, cast
 import onnx
 
 from onnxopt_cli import __version__
-from onnxopt_cli.backends.exec.guest import guest_command
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
 from onnxopt_cli.backends.exec.node import (
     declared,
@@ -23,6 +22,7 @@ from onnxopt_cli.backends.exec.node import (
     plain_domain,
     sole_node,
 )
+from onnxopt_cli.backends.exec.other_interpreter import interpreter_command
 from onnxopt_cli.backends.exec.process import Command
 from onnxopt_cli.backends.protocol import Backend, Prepared, misused, unavailable
 from onnxopt_cli.backends.specification import Specification
@@ -66,7 +66,7 @@ class ExecBackend(Backend):
         options = specification.options
         specification.require_known((*OPTIONS, "python") if specification.source else OPTIONS)
         self.name = specification.text
-        command = specification.command or guest_command(specification)
+        command = specification.command or interpreter_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
         # At the latest when the interpreter ends; nobody could then be told of an error.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)

@@ -42,7 +42,7 @@ from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import locked
-from onnxopt_cli.core.telling import Telling, silently
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 from onnxopt_cli.core.values import Value

@@ -24,7 +24,7 @@ from onnxopt_cli.cases.yaml.file import read_yaml_text
 from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.telling import Telling, silently
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import nearest, some_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError

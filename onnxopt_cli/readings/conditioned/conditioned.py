@@ -237,7 +237,7 @@ def _measure(
 
     draws = _drawn(wide, doubles, asking.places, asking.step) if asking.moves else [()] * len(own)
     forms = [_Form(*it, step=asking.step) for it in zip(own, exact, draws, strict=True)]
-    if any(map(_leaps, forms)):
+    if any(map(_jumps, forms)):
         finer = _drawn(wide, doubles, asking.places, asking.step / _FINER)
         for form, it in zip(forms, finer, strict=True):
             form.finer = it
@@ -484,7 +484,7 @@ def _distance(moved: Array, exact: Array) -> Array:
     return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
-def _leaps(form: _Form) -> bool:
+def _jumps(form: _Form) -> bool:
     """Tell whether an output moved so far that it may have leapt."""
     own, exact = form.own, form.exact
     if not is_wide(exact) or getattr(own, "dtype", None) not in ROUNDOFF:

@@ -31,7 +31,7 @@ _HALF_PIXELS = 16
 # The activations of recurrent operators that the reference computes, whatever is asked for.
 _ACTIVATIONS = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 # Those of RNN that the reference lacks.
-_BENDS: dict[str, Callable[[Array], Array]] = {
+_RNN_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "softplus": lambda x: np.logaddexp(x, 0),
@@ -188,9 +188,9 @@ def _among_neighbours(
 
 
 @instead_of("op_rnn.CommonRNN.choose_act")
-def _bend(node: Any, kept: Any, name: str, *numbers: Any) -> Any:
+def _activation(node: Any, kept: Any, name: str, *numbers: Any) -> Any:
     """Know all activations that need no numbers of their own."""
-    return _BENDS.get(name.lower()) or kept(node, name, *numbers)
+    return _RNN_ACTIVATIONS.get(name.lower()) or kept(node, name, *numbers)
 
 
 @instead_of("op_scan.Scan._run")
@@ -249,7 +249,7 @@ def _normalized(
 
 
 @instead_of("op_upsample.Upsample._run")
-def _stretched(
+def _upsampled(
     node: Any, kept: Any, x: Array, scale: Any = None, mode: str = "", **rest: Any
 ) -> Any:
     """Interpolate linearly, too; once the scales were an attribute."""

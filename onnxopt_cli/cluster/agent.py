@@ -34,7 +34,7 @@ Opener: TypeAlias = Callable[[Any, Path], AbstractContextManager[tuple[Any, Hand
 
 # How long the process may take to end.
 _PATIENCE_SECONDS = 3.0
-_START = "import sys; from onnxopt_cli.cluster.bench import main; main(int(sys.argv[1]))"
+_START = "import sys; from onnxopt_cli.cluster.agent import main; main(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def placed(tree: Path, path: str) -> Path:
     return tree / path.lstrip("/\\").replace(":", "")
 
 
-class Bench:
+class Agent:
     """The process of a run beside this Dask worker, which holds it as long as the client lives.
 
     Args:
@@ -89,7 +89,7 @@ class Bench:
         self._files.mkdir(0o700, exist_ok=True)
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
-        _benches[run] = self
+        _agents[run] = self
 
     def deliver(self, wanted: Mapping[str, tuple[str, int]], sent: Mapping[str, bytes]) -> set[str]:
         """Put files into the tree; return the digests of those that are not here.
@@ -166,14 +166,14 @@ class Bench:
         return str, ()
 
 
-_benches: WeakValueDictionary[str, Bench] = WeakValueDictionary()
+_agents: WeakValueDictionary[str, Agent] = WeakValueDictionary()
 
 
 def end(run: str) -> None:
     """End the processes of a run beside this Dask worker, even while one is asked something."""
-    for name, bench in list(_benches.items()):
+    for name, agent in list(_agents.items()):
         if name.startswith(run):
-            bench.close()
+            agent.close()
 
 
 def main(descriptor: int) -> None:

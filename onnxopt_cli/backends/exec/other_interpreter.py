@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.backends.specification import Specification
 
 
-def guest_command(asked: Specification) -> list[str]:
+def interpreter_command(asked: Specification) -> list[str]:
     """Return the command that loads a plugin with another interpreter, its option ``python``."""
     options = {name: it for name, it in asked.options.items() if name == "device" and it}
     terms = {**vars(asked), "options": options}

@@ -55,29 +55,29 @@ def open_search(
         if weak := weak_isolation(setting, [task.backend]):
             tell(weak)
         executor.ready()
-        kind = SearchElsewhere if setting.cluster else Search
+        kind = ClusterSearch if setting.cluster else Search
         yield kind(task, executor, interruption)
 
 
-class SearchElsewhere(Search):
+class ClusterSearch(Search):
     """A search by all workers of a cluster."""
 
-    def _news(self, portions: Portions) -> Iterator[bool]:
-        from onnxopt_cli.cluster.crew import LostError
+    def _may_have_new(self, portions: Portions) -> Iterator[bool]:
+        from onnxopt_cli.cluster.client import LostError
 
-        crew = cast("Remote", self._executor).crew
-        sent = _Sent(self._task, self.findings, portions, self._end)
+        workers = cast("Remote", self._executor).workers
+        sent = _Requests(self._task, self.findings, portions, self._end)
 
         def stop() -> bool:
             return monotonic() >= self._end
 
-        for found in crew.spread(f"{__name__}:hunt", sent, lambda _, it: bool(it), stop=stop):
+        for found in workers.spread(f"{__name__}:has_new", sent, lambda _, it: bool(it), stop=stop):
             if isinstance(found, LostError):
                 raise BackendUnavailable(f"lost with their machines: {found}")
             yield found
 
 
-class _Sent(Sequence[dict[str, Any]]):
+class _Requests(Sequence[dict[str, Any]]):
     """The portions, each with what is known and how much time is left when it is sent."""
 
     def __init__(self, task: Task, findings: Findings, portions: Portions, end: float) -> None:
@@ -102,7 +102,7 @@ class _Sent(Sequence[dict[str, Any]]):
         }
 
 
-def hunt(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
+def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
     """Tell, on a worker, whether a portion has a failure that is not known.
 
     Args:

@@ -5,7 +5,7 @@ here, one piece of work each at a time, so that a machine that is lost is known 
 piece: it is tried on one more machine, and never on a third.
 
 All of Dask's parties unpickle what they are sent, so they trust each other. What a backend under
-test has returned is never among that: see :mod:`onnxopt_cli.cluster.bench`.
+test has returned is never among that: see :mod:`onnxopt_cli.cluster.agent`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
-from onnxopt_cli.cluster.bench import Bench, Setup, end, versions
+from onnxopt_cli.cluster.agent import Agent, Setup, end, versions
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.text import printable
@@ -115,7 +115,7 @@ class Cluster:
         versions: what every worker must have.
         interruption: the same.
         tell: the same.
-        crew: the workers that do something for us, once there are some.
+        workers: the workers that do something for us, once there are some.
 
     Raises:
         UsageError: if ``distributed`` is not installed, or the address is none that may be used.
@@ -130,7 +130,7 @@ class Cluster:
         if find_spec("distributed") is None:
             raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
         self.interruption, self.tell = interruption, tell
-        self.crew: Crew | None = None
+        self.workers: WorkerGroup | None = None
         self.shipped = [*_files_below(address.ship)]
         self.versions = versions(address.packages)
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
@@ -197,7 +197,7 @@ class Cluster:
     @property
     def size(self) -> int:
         """How many workers are at work."""
-        return self.crew.size if self.crew else 0
+        return self.workers.size if self.workers else 0
 
     def start(self, work: Coroutine[Any, Any, Done]) -> Future[Done]:
         """Have the thread do something meanwhile."""
@@ -295,7 +295,7 @@ class _Work(Generic[Done]):
     """What is asked of workers, batch by batch; only the cluster's thread calls it.
 
     Args:
-        request: as :meth:`Crew.spread` has it, and so are the others.
+        request: as :meth:`WorkerGroup.spread` has it, and so are the others.
 
     Attributes:
         done: what has come, by place.
@@ -374,12 +374,12 @@ class _Work(Generic[Done]):
 
 
 @dataclass(eq=False, slots=True)
-class _Station:
+class _Worker:
     """A worker of the cluster.
 
     Attributes:
         address: its address, which is its name for the user, too.
-        bench: what it holds for us.
+        agent: what it holds for us.
         gone: why it is lost, once it is.
         files: paths that it has.
         seen: the last sign of life, as the scheduler has it, and when that was new.
@@ -387,7 +387,7 @@ class _Station:
     """
 
     address: str
-    bench: Answer[Any] | None = None
+    agent: Answer[Any] | None = None
     gone: asyncio.Future[str] = field(default_factory=asyncio.Future)
     files: set[str] = field(default_factory=set)
     seen: tuple[float, float] = (0.0, 0.0)
@@ -400,7 +400,7 @@ class _Station:
             self.gone.set_result(how)
 
 
-class Crew:
+class WorkerGroup:
     """Workers that agree, and have opened the same thing.
 
     Args:
@@ -426,7 +426,7 @@ class Crew:
         setup = Setup(cluster.versions, opener, terms, here, cluster.local, operators)
         self._setup = pickle.dumps(setup)
         self._run = f"run-{uuid4().hex}"
-        self._stations: dict[str, _Station] = {}
+        self._workers: dict[str, _Worker] = {}
         self._refused: dict[str, BackendUnavailable | UsageError] = {}
         self._failure: Exception | None = None
         self._digests: dict[str, tuple[str, int]] = {}
@@ -434,13 +434,13 @@ class Crew:
         self._patience = patience
         self._closed = False
         self._alone_since = monotonic()
-        cluster.crew = self
+        cluster.workers = self
         cluster.start(self._watch())
 
     @property
     def size(self) -> int:
         """How many workers are at work."""
-        return sum(it.told for it in self._stations.values())
+        return sum(it.told for it in self._workers.values())
 
     def ready(self) -> None:
         """Wait for the first worker.
@@ -518,12 +518,12 @@ class Crew:
     async def _asked(self, message: bytes) -> bytes:
         lost: list[str] = []
         while len(lost) < _TRIES:
-            station = next((it for it in self._stations.values() if it.told), None)
-            if station is None:
+            worker = next((it for it in self._workers.values() if it.told), None)
+            if worker is None:
                 await asyncio.sleep(_TICK_SECONDS)
                 continue
             try:
-                return await self._answer(station, message)
+                return await self._answer(worker, message)
             except LostError as error:
                 lost.append(str(error))
         raise LostError("; ".join(lost))
@@ -532,7 +532,7 @@ class Crew:
         """Return the answers of all workers that answer."""
 
         async def every() -> list[bytes]:
-            asked = [self._answer(it, message) for it in self._stations.values() if it.told]
+            asked = [self._answer(it, message) for it in self._workers.values() if it.told]
             found = await asyncio.gather(*asked, return_exceptions=True)
             return [it for it in found if isinstance(it, bytes)]
 
@@ -545,9 +545,9 @@ class Crew:
             self._cluster.start(self._end()).result(_ENDING_SECONDS)
 
     async def _end(self) -> None:
-        here = [it for it in self._stations if not self._stations[it].gone.done()]
-        for station in self._stations.values():
-            station.lose("ended")
+        here = [it for it in self._workers if not self._workers[it].gone.done()]
+        for worker in self._workers.values():
+            worker.lose("ended")
         if here and self._failure is None:
             client = self._cluster.client
             await client.run(end, self._run, workers=here, on_error="ignore")
@@ -558,31 +558,31 @@ class Crew:
         try:
             while not self._closed:
                 present = await self._cluster.present()
-                for address, station in list(self._stations.items()):
-                    self._see(station, present.get(address))
-                for address in present.keys() - self._stations.keys() - self._refused.keys():
-                    station = self._stations[address] = _Station(address)
-                    joining.add(asyncio.create_task(self._join(station, present[address])))
+                for address, worker in list(self._workers.items()):
+                    self._see(worker, present.get(address))
+                for address in present.keys() - self._workers.keys() - self._refused.keys():
+                    worker = self._workers[address] = _Worker(address)
+                    joining.add(asyncio.create_task(self._join(worker, present[address])))
                 self._require_workers(present)
                 await asyncio.sleep(_LOOK_SECONDS + len(present) / 200)
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._failure = error
-            for station in self._stations.values():
-                station.lose("has lost the scheduler")
+            for worker in self._workers.values():
+                worker.lose("has lost the scheduler")
 
-    def _see(self, station: _Station, found: Mapping[str, Any] | None) -> None:
+    def _see(self, worker: _Worker, found: Mapping[str, Any] | None) -> None:
         now = monotonic()
-        if found is not None and found["last_seen"] != station.seen[0]:
-            station.seen = found["last_seen"], now
-        silent = now - station.seen[1] > _SILENT_SECONDS
+        if found is not None and found["last_seen"] != worker.seen[0]:
+            worker.seen = found["last_seen"], now
+        silent = now - worker.seen[1] > _SILENT_SECONDS
         if found is None or silent:
-            station.lose("gives no sign of life" if found else "was lost")
+            worker.lose("gives no sign of life" if found else "was lost")
             if found is None:
-                del self._stations[station.address]
+                del self._workers[worker.address]
 
     def _require_workers(self, present: Mapping[str, Any]) -> None:
         now = monotonic()
-        if any(not it.gone.done() for it in self._stations.values()):
+        if any(not it.gone.done() for it in self._workers.values()):
             self._alone_since = now
         elif present and self._refused and present.keys() <= self._refused.keys():
             raise next(iter(self._refused.values()))
@@ -592,37 +592,37 @@ class Crew:
                 hint="docs/cluster.md shows how to start some",
             )
 
-    async def _join(self, station: _Station, found: Mapping[str, Any]) -> None:
+    async def _join(self, worker: _Worker, found: Mapping[str, Any]) -> None:
         """Let a worker open what the others have, if it agrees with them; then give it work."""
-        station.seen = found["last_seen"], monotonic()
+        worker.seen = found["last_seen"], monotonic()
         try:
             name = f"{self._run}-{uuid4().hex}"
-            station.bench = self._submit(station, Bench, name, self._setup)
+            worker.agent = self._submit(worker, Agent, name, self._setup)
             shipped = [] if self._cluster.local else self._cluster.shipped
-            await self._deliver(station, shipped)
-            hello = await self._call(station, Bench.start, station.bench)
-            self._take_hello(station, hello, found["nthreads"])
-            await self._serve(station)
+            await self._deliver(worker, shipped)
+            hello = await self._call(worker, Agent.start, worker.agent)
+            self._take_hello(worker, hello, found["nthreads"])
+            await self._serve(worker)
         except LostError as error:
-            if station.told:
+            if worker.told:
                 # The machine is there, and gets another process.
-                del self._stations[station.address]
-            elif not station.gone.done():
-                self._refuse(station, BackendUnavailable(str(error)))
-            station.lose("ended")
+                del self._workers[worker.address]
+            elif not worker.gone.done():
+                self._refuse(worker, BackendUnavailable(str(error)))
+            worker.lose("ended")
         except (UsageError, BackendUnavailable) as error:
-            self._refuse(station, error)
+            self._refuse(worker, error)
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._failure = error
 
-    def _refuse(self, station: _Station, why: UsageError | BackendUnavailable) -> None:
-        why.message = f"worker {station.address} {why.message}"
-        self._refused[station.address] = why
-        station.lose("is not used")
-        del self._stations[station.address]
+    def _refuse(self, worker: _Worker, why: UsageError | BackendUnavailable) -> None:
+        why.message = f"worker {worker.address} {why.message}"
+        self._refused[worker.address] = why
+        worker.lose("is not used")
+        del self._workers[worker.address]
         self._cluster.tell(f"not used: {why.message}")
 
-    def _take_hello(self, station: _Station, answer: bytes, threads: int) -> None:
+    def _take_hello(self, worker: _Worker, answer: bytes, threads: int) -> None:
         if threads != 1:
             raise UsageError(f"has {threads} threads", hint="start it with --nthreads 1")
         match read_json(answer):
@@ -635,49 +635,49 @@ class Crew:
                 elif hello != self.hello:
                     what = f"has {hello}, not {self.hello} as the first worker"
                     raise UsageError(printable(what))
-                station.told = True
+                worker.told = True
                 return
         raise BackendUnavailable("did not say what it has")
 
-    async def _serve(self, station: _Station) -> None:
+    async def _serve(self, worker: _Worker) -> None:
         """Give a worker batch after batch."""
-        while not station.gone.done():
+        while not worker.gone.done():
             work = self._work
-            batch = work.take(station.address, self.size) if work is not None else []
+            batch = work.take(worker.address, self.size) if work is not None else []
             if work is None or not batch:
                 await asyncio.sleep(_TICK_SECONDS)
                 continue
             began = monotonic()
             try:
                 message, files = work.message(batch)
-                await self._deliver(station, files)
-                answer = await self._answer(station, message, len(batch))
+                await self._deliver(worker, files)
+                answer = await self._answer(worker, message, len(batch))
                 work.finish(batch, read_json(answer, 1 << 26), monotonic() - began)
             except LostError as error:
-                work.lose(batch, station.address, str(error))
+                work.lose(batch, worker.address, str(error))
                 raise
             except (ValueError, KeyError, TypeError, AttributeError):
                 said = "sent what is no answer"
-                work.lose(batch, station.address, f"{station.address} {said}")
+                work.lose(batch, worker.address, f"{worker.address} {said}")
                 raise BackendUnavailable(said) from None
 
-    async def _answer(self, station: _Station, message: bytes, items: int = 1) -> bytes:
+    async def _answer(self, worker: _Worker, message: bytes, items: int = 1) -> bytes:
         seconds = self._patience and self._patience * items
-        found = await self._call(station, Bench.ask, station.bench, message, seconds=seconds)
+        found = await self._call(worker, Agent.ask, worker.agent, message, seconds=seconds)
         if not isinstance(found, bytes):
             raise BackendUnavailable("sent what is no answer")
         return found
 
-    async def _deliver(self, station: _Station, paths: Sequence[str]) -> None:
+    async def _deliver(self, worker: _Worker, paths: Sequence[str]) -> None:
         """Send a worker files that it does not have."""
-        new = [path for path in dict.fromkeys(paths) if path not in station.files]
+        new = [path for path in dict.fromkeys(paths) if path not in worker.files]
         # What is not here any more is missed where it is read.
         wanted = {path: found for path in new if (found := self._seen(path))}
-        station.files.update(new)
+        worker.files.update(new)
         sent: dict[str, bytes] = {}
         if not wanted:
             return
-        deliver = partial(self._call, station, Bench.deliver, station.bench)
+        deliver = partial(self._call, worker, Agent.deliver, worker.agent)
         lacking = await deliver(wanted, sent)
         for path, (digest, _) in wanted.items():
             if digest in lacking:
@@ -697,19 +697,19 @@ class Crew:
         return self._digests.get(path)
 
     def _submit(
-        self, station: _Station, function: Callable[..., Any], *arguments: object
+        self, worker: _Worker, function: Callable[..., Any], *arguments: object
     ) -> Answer[Any]:
         submit = self._cluster.client.submit
-        return submit(function, *arguments, workers=[station.address], pure=False)
+        return submit(function, *arguments, workers=[worker.address], pure=False)
 
-    async def _call(self, station: _Station, *what: Any, seconds: float | None = None) -> Any:
+    async def _call(self, worker: _Worker, *what: Any, seconds: float | None = None) -> Any:
         """Return what a function returns on a worker.
 
         Raises:
             LostError: if the worker is lost, takes longer, or the function raises something.
         """
-        result = asyncio.ensure_future(self._submit(station, *what))
-        either = {result, station.gone}
+        result = asyncio.ensure_future(self._submit(worker, *what))
+        either = {result, worker.gone}
         await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         try:
             if result.done():
@@ -718,5 +718,5 @@ class Crew:
             how = f"ended: {type(error).__name__}: {error}"[:200]
         else:
             result.cancel()
-            how = station.gone.result() if station.gone.done() else "does not answer"
-        raise LostError(printable(f"{station.address} {how}"))
+            how = worker.gone.result() if worker.gone.done() else "does not answer"
+        raise LostError(printable(f"{worker.address} {how}"))

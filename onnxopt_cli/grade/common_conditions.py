@@ -20,7 +20,7 @@ import numpy as np
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.grade.further import further, mixed
+from onnxopt_cli.grade.further_inputs import further, mixed
 from onnxopt_cli.grade.traits import WRONG, Trait, feature_places, features, traits
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
@@ -143,7 +143,7 @@ def _outputs(call: Call[Array]) -> Iterator[tuple[str, Array]]:
             yield name, np.broadcast_to(inputs[like], inputs[base].shape)
 
 
-def common_ground(
+def common_condition(
     samples: Sequence[Sample], ask: Ask | None
 ) -> tuple[str, Callable[[Sample], bool] | None]:
     """Return what failing cases have in common; nothing if no sentence does.
@@ -161,10 +161,10 @@ def common_ground(
     failing = sum(it.failed for it in samples)
     if not ask and (failing < _FEW or failing == len(samples)):
         return "", None
-    return _Ground(samples).sentence(ask)
+    return _Conditions(samples).sentence(ask)
 
 
-class _Ground:
+class _Conditions:
     def __init__(self, samples: Sequence[Sample]) -> None:
         self._samples, self._node = list(samples), samples[0].call
         self._random = Random(0)  # noqa: S311 - no secret

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
-from onnxopt_cli.cluster.bench import Handler
-from onnxopt_cli.cluster.crew import Cluster, Crew, LostError
+from onnxopt_cli.cluster.agent import Handler
+from onnxopt_cli.cluster.client import Cluster, LostError, WorkerGroup
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import (
@@ -76,11 +76,11 @@ def outcomes(
             items[name].append(item)
             files[name] += [path for path in paths if path not in files[name][-1:]]
     opener = f"{__name__}:open_audit"
-    with closing(Crew(cluster, opener, (items, judging, thorough))) as crew:
-        crew.ready()
+    with closing(WorkerGroup(cluster, opener, (items, judging, thorough))) as workers:
+        workers.ready()
         named = [(operator.name, kind, index) for operator, kind, index in tasks]
         # The limits of an operator's cases take long to derive, and each worker needs them.
-        answers = crew.spread(
+        answers = workers.spread(
             "outcomes",
             named,
             lambda place, answer: _outcome_from_json(answer, tasks[place]),
