@@ -48,6 +48,9 @@ def pytest_configure(config):
 # Rooms whose tests start processes only where they are marked slow.
 _QUICK = frozenset({"cases", "core", "expectations", "log", "operators", "readings", "report"})
 
+# Rooms whose tests take longest, in the order in which they run.
+_LONGEST = {"cluster": 0, "isolation": 1}
+
 
 def pytest_ignore_collect(collection_path, config):
     """Leave rooms without quick tests unread: to make their tests takes seconds, too."""
@@ -58,10 +61,10 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(items):
     """Mark what is worth running at every save: a minute of laws and messages, no processes.
 
-    The room with the longest tests comes first, so that no process has them left when all others
-    are at their end.
+    What takes longest comes first, so that no process has it left when all others are at their end,
+    and none takes over half of a file whose tests share what takes long to make.
     """
-    items.sort(key=lambda item: item.path.parent.name != "cluster")
+    items.sort(key=lambda item: _LONGEST.get(item.path.parent.name, len(_LONGEST)))
     for item in items:
         if item.path.parent.name in _QUICK and not item.get_closest_marker("slow"):
             item.add_marker("quick")
