@@ -61,7 +61,7 @@ class Display:
         self._console = stdout()
         self.print = self._console.print_line
         self._id_width = self._room_for_ids() if self._verbose or options["rerun"] else 0
-        self._failing = self._done = 0
+        self._nonconforming = self._done = 0
         self._pace = Pace("cases", session.terms.setting.cluster)
         self._progress = self._bar(len(self._plan.cases)) if self._console.is_terminal else None
 
@@ -109,14 +109,14 @@ class Display:
     def show(self, results: Sequence[Result]) -> None:
         """Count a case, and under -v print its line and its outputs."""
         self._done += 1
-        self._failing += not all(result.conforms for result in results)
-        failing = f"{self._failing} failing" if self._failing else ""
+        self._nonconforming += not all(result.conforms for result in results)
+        said = f"{self._nonconforming} not conforming" if self._nonconforming else ""
         if self._progress:
             (bar,) = self._progress.task_ids
             pace = self._pace.said(self._done)
-            self._progress.update(bar, advance=1, description=failing, pace=pace)
+            self._progress.update(bar, advance=1, description=said, pace=pace)
         else:
-            self._pace.tell("running", self._done, len(self._plan.cases), failing)
+            self._pace.tell("running", self._done, len(self._plan.cases), said)
         if self._verbose:
             self.print(terminal.case_line(results, self._id_width))
             for result in results:

@@ -322,7 +322,7 @@ def test_a_run_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monk
     assert onnxopt("run", "demo.yaml", *HERE, *OFF).err == ""
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     answer = onnxopt("run", "demo.yaml", *HERE, *OFF)
-    said = r"running: 5 of 5, [\d.e+]+ cases/s, 0 s left, 5 failing"
+    said = r"running: 5 of 5, [\d.e+]+ cases/s, 0 s left, 5 not conforming"
     assert re.fullmatch(said, answer.err.splitlines()[-1])
 
 
