@@ -19,11 +19,12 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import astuple, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onnxopt_cli import operators as known_operators
 from onnxopt_cli.backends.configuration import (
@@ -31,13 +32,22 @@ from onnxopt_cli.backends.configuration import (
     find_configuration,
     read_configuration,
 )
+from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.cases.collect import Collection, collect, find_again
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.errors import InvalidCase, NothingSelected, OnnxoptError, Problem, UsageError
+from onnxopt_cli.core.tolerance import Tolerance
+from onnxopt_cli.errors import (
+    BackendUnavailable,
+    InvalidCase,
+    NothingSelected,
+    OnnxoptError,
+    Problem,
+    UsageError,
+)
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import Limits
@@ -61,15 +71,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAPABILITIES",
+    "BackendUnavailable",
     "Case",
+    "Collection",
     "Configuration",
     "Explanation",
     "Finding",
     "Grade",
+    "Interruption",
+    "InvalidCase",
     "Isolation",
     "JudgeOptions",
     "Limits",
+    "LoweringMode",
     "NotConformingError",
+    "NothingSelected",
     "OnnxoptError",
     "Outcome",
     "Planted",
@@ -80,7 +96,9 @@ __all__ = [
     "Shard",
     "Standing",
     "Terms",
+    "Tolerance",
     "ToleranceRule",
+    "UsageError",
     "add_operators",
     "audit",
     "check",
@@ -107,6 +125,7 @@ _LATER = {
     "read_log": "log.reader",
     "update_expectations": "expectations.update",
 }
+T = TypeVar("T")
 _Problems: TypeAlias = list[Problem] | tuple[Problem, ...]
 _SETTING, _JUDGING = Setting(), JudgeOptions()
 
@@ -123,6 +142,46 @@ def _ignore(*_: object) -> None:
 
 def _refuse(problems: _Problems) -> None:
     raise InvalidCase(problems)
+
+
+def _all(kind: type[T], values: Iterable[T], which: str) -> tuple[T, ...]:
+    """Return values; a TypeError says which are wanted where one is of another kind."""
+    found = tuple(values)
+    for value in found:
+        if not isinstance(value, kind):
+            raise TypeError(f"expected {which}, found {type(value).__name__}")
+    return found
+
+
+def _cases(cases: Iterable[Case]) -> tuple[Case, ...]:
+    return _all(Case, cases, "cases that load() has returned")
+
+
+def _backends(backends: Iterable[str]) -> tuple[str, ...]:
+    return _all(str, backends, "a backend as a string, as after -b")
+
+
+def _several(items: Any) -> tuple[Any, ...]:
+    """Return names or paths, of which one alone may be given."""
+    return (items,) if isinstance(items, str | Path) else tuple(items)
+
+
+def _checked(setting: Setting, judging: JudgeOptions) -> tuple[Setting, JudgeOptions]:
+    """Return both, where words may stand for members of enumerations.
+
+    Raises:
+        UsageError: if there is no such member, or a limit is no number or too small.
+    """
+    try:
+        isolation = setting.isolation and Isolation(setting.isolation)
+        rule = judging.rule and ToleranceRule(judging.rule)
+        lowering = LoweringMode(setting.lowering)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    for number in (*astuple(setting.limits), setting.jobs - 1):
+        if not isinstance(number, int | float) or not number >= 0:
+            raise UsageError(f"{setting.limits}, jobs={setting.jobs}: expected positive numbers")
+    return replace(setting, isolation=isolation, lowering=lowering), replace(judging, rule=rule)
 
 
 class NotConformingError(AssertionError):
@@ -168,13 +227,13 @@ def load(
         NothingSelected: if no case is left, and nothing is wrong with files.
     """
     collection = collect([str(target) for target in targets], memory, telling=telling)
-    selection = Selection(tuple(patterns), tuple(operators), tuple(tags), tuple(without))
-    chosen, _ = selection.choose(collection.cases, tell)
+    chosen = _several(patterns), _several(operators), _several(tags), _several(without)
+    selected, _ = Selection(*chosen).choose(collection.cases, tell)
     if collection.problems:
         invalid(collection.problems)
-    elif not chosen:
+    elif not selected:
         raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
-    return chosen
+    return selected
 
 
 def run(
@@ -197,11 +256,13 @@ def run(
         expect: expectation files, later ones before earlier ones; results then have a standing.
 
     Raises:
-        UsageError: if a backend or an expectation file is wrong.
+        UsageError: if a backend, an expectation file or a setting is wrong.
         BackendUnavailable: if a backend does not start.
+        TypeError: if what is given are no cases, or no backends.
     """
-    found = Collection(tuple(cases), ())
-    terms = Terms(backends or ("numpy",), setting=setting, judging=judging, expect=_files(expect))
+    found, named = Collection(_cases(cases), ()), _backends(backends) or ("numpy",)
+    setting, judging = _checked(setting, judging)
+    terms = Terms(named, setting=setting, judging=judging, expect=_files(expect))
     with open_session(terms, lambda: found, Interruption()) as session:
         for row in run_plan(session.plan):
             yield from row
@@ -222,11 +283,13 @@ def check(
 
     Raises:
         NotConformingError: if it does not; with ``expect``, if that was not expected.
-        UsageError: if the backend or an expectation file is wrong.
+        UsageError: if the backend, an expectation file or a setting is wrong.
         BackendUnavailable: if the backend does not start.
+        TypeError: if what is given is no case, or no backend.
     """
     __tracebackhide__ = True  # pytest shows the line of the test.
-    (result,) = run_case(_kept(backend, setting, judging, _files(expect)), case)
+    (one,), (name,) = _cases([case]), _backends([backend])
+    (result,) = run_case(_kept(name, *_checked(setting, judging), _files(expect)), one)
     if not result.conforms:
         raise NotConformingError(result)
     return result
@@ -243,7 +306,7 @@ def _kept(backend: str, setting: Setting, judging: JudgeOptions, expect: tuple[P
 
 
 def _files(paths: Sequence[Path | str]) -> tuple[Path, ...]:
-    return tuple(map(Path, paths))
+    return tuple(map(Path, _several(paths)))
 
 
 def explain(
@@ -265,7 +328,7 @@ def explain(
     """
     from onnxopt_cli.grade.explain import explain, least_seconds
 
-    results = list(results)
+    results = _all(Result, results, "results that run() has yielded")
     known = {it.id: it for it in cases or ()}
     if cases is None:
         known = find_again({it.case: it.location for it in results})
@@ -330,7 +393,7 @@ def audit(
     """
     from onnxopt_cli.grade.audit import audit, find_trials
 
-    cases = list(cases)
+    cases = _cases(cases)
     trials, problems = find_trials(cases, judging)
     if problems:
         invalid(problems)
@@ -347,12 +410,12 @@ def audit(
 
 
 def plant(
-    cases: Sequence[Case], *, jobs: int = 1, progress: Callable[[int, int], None] = _ignore
+    cases: Iterable[Case], *, jobs: int = 1, progress: Callable[[int, int], None] = _ignore
 ) -> list[Planted]:
     """Return which errors, put into right outputs of cases of any operators, tolerances catch."""
     from onnxopt_cli.grade.planted import plant
 
-    return plant(cases, jobs, progress)
+    return plant(_cases(cases), jobs, progress)
 
 
 def fuzz(
@@ -375,7 +438,7 @@ def fuzz(
         setting: where and within which limits the backend runs.
 
     Raises:
-        UsageError: if the backend is wrong, or hypothesis is not installed.
+        UsageError: if the backend or a number is wrong, or hypothesis is not installed.
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
@@ -383,7 +446,10 @@ def fuzz(
     from onnxopt_cli.fuzz.driver import Task
     from onnxopt_cli.fuzz.search import chosen_operators
 
-    chosen = chosen_operators(operators)
+    if examples < 1 or seed < 0:
+        raise UsageError(f"examples={examples}, seed={seed}: expected 1 or more, and 0 or more")
+    chosen = chosen_operators(_several(operators))
+    (backend,), (setting, _) = _backends([backend]), _checked(setting, _JUDGING)
     with tempfile.TemporaryDirectory() as memory:
         task = Task(chosen, backend, setting, seed, examples, seconds, Path(memory))
         with open_search(task, Interruption()) as search:
@@ -435,4 +501,6 @@ def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]
     """
     from onnxopt_cli.cases.suites.suites import suite_files
 
+    if form not in {None, "yaml", "onnx"}:
+        raise UsageError(f"form={form!r}: expected yaml or onnx")
     return suite_files(suite, form)

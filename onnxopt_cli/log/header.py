@@ -80,10 +80,17 @@ class Shard:
         numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
         if numbers is None:
             raise UsageError(f"--shard takes I/N, as in 1/4, not {text!r}")
-        index, count = map(int, numbers.groups())
-        if not 1 <= index <= count <= _MOST:
-            raise UsageError(f"--shard {text} is no part: I goes from 1 to N, N to {_MOST}")
-        return cls(index, count)
+        return cls(*map(int, numbers.groups()))
+
+    def __post_init__(self) -> None:
+        """Refuse what is no part.
+
+        Raises:
+            UsageError: says what is.
+        """
+        if not 1 <= self.index <= self.count <= _MOST:
+            part = f"{self.index}/{self.count}"
+            raise UsageError(f"--shard {part} is no part: I goes from 1 to N, N to {_MOST}")
 
     def holds(self, case: str) -> bool:
         """Tell whether the case of this id belongs here."""

@@ -145,6 +145,10 @@ def test_a_suite_is_generated_as_the_command_writes_it():
         assert (REPOSITORY / "cases" / name).read_bytes() == content
 
 
+def run_with(**options):
+    return list(api.run(api.load("spec"), setting=api.Setting(**options)))
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -154,8 +158,36 @@ def test_a_suite_is_generated_as_the_command_writes_it():
         (lambda: list(api.run(api.load("spec"), "nothing")), "there is no backend"),
         (lambda: list(api.fuzz("numpy", operators=["Adan"])), "Adan"),
         (lambda: list(api.generate("nothing")), "there is no suite"),
+        (lambda: list(api.generate("spec", "json")), "expected yaml or onnx"),
+        (lambda: run_with(isolation="nome"), "'nome' is not a valid Isolation"),
+        (lambda: run_with(jobs=0), "expected positive numbers"),
+        (lambda: run_with(limits=api.Limits(memory="1GiB")), "expected positive numbers"),
+        (lambda: api.Shard(0, 3), "0/3 is no part"),
+        (lambda: list(api.fuzz("numpy", examples=0)), "expected 1 or more"),
     ],
 )
 def test_what_is_misspelt_is_named(wrong, says):
     with pytest.raises(api.OnnxoptError, match=says):
         wrong()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: list(api.run("spec")),
+        lambda: list(api.run(api.load("spec"), ["numpy"])),
+        lambda: api.check("spec/adam/adam"),
+        lambda: api.check(api.load("spec")[0], ["numpy"]),
+        lambda: api.explain("run.jsonl"),
+    ],
+)
+def test_what_is_of_another_kind_is_named(wrong):
+    with pytest.raises(TypeError, match=r"expected .+, found (str|list)$"):
+        wrong()
+
+
+def test_words_stand_for_members_and_one_name_for_several():
+    (case,) = api.load("spec", patterns="spec/adam/adam", operators="Adam")
+    asked = api.JudgeOptions(rule="onnx"), api.Setting(isolation="none", lowering="never")
+    (result,) = api.run([case], judging=asked[0], setting=asked[1])
+    assert {diff.tolerance.rtol for diff in result.diffs} == {1e-3}
