@@ -84,7 +84,8 @@ class _RunPlugin(Backend):
     options: tuple[str, ...] = ("unsupported",)
 
     def __init__(self, specification: Specification, plugin: Any, version: str) -> None:
-        specification.require_known(self.options)
+        python = ("python",) if specification.source else ()
+        specification.require_known((*self.options, *python))
         self.name = specification.text
         self.version = version
         self._plugin = plugin

@@ -78,7 +78,8 @@ class Specification:
         patterns = [name.replace(".KEY", ".?*") for name in known]
         for name in self.options:
             if not any(fnmatchcase(name, pattern) for pattern in patterns):
-                listed = f"its options: {', '.join(known)}" if known else "it has no options"
+                every = ", ".join((*known, "math", "env.NAME"))
+                listed = f"its options: {every}" if known else "it has no options"
                 hint = nearest(name, known, listed)
                 raise misused(self.text, f" has no option {printable(name)}", hint)
 

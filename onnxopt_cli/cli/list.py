@@ -18,7 +18,7 @@ from onnxopt_cli.cli.shared_options import (
 def command(targets: tuple[str, ...], **filters: Any) -> int:
     """List cases: id, operator and what each asks.
 
-    Without a target the cases are those in ./cases.
+    Without a target the cases are those in ./cases or, without it, our suites.
 
     \b
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'

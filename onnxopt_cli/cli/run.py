@@ -135,7 +135,7 @@ class _Parts(click.Command):
 def command(context: click.Context, targets: tuple[str, ...], **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
-    Without a target the cases are those in ./cases.
+    Without a target the cases are those in ./cases or, without it, our suites.
 
     \b
     onnxopt run cases/ -b onnxruntime

@@ -85,7 +85,7 @@ def compare_outputs(
         found = f"is {describe(value)} too many"
         diffs.append(Diff(f"output {position}", "nothing", structure=found))
     if len(actual) > end:
-        found = f"are {len(actual) - end} more too many"
+        found = f"are {len(actual) - end} too many"
         diffs.append(Diff(f"outputs {end} to {len(actual) - 1}", "nothing", structure=found))
     return tuple(diffs)
 

@@ -62,11 +62,11 @@ class Accuracy:
     def ulp_within(self, share: float) -> int | None:
         """Return a distance that this share of the elements does not exceed; None if none is.
 
-        It is rounded up to ``2**b - 1``.
+        It is rounded up to ``2**b - 1``, or to the largest there is.
         """
         seen = accumulate(self.ulp_counts)
         enough = (bits for bits, count in enumerate(seen) if count >= share * self.elements)
-        return next((int(2**bits - 1) for bits in enough), None)
+        return next((min(2**bits - 1, self.max_ulp) for bits in enough), None)
 
 
 def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:

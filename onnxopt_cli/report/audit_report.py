@@ -36,7 +36,7 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
     used = "none installed"
     if grade.right:
         most = max(grade.right, key=lambda verdict: verdict.largest)
-        used = f"at most {numbers.error(most.largest)} of a limit used, by {most.name}"
+        used = f"at most {numbers.error(most.largest)} of a limit used ({most.name})"
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column()
     table.add_column(justify="right")

@@ -139,7 +139,7 @@ def test_an_object_that_cannot_be_made_is_unavailable(attribute, message):
 def test_a_plugin_with_run_has_no_device():
     with pytest.raises(UsageError, match="has no option device") as caught:
         plugin("run_interface", "Negate", ",device=CPU")
-    assert caught.value.hint == "its options: unsupported"
+    assert caught.value.hint == "its options: unsupported, python, math, env.NAME"
 
 
 def test_an_option_that_onnxs_interface_does_not_have_is_a_usage_error():

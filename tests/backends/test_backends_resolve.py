@@ -68,7 +68,10 @@ def test_an_option_given_twice_is_refused():
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("numpy", "it has no options"), ("onnx-reference", "its options: unsupported")],
+    [
+        ("numpy", "it has no options"),
+        ("onnx-reference", "its options: unsupported, math, env.NAME"),
+    ],
 )
 def test_a_backend_says_which_options_it_has(name, hint):
     with pytest.raises(UsageError, match=f"{name},speed=1 has no option speed") as caught:

@@ -167,7 +167,7 @@ def test_a_byte_that_comes_when_the_backend_is_to_end_is_reported(demo):
 
 
 TOO_MUCH = {
-    "returns_many": ("fail", "are 99995 more too many"),
+    "returns_many": ("fail", "are 99995 too many"),
     "returns_too_many": ("error", "300002 values; at most 250000"),
     "returns_too_much_text": ("error", "characters; at most"),
     "returns_long_text": ("fail", "is string[1] too many"),

@@ -39,6 +39,8 @@ def test_bits_lost_come_from_the_largest_distance_to_the_rounded_result():
     assert (row.max_ulp, row.bits_lost) == (7, 3.0)
     assert row.ulp_counts == (2, 0, 0, 1)
     assert (row.ulp_within(0.5), row.ulp_within(0.99)) == (0, 7)
+    (row, *_) = accuracy([result(diffs=outputs([0, 0, 5]))])
+    assert row.ulp_within(0.99) == 5
 
 
 def test_an_element_that_alone_is_infinite_loses_all_bits():
