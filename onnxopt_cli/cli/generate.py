@@ -46,9 +46,8 @@ def command(
             drift = look(output, dict(suite_files(suite, form)).items())
         if not check:
             changed = len(drift.missing) + len(drift.different)
-            click.echo(
-                f"{suite}: wrote {changed} file{'s' * (changed != 1)}, {drift.same} were there already"
-            )
+            files = f"{changed} file{'s' * (changed != 1)}"
+            click.echo(f"{suite}: wrote {files}, {drift.same} were there already")
             continue
         click.echo(f"{suite}: {drift.same} files as generated")
         for word, paths in (("missing", drift.missing), ("different", drift.different)):

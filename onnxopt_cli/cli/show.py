@@ -59,7 +59,8 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         try:
             collection = collect([name], telling=ticking)
         except UsageError as error:
-            hint = nearest(name, [operator.name for operator in OPERATORS], error.hint)
+            known = [operator.name for operator in OPERATORS]
+            hint = nearest(name, known, f"operators are {', '.join(known)}; {error.hint}")
             raise UsageError(error.message, hint=hint) from error
         if collection.problems:
             raise InvalidCase(collection.problems)

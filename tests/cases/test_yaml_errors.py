@@ -121,7 +121,7 @@ def other(fields):
         ),
         # The operator.
         (adam(operator="Adamm"), [
-            '4: case c: operator: found "Adamm", expected an operator of ai.onnx; did you mean Adam?'
+            '4: case c: operator: found "Adamm", expected an operator of ai.onnx, or ours; did you mean Adam?'
         ]),
         (adam(operator="Binarizer"), [
             "4: case c: operator: found Binarizer, expected domain: ai.onnx.ml beside it"

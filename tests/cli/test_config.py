@@ -182,7 +182,7 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypa
     (workplace / "onnxopt.toml").write_text('operators = "lamb.py"\noutput = "elsewhere"\n')
     assert said("generate", "optimizers") == (
         0,
-        "optimizers: wrote 1 files, 0 were there already\n",
+        "optimizers: wrote 1 file, 0 were there already\n",
     )
     assert (below / "cases" / "optimizers" / "lamb.yaml").exists()
     script = """if True:

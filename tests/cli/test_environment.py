@@ -333,7 +333,9 @@ def test_a_signal_while_the_node_cache_is_made_leaves_nothing(place, number, cod
     while not list(place.glob(f"{name}/.*/new")) and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.communicate(timeout=30) == (b"", b"")
+    out, err = process.communicate(timeout=30)
+    # On a slow machine it has said how far it is.
+    assert (out, [it for it in err.splitlines() if not it.startswith(b"making ")]) == (b"", [])
     assert process.returncode == code
     assert list((place / name).iterdir()) == []
 

@@ -145,7 +145,7 @@ def _unknown(operator: Node, given: Node | None, domain: str) -> FormatError:
     # Adan is as near to Atan as to Adam: ours are asked for more often.
     ours = nearest(str(operator.scalar), [own.name for own in OPERATORS], cutoff=0.75)
     hint = ours or nearest(str(operator.scalar), names)
-    expected = f"an operator of {domain or 'ai.onnx'}{'; ' * bool(hint)}{hint}"
+    expected = f"an operator of {domain or 'ai.onnx, or ours'}{'; ' * bool(hint)}{hint}"
     return unexpected(operator, expected)
 
 
