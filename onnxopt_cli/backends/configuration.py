@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,9 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
         name: table(value, known, "profiles", name)
         for name, value in table(whole.get("profiles", {}), (), "profiles").items()
     }
+    others = [key for key in whole if key != "backends" and "\0" in "".join(_texts(whole[key]))]
+    for key in others:
+        report(f"{printable(key)} has a character of code 0", key)
     files = whole.get("operators", "")
     if not isinstance(files, (str, list)) or not all(isinstance(it, str) for it in files):
         report("operators is neither a path nor a list of paths", "operators")
@@ -167,6 +170,14 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
         raise UsageError("\n".join(problems), hint="docs/configuration.md describes the file")
     options = {name: value for name, value in whole.items() if name not in _PARTS}
     return Configuration(path, text, options, backends, profiles)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        yield from _texts(part)
 
 
 def _document(path: Path) -> tuple[str, dict[str, Any]]:

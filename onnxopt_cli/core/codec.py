@@ -58,6 +58,7 @@ _MOST_PARTS = 2 << 20
 _CHUNK = 1 << 16
 _SHOWN = 80
 _DEEPEST = 32
+_MOST_DIGITS = 40
 _MOST_DIMENSIONS = 64
 _LONGEST_DIMENSION = 1 << 48
 # NumPy's long floats and times; what refers to memory, or has fields, is never read.
@@ -100,7 +101,16 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name}, which is no JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_constant)
+def _integer(digits: str) -> int:
+    # More than any type has: nobody has to expect that a number is beyond a float.
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_no_constant, parse_int=_integer
+)
 
 
 class ValueWriter:

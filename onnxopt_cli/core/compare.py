@@ -490,8 +490,8 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
     if kind is NumberKind.COMPLEX:
         real = absolute_distance(expected.real, actual.real)
         return np.hypot(real, absolute_distance(expected.imag, actual.imag))
-    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     with np.errstate(all="ignore"):
+        expected, actual = expected.astype(np.float64), actual.astype(np.float64)
         distance = np.abs(actual - expected)
     alike = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
     distance[alike] = 0.0

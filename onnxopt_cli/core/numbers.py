@@ -31,5 +31,7 @@ def element(value: object, kind: str) -> str:
     if isinstance(value, float):
         if kind.startswith("float64"):
             return repr(value)
-        return str(np.float32(value)) if kind.startswith("float32") else f"{value:g}"
+        # A report that was read back may say of a float32 what none holds.
+        with np.errstate(over="ignore"):
+            return str(np.float32(value)) if kind.startswith("float32") else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

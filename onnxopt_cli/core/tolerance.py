@@ -81,8 +81,8 @@ class Branch:
 
     def wrong(self, actual: Array) -> Array:
         """Tell which elements of one output, or of several, are right in no way."""
-        one, other = self.expected.astype(np.float64), actual.astype(np.float64)
         with np.errstate(all="ignore"):
+            one, other = self.expected.astype(np.float64), actual.astype(np.float64)
             near = np.abs(other - one) <= self.limit
         alike = (one == other) | (np.isnan(one) & np.isnan(other))
         wrong: Array = ~(near | alike | np.isinf(self.limit))

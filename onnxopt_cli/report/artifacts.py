@@ -96,7 +96,8 @@ def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str
     try:
         content = case.read()
         if content.rejects:
-            files = model_and_inputs(content)
+            # Without outputs it is no case, and must not be taken for one.
+            files = {f"refused_{name}": data for name, data in model_and_inputs(content).items()}
         else:
             key = answer_key(content, case.location, judging)
             # Of its tolerances the layout can hold but one.
@@ -112,7 +113,8 @@ def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str
         with suppress(ValueError):
             tensor = tensor_of(value)  # type: ignore[arg-type] # a run keeps tensors alone
             actual = tensor.SerializeToString(deterministic=True)
-            files[f"test_data_set_0/actual_{index}.pb"] = actual
+            data_set = "refused_test_data_set_0" if content.rejects else "test_data_set_0"
+            files[f"{data_set}/actual_{index}.pb"] = actual
     return files
 
 

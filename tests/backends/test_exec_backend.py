@@ -157,6 +157,8 @@ def test_an_error_is_the_commands_own_words_without_escape_sequences():
         ("negative-bytes", "a message of -1 bytes"),
         ("bytes-no-number", "a message of 8 bytes"),
         ("too-many-bytes", "1 bytes that belong to no value"),
+        ("bytes-of-an-error", "1 bytes that belong to no value"),
+        ("bytes-of-unsupported", "1 bytes that belong to no value"),
         ("unknown-field", 'unknown field "seconds"'),
         ("two-answers", 'unknown field "outputs"'),
         ("no-answer", "lacks outputs"),

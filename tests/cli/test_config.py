@@ -149,6 +149,8 @@ def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
         ("rtol = 1979-05-27", "onnxopt.toml:1: found 1979-05-27, expected text or a number"),
         ("[backends.'a,b']\nbackend = 'numpy'", "onnxopt.toml:1: backends.a,b has a comma"),
         ("operators = [1]", "onnxopt.toml:1: operators is neither a path nor a list of paths"),
+        ('report = ["json=a\\u0000"]', "onnxopt.toml:1: report has a character of code 0"),
+        ('[profiles.ci]\nexpect = ["\\u0000"]', "profiles has a character of code 0"),
         ("quiet = true", "7 pass"),
         ("rerun = [1, 2]", "7 pass"),
     ],

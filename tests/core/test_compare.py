@@ -39,6 +39,12 @@ def test_every_dtype_agrees_with_itself_and_not_with_another_value(name):
     assert (diff.mismatches, diff.elements, diff.worst[0].index) == (1, 3, (1,))
 
 
+def test_a_signalling_nan_is_compared_in_silence():
+    # pytest makes errors of warnings.
+    signalling = np.array([0x7FA12345], np.uint32).view(np.float32)
+    assert judge(np.ones(1, np.float32), signalling).mismatches == 1
+
+
 def test_strings_are_compared_as_text_whatever_array_holds_them():
     expected = np.array(["a", "ü"], dtype=object)
     assert judge(expected, np.array(["a", "ü"])).agrees

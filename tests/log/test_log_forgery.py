@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -151,6 +152,19 @@ def test_an_entry_expires_on_a_day_of_the_calendar(demo, onnxopt, text):
     (demo / "e.yaml").write_text(f"onnxopt-expect: 1\nexpect: [{entry}]\n")
     answer = onnxopt(*run_arguments("OffAtC", "--expect", "e.yaml"))
     assert (answer.code, "a day of the calendar" in answer.err) == (2, True)
+
+
+def test_a_number_that_no_type_holds_is_refused(demo, onnxopt):
+    arguments = run_arguments("OffAtC", "--shard", "1/1")
+    onnxopt(*arguments, "--log", "run.jsonl", "--report", "json=run.json")
+    for name in ("run.jsonl", "run.json"):
+        text = (demo / name).read_text()
+        number = re.search(r'"max_ulp": ?(\d+)', text)
+        huge = f"{text[: number.start(1)]}{10**400}{text[number.end(1) :]}"
+        (demo / name).write_text(huge)
+        for asked in (("render", name, "--report", "html=out.html"), ("diff", name, name)):
+            answer = onnxopt("report", *asked)
+            assert (answer.code, "an integer of 401 digits" in answer.err) == (2, True), answer.err
 
 
 def test_a_json_report_that_contradicts_itself_is_refused(demo, onnxopt):

@@ -82,8 +82,9 @@ def test_a_case_that_must_be_refused_is_written_without_expected_outputs(demo, o
     answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Careless", "--artifacts", "out")
     assert answer.code == 1, answer.text
     names = {path.name for path in (demo / "out").rglob("*") if path.is_file()}
-    assert {"model.onnx", "input_0.pb", "actual_0.pb"} <= names
+    assert {"refused_model.onnx", "input_0.pb", "actual_0.pb"} <= names
     assert "output_0.pb" not in names
+    assert onnxopt("run", "out", "-b", "python:vendor.py:Careless").code == 5
 
 
 def test_a_folder_with_something_in_it_is_left_alone(demo, onnxopt):

@@ -171,8 +171,8 @@ class CommandSession(Command):
                 otherwise than when it was started before.
         """
 
-        def read(answer: dict[str, Any], _payload: memoryview) -> Hello:
-            hello = read_hello(answer)
+        def read(answer: dict[str, Any], payload: memoryview) -> Hello:
+            hello = read_hello(answer, payload)
             if self._hello not in (None, hello):
                 raise ProtocolBreach(
                     "started again, says other things of itself",

@@ -49,14 +49,15 @@ def protocol_document() -> str:
     return (files(__package__) / "protocol.md").read_text(encoding="utf-8")
 
 
-def read_hello(answer: dict[str, Any]) -> Hello:
+def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
     """Return what a command says of itself in answer to ``hello``.
 
     Raises:
         BackendFailure: if it answers that it cannot.
         ProtocolBreach: if it speaks another protocol, or breaks this one.
     """
-    _require_success(answer)
+    _require_success(answer, payload)
+    ValueReader(payload).end()
     found = answer.get("protocol", PROTOCOL)
     if found != PROTOCOL:
         raise ProtocolBreach(
@@ -92,9 +93,11 @@ def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Valu
         BackendFailure: if it answers that it failed.
         ProtocolBreach: if it breaks the protocol.
     """
-    _require_success(answer)
+    _require_success(answer, payload)
+    reader = ValueReader(payload)
     if "unsupported" in answer:
         _require_fields(answer, ("unsupported",), ("operator",))
+        reader.end()
         operator = _name(answer, "operator") if "operator" in answer else ""
         raise Unsupported(_text(answer, "unsupported"), operator=operator)
     _require_fields(answer, ("outputs",), ("changed",))
@@ -102,15 +105,15 @@ def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Valu
     texts = isinstance(changed, list) and all(isinstance(name, str) for name in changed)
     _require(texts, '"changed" are', changed, "a list of names")
     _require(isinstance(answer["outputs"], list), '"outputs" are', answer["outputs"], "a list")
-    reader = ValueReader(payload)
     values = [reader.value(described) for described in answer["outputs"]]
     reader.end()
     return values, changed
 
 
-def _require_success(answer: dict[str, Any]) -> None:
+def _require_success(answer: dict[str, Any], payload: memoryview) -> None:
     if "error" in answer:
         _require_fields(answer, ("error",))
+        ValueReader(payload).end()
         raise BackendFailure(_text(answer, "error"))
 
 

@@ -169,6 +169,8 @@ LINES = {
     "too-long": b"{" + b" " * (16 << 20) + b"\n",
     "never-ending-line": b"{" * (20 << 20),
     "many-parts": b'{"id": [' + b"0," * (3 << 20) + b"0]}\n",
+    "bytes-of-an-error": b'{"id": #, "error": "no", "bytes": 1}\n!',
+    "bytes-of-unsupported": b'{"id": #, "unsupported": "no", "bytes": 1}\n!',
     "too-many-bytes": b'{"id": #, "outputs": [], "bytes": 1}\n!',
     "huge": b'{"id": #, "outputs": [], "bytes": 2147483648}\n',
     "negative-bytes": b'{"id": #, "outputs": [], "bytes": -1}\n',
