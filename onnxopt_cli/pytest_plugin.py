@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from onnxopt_cli.core.case import Case
     from onnxopt_cli.core.result import Result
+    from onnxopt_cli.errors import OnnxoptError
 
     _Asked: TypeAlias = tuple[Sequence[Case], Sequence[str], Mapping[str, str]]
 
@@ -82,9 +83,12 @@ def _asked(config: pytest.Config) -> _Asked:
         cases = api.load(*config.getoption("--onnxopt"))
         without = Expectations.read(tuple(map(Path, expect))).without
     except api.OnnxoptError as error:
-        words = "; ".join(filter(None, (error.message, error.hint)))
-        raise pytest.UsageError(f"--onnxopt: {words}") from None
+        raise pytest.UsageError(f"--onnxopt: {_in_words(error)}") from None
     return cases, [*dict.fromkeys(backends)], without
+
+
+def _in_words(error: OnnxoptError) -> str:
+    return "; ".join(filter(None, (error.message, error.hint)))
 
 
 class _Cases(pytest.Collector):
@@ -134,9 +138,10 @@ class CaseItem(pytest.Item):
             self.parent.results.append(error.result)
             raise
         except api.OnnxoptError as error:
+            said = f"{self._backend}: {_in_words(error)}"
             if hasattr(self.config, "workerinput"):
-                pytest.fail(f"{self._backend}: {error.message}", pytrace=False)
-            pytest.exit(f"{self._backend}: {error.message}", returncode=error.exit_code)
+                pytest.fail(said, pytrace=False)
+            pytest.exit(said, returncode=error.exit_code)
         self.parent.results.append(result)
         if result.outcome is api.Outcome.SKIP:
             pytest.skip(result.message)

@@ -8,6 +8,9 @@ import re
 import pytest
 from places import PLUGINS, REPOSITORY
 
+# What a test of pytester imports is dropped after it; the next would have some of it twice.
+import onnxopt_cli.grade.explain  # noqa: F401
+
 pytest_plugins = "pytester"
 
 WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
@@ -116,7 +119,7 @@ def test_markers_say_what_cases_need_and_processes_share_them(pytester, processe
     ("arguments", "says"),
     [
         (["--onnxopt", "nowhere"], "*there is no path, suite or case*"),
-        (["--onnxopt", "spec", "--onnxopt-backend", "nobody"], "*there is no backend*"),
+        (["--onnxopt", "spec", "--onnxopt-backend", "nobody"], "*there is no backend*known are*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
     ],
 )
