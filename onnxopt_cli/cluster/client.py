@@ -136,7 +136,7 @@ class Cluster:
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
         self.local = match is not None
         self._where = _scheduler(address) if match is None else "this machine"
-        self._workers = int(match[1] or available_jobs()) if match else 0
+        self._local_workers = int(match[1] or available_jobs()) if match else 0
         self._tls = address.tls
         for path in self._tls:
             if not Path(path).is_file():
@@ -176,7 +176,7 @@ class Cluster:
                 folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
                 self._stack.callback(folder.cleanup)
                 where = await make(module.LocalCluster(
-                    n_workers=self._workers, threads_per_worker=1, memory_limit=0,
+                    n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
                     host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder.name,
                     silence_logs=logging.CRITICAL, asynchronous=True,
                 ))  # fmt: skip

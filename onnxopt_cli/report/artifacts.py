@@ -96,8 +96,7 @@ def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str
     try:
         content = case.read()
         if content.rejects:
-            # Without outputs it is no case, and must not be taken for one.
-            files = {f"refused_{name}": data for name, data in model_and_inputs(content).items()}
+            files = model_and_inputs(content)
         else:
             key = answer_key(content, case.location, judging)
             # Of its tolerances the layout can hold but one.
@@ -113,9 +112,9 @@ def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str
         with suppress(ValueError):
             tensor = tensor_of(value)  # type: ignore[arg-type] # a run keeps tensors alone
             actual = tensor.SerializeToString(deterministic=True)
-            data_set = "refused_test_data_set_0" if content.rejects else "test_data_set_0"
-            files[f"{data_set}/actual_{index}.pb"] = actual
-    return files
+            files[f"test_data_set_0/actual_{index}.pb"] = actual
+    # Without outputs it is no case, and must not be taken for one.
+    return {f"refused_{name}": it for name, it in files.items()} if content.rejects else files
 
 
 def _readme(result: Result, record: RunRecord) -> str:
