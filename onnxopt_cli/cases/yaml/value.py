@@ -95,11 +95,7 @@ def declare_value(
     if fields is None:
         return _literal(node, None, dtype or _chosen(choose, node))
     if "dtype" in fields:
-        dtype = dtype_named(str(fields["dtype"].scalar))
-        if dtype is None:
-            hint = nearest(str(fields["dtype"].scalar), DTYPES)
-            expected = f"one of {', '.join(DTYPES)}{'; ' * bool(hint)}{hint}"
-            raise unexpected(fields["dtype"], expected)
+        dtype = _stated_dtype(node, fields["dtype"], dtype)
     shape = fields.get("shape")
     if "random" in fields:
         return _random(fields["random"], fields["shape"], dtype or _chosen(choose, node))
@@ -115,8 +111,20 @@ def declare_value(
     inner = fields["optional"]
     if inner.fields is None and inner.items is None and inner.scalar is None:
         return DeclaredGroup("optional", dtype or _chosen(choose, inner))
-    value = _of_dtype(inner, declare_value(inner, folder, choose, dtype), dtype)
+    value = declare_value(inner, folder, choose, dtype)
     return DeclaredGroup("optional", value.dtype, (value,))
+
+
+def _stated_dtype(node: Node, field: Node, around: np.dtype[Any] | None) -> np.dtype[Any]:
+    """Return the element type that a value says, which must be that around it, if there is one."""
+    dtype = dtype_named(str(field.scalar))
+    if dtype is None:
+        hint = nearest(str(field.scalar), DTYPES)
+        raise unexpected(field, f"one of {', '.join(DTYPES)}{'; ' * bool(hint)}{hint}")
+    if around is not None and around != dtype:
+        expected = f"expected {dtype_name(around)} as around it"
+        raise FormatError(node, f"found {dtype_name(dtype)}, {expected}")
+    return dtype
 
 
 def has_dtype(node: Node) -> bool:
@@ -150,22 +158,10 @@ def _sequence(
     node: Node, folder: Path, choose: ChooseDtype, dtype: np.dtype[Any] | None
 ) -> DeclaredGroup:
     items = node.items or []
-    typed = {id(it): declare_value(it, folder, choose) for it in items if has_dtype(it)}
-    common = dtype or next((it.dtype for it in typed.values()), None) or _chosen(choose, node)
-    values = (
-        typed[id(it)] if id(it) in typed else declare_value(it, folder, choose, common)
-        for it in items
-    )
-    checked = (_of_dtype(it, value, common) for it, value in zip(items, values, strict=True))
-    return DeclaredGroup("seq", common, tuple(checked))
-
-
-def _of_dtype(node: Node, value: Declared, dtype: np.dtype[Any] | None) -> Declared:
-    """Return a value if it is of the type around it, if that is known."""
-    if dtype is not None and dtype != value.dtype:
-        expected = f"expected {dtype_name(dtype)} as around it"
-        raise FormatError(node, f"found {dtype_name(value.dtype)}, {expected}")
-    return value
+    typed = (declare_value(it, folder, choose).dtype for it in items if has_dtype(it))
+    common = dtype or next(typed, None) or _chosen(choose, node)
+    values = (declare_value(it, folder, choose, common) for it in items)
+    return DeclaredGroup("seq", common, tuple(values))
 
 
 def _promised(
