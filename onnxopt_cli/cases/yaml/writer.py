@@ -80,8 +80,8 @@ def yaml_text(cases: Sequence[WrittenCase], *, suite: str, about: str = "", note
         about: what the file is for.
         notes: a comment at the top.
     """
-    head = {"onnxopt": "1", "suite": suite, "operator": cases[0].operator.name}
-    lines = [*_comment(notes, ""), *_lines({**head, "about": _Prose(about)}), "cases:"]
+    head = {"onnxopt": ["1"], "suite": [suite], "operator": [cases[0].operator.name]}
+    lines = [*_comment(notes, ""), *_lines({**head, "about": about}), "cases:"]
     for number, case in enumerate(cases):
         lines += [""] * (number > 0) + _comment(case.notes, "  ") + _item(_case_fields(case))
     return "\n".join(lines) + "\n"
@@ -111,10 +111,10 @@ def model_yaml_text(
         source: where the numbers come from.
     """
     fields = {
-        "name": name,
-        "about": _Prose(about),
-        "source": _Prose(source),
-        "model": model,
+        "name": [name],
+        "about": about,
+        "source": source,
+        "model": [model],
         # The model declares the element types.
         "inputs": _tensors(inputs, {name: it.dtype for name, it in inputs.items()}),
         "outputs": _tensors(outputs, {name: it.dtype for name, it in outputs.items()}),
@@ -122,7 +122,7 @@ def model_yaml_text(
             {name: {"rtol": it.rtol, "atol": it.atol} for name, it in tolerances.items()}
         ),
     }
-    lines = [*_lines({"onnxopt": "1", "suite": suite}), "cases:", *_item(fields)]
+    lines = [*_lines({"onnxopt": ["1"], "suite": [suite]}), "cases:", *_item(fields)]
     return "\n".join(lines) + "\n"
 
 
@@ -132,36 +132,26 @@ def _case_fields(case: WrittenCase) -> dict[str, Any]:
     places = zip(case.operator.output_names(groups), case.operator.places(groups), strict=True)
     defaults = {name: default_dtype(case.operator, name) for name in case.inputs}
     likes = {name: case.inputs[names[like]].dtype for name, (like, _) in places if case.outputs}
-    changing = _Block({name: flow(notation) for name, notation in case.changing.items()})
+    changing = {name: flow(notation) for name, notation in case.changing.items()}
     return {
-        "name": case.name,
-        "about": _Prose(case.about),
-        "source": _Prose(case.source),
+        "name": [case.name],
+        "about": case.about,
+        "source": case.source,
         "tags": flow(case.tags) if case.tags else None,
-        "rejects": "true" if case.rejects else None,
+        "rejects": ["true"] if case.rejects else None,
         "attributes": flow(case.attributes, _FLOAT32) if case.attributes else None,
         "inputs": _tensors(case.inputs, defaults),
-        "steps": _Block({"count": str(case.steps), "inputs": changing}) if case.steps else None,
+        "steps": {"count": [str(case.steps)], "inputs": changing} if case.steps else None,
         "outputs": _tensors(case.outputs, likes),
     }
 
 
 def _tensors(
     tensors: Mapping[str, Given] | None, defaults: Mapping[str, np.dtype[Any]]
-) -> _Block | None:
+) -> dict[str, list[str]] | None:
     if tensors is None:
         return None
-    return _Block({name: tensor_flow(it, defaults[name]) for name, it in tensors.items()})
-
-
-class _Prose(str):
-    """Words, folded where they are long."""
-
-    __slots__ = ()
-
-
-class _Block(dict[str, Any]):
-    """Fields that stand on lines of their own."""
+    return {name: tensor_flow(it, defaults[name]) for name, it in tensors.items()}
 
 
 def _item(fields: Mapping[str, Any]) -> list[str]:
@@ -171,16 +161,18 @@ def _item(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Write fields on lines of their own, without those that are None."""
+    """Write fields on lines of their own, without those that are None.
+
+    A value is a list of tokens, words as a text, or a mapping of other fields.
+    """
     lines: list[str] = []
     for name, value in fields.items():
-        if isinstance(value, _Block):
+        if isinstance(value, Mapping):
             lines += [f"{indent}{name}:", *_lines(value, f"{indent}  ")]
-        elif isinstance(value, _Prose):
+        elif isinstance(value, str):
             lines += _words(indent, name, value)
         elif value is not None:
-            tokens = [value] if isinstance(value, str) else value
-            lines += _wrapped(f"{indent}{name}: ", tokens)
+            lines += _wrapped(f"{indent}{name}: ", value)
     return lines
 
 
