@@ -281,9 +281,9 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
             return trajectory_case(own, fields)
         if steps is not None:
             raise FormatError(steps, f"found steps, {no_steps}")
-        from onnxopt_cli.cases.yaml.schema_case import schema_case
+        from onnxopt_cli.cases.yaml.schema_case import find_schema, schema_case
 
-        return schema_case(operator, domain, version, opset, fields)
+        return schema_case(*find_schema(operator, domain, version, opset, fields), fields)
     raise Incomplete
 
 

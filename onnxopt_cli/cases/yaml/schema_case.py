@@ -33,27 +33,12 @@ Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
 _TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
 
 
-def schema_case(
-    operator: Node,
-    domain: Node | None,
-    wanted: Node | None,
-    opset: Node | None,
-    fields: CaseFields,
-) -> DeclaredCase:
-    """Read a case of an operator that onnx defines.
-
-    Args:
-        operator: its name.
-        domain: its domain, ai.onnx if left out.
-        wanted: the version of any other domain.
-        opset: the version of ai.onnx.
-        fields: the case.
+def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredCase:
+    """Read a case of an operator that onnx defines, whose domain is imported in a version.
 
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
-        FormatError: if there is no such operator.
     """
-    schema, version = _schema(operator, domain, wanted, opset, fields)
     if fields.rejects:
         single = OpSchema.FormalParameterOption.Single
         required = [formal.name for formal in schema.outputs if formal.option == single]
@@ -93,14 +78,25 @@ def schema_case(
     return DeclaredCase((schema.name,), tuple(outputs), {"": make})
 
 
-def _schema(
+def find_schema(
     operator: Node,
     given: Node | None,
     version: Node | None,
     opset: Node | None,
     fields: CaseFields,
 ) -> tuple[OpSchema, int]:
-    """Return the schema of an operator of onnx, and the version of its domain to import."""
+    """Return the schema of an operator of onnx, and the version of its domain to import.
+
+    Args:
+        operator: its name.
+        given: its domain, ai.onnx if left out.
+        version: the version of any other domain.
+        opset: the version of ai.onnx.
+        fields: the case.
+
+    Raises:
+        FormatError: if there is no such operator.
+    """
     register_schemas()
     name = str(operator.scalar)
     domain = str(given.scalar) if given and given.scalar not in ("", "ai.onnx") else ""
