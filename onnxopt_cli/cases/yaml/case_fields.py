@@ -32,6 +32,7 @@ from onnxopt_cli.cases.yaml.value import (
 )
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES
+from onnxopt_cli.formula.operator import Operator
 
 MakeAttribute: TypeAlias = Callable[[], AttributeProto]
 T = TypeVar("T")
@@ -238,10 +239,11 @@ def _attribute(name: str, node: Node, kind: int, fields: CaseFields) -> MakeAttr
 
 
 def rejected_case(
-    schema: onnx.defs.OpSchema,
+    operator: Operator | onnx.defs.OpSchema,
     version: int,
     fields: CaseFields,
     output_names: Sequence[str],
+    declared: Mapping[str, int],
     choice_of: Callable[[str], ChooseDtype] = lambda _name: natural_dtype,
 ) -> DeclaredCase:
     """Read a case that a right backend must refuse: built as written, whatever the signature says.
@@ -249,10 +251,11 @@ def rejected_case(
     The node has the inputs in the order in which the case lists them.
 
     Args:
-        schema: of the node's operator.
+        operator: the node's, ours or onnx's.
         version: the domain's version that the model imports.
         fields: the case.
         output_names: of the node; their types are those of its last input, for want of others.
+        declared: the ``AttributeProto.AttributeType`` of each attribute that the operator has.
         choice_of: how an input that does not say its element type gets it.
 
     Raises:
@@ -267,8 +270,7 @@ def rejected_case(
         """Return the type that a value has by itself; floats for integers where it must be so."""
         if node.fields is not None:
             return AttributeProto.TENSOR
-        known = schema.attributes.get(name)
-        as_float = known and known.type.value in _TYPES["float32"]  # type: ignore[attr-defined]
+        as_float = declared.get(name) in _TYPES["float32"]
         kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
         if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
             kinds = {"float32"}
@@ -280,7 +282,7 @@ def rejected_case(
 
     def model() -> onnx.ModelProto:
         return node_model(
-            schema,
+            operator,
             version,
             inputs=[value_info(name, value) for name, value in inputs.items()],
             outputs=[tensor_info(name, dtype, None) for name in output_names],
@@ -289,4 +291,4 @@ def rejected_case(
         )
 
     make = partial(content_of_one_step, model, inputs, None, rejects=True)
-    return DeclaredCase((schema.name,), tuple(output_names), {"": make})
+    return DeclaredCase((operator.name,), tuple(output_names), {"": make})

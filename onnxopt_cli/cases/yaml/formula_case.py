@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from onnx import defs
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.values.declared import DeclaredTensor
@@ -23,7 +22,6 @@ from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Attributes, attribute_value, bind
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
-from onnxopt_cli.operators import register_schemas
 
 
 def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
@@ -35,15 +33,9 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)
     if fields.rejects:
-        register_schemas()
-        schema = defs.get_schema(operator.name, operator.version, operator.domain)
-        return rejected_case(
-            schema,
-            operator.version,
-            fields,
-            output_names,
-            partial(default_dtype, operator),
-        )
+        kinds = {it.name: it.kind for it in operator.attributes}
+        choice_of = partial(default_dtype, operator)
+        return rejected_case(operator, operator.version, fields, output_names, kinds, choice_of)
     attributes = read_attributes(operator, fields)
     fields.check_names("inputs", names, names)
     found = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})

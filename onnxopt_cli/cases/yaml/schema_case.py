@@ -39,12 +39,12 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
     """
+    # onnx's enumeration of its own, whose numbers are those of AttributeProto.
+    kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
     if fields.rejects:
         single = OpSchema.FormalParameterOption.Single
         required = [formal.name for formal in schema.outputs if formal.option == single]
-        return rejected_case(schema, version, fields, required or [schema.outputs[0].name])
-    # onnx's enumeration of its own, whose numbers are those of AttributeProto.
-    kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
+        return rejected_case(schema, version, fields, required or [schema.outputs[0].name], kinds)
     required = [name for name, attribute in schema.attributes.items() if attribute.required]
     fields.check_names("attributes", sorted(kinds), required)
     known = {name: node for name, node in fields.mapping("attributes").items() if name in kinds}
