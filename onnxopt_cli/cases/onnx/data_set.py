@@ -373,8 +373,3 @@ def _value_files(
 def is_number(text: str) -> bool:
     """Tell whether a text is a number as it stands in names: no sign, no leading zeros."""
     return re.fullmatch(r"0|[1-9][0-9]{0,8}", text) is not None
-
-
-def is_light_model(name: str) -> bool:
-    """Tell whether a file name is that of a light model."""
-    return name.startswith(LIGHT_PREFIX) and name.endswith(".onnx")

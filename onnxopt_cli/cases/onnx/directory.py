@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -16,10 +17,10 @@ from pathlib import Path
 
 from onnxopt_cli.cases.onnx.data_set import (
     DATA_FILE,
+    LIGHT_PREFIX,
     CaseFiles,
     data_set_files,
     find_numbers,
-    is_light_model,
     is_number,
     light_files,
     read_case,
@@ -128,7 +129,7 @@ class _Search:
                 self.data_set(path, real, number)
 
     def _light_models(self, path: Path, real: str, names: Iterable[str]) -> None:
-        for name in sorted(filter(is_light_model, names)):
+        for name in sorted(fnmatch.filter(names, f"{LIGHT_PREFIX}*.onnx")):
             model = path / name
             self._case(real, f"{model.stem}/0", model, light_files(model))
 

@@ -70,8 +70,10 @@ def external_files(path: Path) -> list[Path]:
         tensors = _tensors(_parse(data)) if b"location" in data else ()
     except Malformed:
         return []
-    named = (external_path(path.parent, tensor) for _, tensor in tensors)
-    return list(dict.fromkeys(found for found in named if found is not None))
+    entries = (entry for _, tensor in tensors for entry in tensor.external_data)
+    named = (it.value for it in entries if it.key == "location")
+    inside = (inner_parts(location) for location in named if isinstance(location, str))
+    return [path.parent.joinpath(*parts) for parts in dict.fromkeys(inside) if parts]
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
@@ -185,15 +187,6 @@ def _external_data(path: Path, location: str, offset: int, length: int) -> bytes
             )
         os.lseek(descriptor, offset, os.SEEK_SET)
         return read_exactly(descriptor, length)
-
-
-def external_path(folder: Path, tensor: TensorProto) -> Path | None:
-    """Return the file that holds a tensor's data; None if none does, or not one in the folder."""
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return None
-    location = next((it.value for it in tensor.external_data if it.key == "location"), "")
-    parts = inner_parts(location) if isinstance(location, str) else None
-    return folder.joinpath(*parts) if parts else None
 
 
 def _number(entries: dict[str, str], key: str, default: int) -> int:
