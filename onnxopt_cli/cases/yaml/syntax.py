@@ -124,10 +124,13 @@ class Node:
             return f"a list of {len(self.items)}" if self.items else "an empty list"
         if self.scalar is None:
             return "nothing"
-        if isinstance(self.scalar, str):
-            return f'"{self.scalar}"'
-        words = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf", "True": "true", "False": "false"}
-        return words.get(repr(self.scalar), repr(self.scalar))
+        return f'"{self.scalar}"' if isinstance(self.scalar, str) else number_token(self.scalar)
+
+
+def number_token(value: float) -> str:
+    """Write a number or a truth value as YAML has it."""
+    words = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf", "True": "true", "False": "false"}
+    return words.get(repr(value), repr(value))
 
 
 class FormatError(Exception):

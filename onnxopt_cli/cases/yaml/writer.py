@@ -5,6 +5,7 @@ Values come as tokens that may be separated by spaces or by line ends.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.formula_case import default_dtype, group_count
-from onnxopt_cli.cases.yaml.syntax import plain_scalar
+from onnxopt_cli.cases.yaml.syntax import number_token, plain_scalar
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.formula.operator import AttributeValue, Operator
@@ -254,8 +255,6 @@ def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> list[str]:
 def _scalar(value: Any, dtype: np.dtype[Any]) -> str:
     if isinstance(value, str):
         return text_token(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, complex):
         part = np.empty(0, dtype).real.dtype
         real, imaginary = (
@@ -274,12 +273,10 @@ def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
         dtype: the element type.
     """
     if isinstance(value, int):
-        return str(value)
+        return number_token(value)
     value = float(np.float64(value).astype(dtype))
-    if value != value:  # noqa: PLR0124 - the definition of NaN
-        return ".nan"
-    if value in (float("inf"), float("-inf")):
-        return ".inf" if value > 0 else "-.inf"
+    if not math.isfinite(value):
+        return number_token(value)
     digits = _digits(value, dtype)
     smallest, largest = _SHORT_RANGE
     if value == 0 or smallest <= abs(value) < largest:
