@@ -56,7 +56,6 @@ class Author:
             name: self.within(name, fraction)
             for name, fraction in zip(self.numeric, cycle(_ORDINARY), strict=False)
         }
-        self.choices = {item.name: item.choices for item in operator.attributes if item.choices}
         self.settings = _settings(operator)
         self.turn = cycle(self.settings)
         self.double = dict.fromkeys(operator.tensors, WIDE)

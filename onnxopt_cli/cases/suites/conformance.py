@@ -102,7 +102,7 @@ class _Questions(Author):
         """Yield a section's questions, and each in all other settings, unless those are many."""
         for question in section():
             yield question
-            own = {name: question.attributes[name] for name in self.choices}
+            own = {name: question.attributes[name] for name in self.settings[0]}
             words = "_".join(map(str, own.values()))
             if len(self.settings) > _SETTINGS or (words and question.name.endswith(words)):
                 continue
@@ -366,7 +366,11 @@ class _Questions(Author):
             name = f"infinite_{self.rate}"
             yield self.ask(name, about, rate_value=np.inf, changed=changed, setting=setting)
         if not self.elementwise:
-            yield from self._not_finite_alone()
+            for special, value in product(self.operator.tensors, (np.nan, np.inf, -np.inf)):
+                tensors = {name: self.tensor(name, 0, (5,)) for name in self.operator.tensors}
+                tensors[special][2] = value
+                about = f"{value} in {special}: catches results that hide it, or spread it too far."
+                yield self.ask(_name(value, "in", special), about, tensors=tensors)
             return
         columns: dict[str, list[float]] = {name: [] for name in self.operator.tensors}
         for special in self.operator.tensors:
@@ -380,13 +384,6 @@ class _Questions(Author):
         about = "NaN and infinity in each tensor: catches results that hide or spread them."
         tensors = {name: np.array(column) for name, column in columns.items()}
         yield self.ask("not_finite", about, tensors=tensors)
-
-    def _not_finite_alone(self) -> Iterator[WrittenCase]:
-        for special, value in product(self.operator.tensors, (np.nan, np.inf, -np.inf)):
-            tensors = {name: self.tensor(name, 0, (5,)) for name in self.operator.tensors}
-            tensors[special][2] = value
-            about = f"{value} in {special}: catches results that hide it, or spread it too far."
-            yield self.ask(_name(value, "in", special), about, tensors=tensors)
 
     def wide_doubles(self) -> Iterator[WrittenCase]:
         """Ask for doubles that float32 cannot hold."""
@@ -583,7 +580,7 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
         about = f"{name} has two numbers for one tensor: none of them must be made up."
         attributes = given | {name: (number, number)}
         yield refused(name=f"refuses_two_of_{name}", about=about, attributes=attributes)
-    for name, (right, *_) in author.choices.items():
+    for name, right in author.settings[0].items():
         about = f"{name} has a value that is not allowed: it must not pass for another."
         wrong = {"unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize()}
         for word, text in wrong.items():
