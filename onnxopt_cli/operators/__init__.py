@@ -7,10 +7,13 @@ which the option ``--operators`` sets for the processes to come.
 
 from __future__ import annotations
 
+import copyreg
 import os
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.formula.operator_file import installed_operators, operators_in, read_operators
@@ -61,6 +64,14 @@ def register_schemas() -> None:
 def find_operator(domain: str, name: str) -> Operator | None:
     """Return the operator of a node's domain and op_type, None if we have no formula for it."""
     return _BY_NAME.get((domain, name))
+
+
+def _reduced(operator: Operator) -> tuple[Callable[..., Any], tuple[str, str]]:
+    """Return what finds an operator in another process, which has the same ones."""
+    return find_operator, (operator.domain, operator.name)
+
+
+copyreg.pickle(Operator, _reduced)
 
 
 def operator_named(name: str) -> Operator | None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +30,6 @@ from onnxopt_cli.cases.yaml.syntax import (
 from onnxopt_cli.core.case import Case, Content, Location, Signature
 from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance, Ulps
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
-from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS, find_operator
 
 # Nobody reads more of them, and showing all that a long file can have takes minutes.
@@ -88,24 +86,17 @@ def read_apart(
         return [replace(it, read=partial(again, it.id, it.files)) for it in cases], problems
     packed: list[Case] = []
     for start in range(0, len(cases), _PACKED):
-        some, buffer = cases[start : start + _PACKED], BytesIO()
-        pickler = pickle.Pickler(buffer)
-        pickler.dispatch_table = {Operator: _reduced}
+        some = cases[start : start + _PACKED]
         try:
-            pickler.dump([case.read for case in some])
+            reads = pickle.dumps([case.read for case in some])
         except (pickle.PicklingError, AttributeError, TypeError):
             # What is random, or of several steps, is made by functions that have no name.
             return None
-        reads = buffer.getvalue()
         packed += [
             replace(case, read=partial(_read_packed, reads, place))
             for place, case in enumerate(some)
         ]
     return packed, problems
-
-
-def _reduced(operator: Operator) -> tuple[Callable[[str, str], Operator | None], tuple[str, str]]:
-    return find_operator, (operator.domain, operator.name)
 
 
 def _read_packed(reads: bytes, place: int) -> Content:
