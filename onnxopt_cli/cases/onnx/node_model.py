@@ -19,7 +19,7 @@ from onnxopt_cli.formula.call import attribute_value
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.operators import OPERATORS
 
-PRODUCER = "onnxopt"
+_PRODUCER = "onnxopt"
 #: Of domains that onnx knows no IR version of: that of ai.onnx.preview.training.
 _IR_VERSION = 7
 
@@ -34,7 +34,6 @@ def node_model(
     outputs: Sequence[onnx.ValueInfoProto | None],
     attributes: Iterable[onnx.AttributeProto] = (),
     graph_name: str,
-    producer_name: str = PRODUCER,
 ) -> onnx.ModelProto:
     """Build a model whose graph is one node.
 
@@ -45,7 +44,6 @@ def node_model(
         outputs: likewise.
         attributes: exactly those that the node has.
         graph_name: the graph's name.
-        producer_name: who the model says made it.
 
     Raises:
         ValueError: if the installed onnx does not know the version.
@@ -63,18 +61,15 @@ def node_model(
         [value for value in inputs if value],
         [value for value in outputs if value],
     )
-    return whole_model(graph, [(operator.domain, version)], producer_name)
+    return whole_model(graph, [(operator.domain, version)])
 
 
-def whole_model(
-    graph: onnx.GraphProto, imports: Iterable[tuple[str, int]], producer_name: str = PRODUCER
-) -> onnx.ModelProto:
+def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> onnx.ModelProto:
     """Build a model around a graph, of the oldest IR version that carries its opsets.
 
     Args:
         graph: the graph.
         imports: domains and their versions.
-        producer_name: who the model says made it.
 
     Raises:
         ValueError: if the installed onnx does not know the version of a domain.
@@ -87,7 +82,7 @@ def whole_model(
         for each in opsets
     )
     return helper.make_model(
-        graph, ir_version=ir_version, opset_imports=opsets, producer_name=producer_name
+        graph, ir_version=ir_version, opset_imports=opsets, producer_name=_PRODUCER
     )
 
 
@@ -97,7 +92,6 @@ def formula_model(
     inputs: Sequence[DeclaredTensor],
     graph_name: str,
     *,
-    producer_name: str = PRODUCER,
     input_names: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
     """Build the model of one node of an operator with a formula.
@@ -107,7 +101,6 @@ def formula_model(
         attributes: those that the node has; it leaves out the others.
         inputs: tensors in the operator's order that satisfy its signature.
         graph_name: the graph's name.
-        producer_name: who the model says made it.
         input_names: of the graph; those of the operator if left out.
     """
     size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
@@ -132,7 +125,6 @@ def formula_model(
             if item.name in attributes
         ],
         graph_name=graph_name,
-        producer_name=producer_name,
     )
 
 
