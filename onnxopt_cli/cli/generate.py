@@ -43,7 +43,7 @@ def command(
     for suite in suites or ("spec",):
         with stderr().status(f"generating {suite}"):
             look = find_drift if check else partial(write_tree, force=force)
-            drift = look(output, dict(suite_files(suite, form)).items())
+            drift = look(output, dict(suite_files(suite, form)))
         if not check:
             changed = len(drift.missing) + len(drift.different)
             files = f"{changed} file{'s' * (changed != 1)}"
@@ -53,5 +53,5 @@ def command(
         for word, paths in (("missing", drift.missing), ("different", drift.different)):
             for path in paths:
                 click.echo(f"  {word}: {path}")
-        code |= bool(drift)
+        code |= bool(drift.missing or drift.different)
     return code

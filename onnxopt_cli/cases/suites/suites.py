@@ -5,8 +5,8 @@ Imported only when a name is looked up, since it brings everything that makes ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -141,8 +141,8 @@ def _case(question: WrittenCase, path: Path, version: str) -> Case:
     )
 
 
-def yaml_files(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its text."""
+def yaml_files(name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its content."""
     suite = suites()[name]
     for operator, questions in _by_operator(suite):
         text = yaml_text(
@@ -151,7 +151,7 @@ def yaml_files(name: str) -> Iterator[tuple[str, str]]:
             about=f"{operator}: {suite.about}.",
             notes=f"Written by `onnxopt generate {name}`.",
         )
-        yield f"{name}/{operator.lower()}.yaml", text
+        yield f"{name}/{operator.lower()}.yaml", text.encode()
 
 
 def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
@@ -189,11 +189,7 @@ def suite_files(name: str, form: str | None = None) -> Iterator[tuple[str, bytes
         UsageError: if there is no such suite, or it is not written in that form.
     """
     if name in suites():
-        if form == "onnx":
-            yield from onnx_files(name)
-        else:
-            for path, text in yaml_files(name):
-                yield path, text.encode()
+        yield from onnx_files(name) if form == "onnx" else yaml_files(name)
     elif name != _NODE:
         known = [*suites(), _NODE]
         hint = nearest(name, known, f"there are {', '.join(known)}")
@@ -247,27 +243,22 @@ def _content(question: WrittenCase, test: str = "") -> Content:
     return Content(model, dict(zip(names, inputs, strict=True)), outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(NamedTuple):
     """How a folder differs from what should be in it; paths as they would be written."""
 
     missing: tuple[Path, ...]
     different: tuple[Path, ...]
     same: int
 
-    def __bool__(self) -> bool:
-        """Tell whether there is any difference."""
-        return bool(self.missing or self.different)
 
-
-def find_drift(folder: Path, files: Iterable[tuple[str, bytes]]) -> Drift:
+def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
     """Compare a folder with the files that should be in it.
 
     Raises:
         UsageError: if a file that is there cannot be read.
     """
     missing, different, same = [], [], 0
-    for name, data in files:
+    for name, data in files.items():
         path = folder / name
         try:
             if path.read_bytes() == data:
@@ -281,7 +272,7 @@ def find_drift(folder: Path, files: Iterable[tuple[str, bytes]]) -> Drift:
     return Drift(tuple(missing), tuple(different), same)
 
 
-def write_tree(folder: Path, files: Iterable[tuple[str, bytes]], *, force: bool) -> Drift:
+def write_tree(folder: Path, files: Mapping[str, bytes], *, force: bool) -> Drift:
     """Write the files that are missing, and under force those that differ; all or none.
 
     Returns:
@@ -290,8 +281,7 @@ def write_tree(folder: Path, files: Iterable[tuple[str, bytes]], *, force: bool)
     Raises:
         UsageError: if a file differs and force is off, or something cannot be written.
     """
-    wanted = dict(files)
-    drift = find_drift(folder, wanted.items())
+    drift = find_drift(folder, files)
     if drift.different and not force:
         raise UsageError(
             f"{some_of([*map(str, drift.different)], _SHOWN)} would change; nothing was written",
@@ -302,5 +292,5 @@ def write_tree(folder: Path, files: Iterable[tuple[str, bytes]], *, force: bool)
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot create {path.parent}: {error.strerror or error}") from error
-        write_atomically(path, wanted[path.relative_to(folder).as_posix()])
+        write_atomically(path, files[path.relative_to(folder).as_posix()])
     return drift
