@@ -211,12 +211,15 @@ def _values(
 
     def declare(name: str, node: Node) -> Declared:
         formal, kinds = formals[name], frozenset[str]()
-        variable = _variable(formal)
+        variable, allowed = _variable(formal), _allowed(formal)
         if not has_dtype(node):
             alike = [it for it, form in formals.items() if variable and _variable(form) == variable]
             kinds = kinds.union(*(untyped_kinds(nodes[it]) for it in alike or [name]))
-        value = fields.declare_value(node, lambda own: _choose(formal, node, kinds or own, bound))
-        found, allowed = _type_of(value), _allowed(formal)
+        known = bound.get(variable or "")
+        value = fields.declare_value(
+            node, known or (lambda own: _choose(node, allowed, kinds or own))
+        )
+        found = _type_of(value)
         if found not in allowed:
             raise FormatError(node, f"found {found}, expected one of {', '.join(sorted(allowed))}")
         if variable is not None and bound.setdefault(variable, value.dtype) != value.dtype:
@@ -229,17 +232,9 @@ def _values(
     return {name: values[name] for name in formals if name in values}
 
 
-def _choose(
-    formal: OpSchema.FormalParameter,
-    node: Node,
-    kinds: frozenset[str],
-    bound: Mapping[str, np.dtype[Any]],
-) -> np.dtype[Any]:
-    """Return the element type of a value that does not say it."""
-    variable = _variable(formal)
-    if variable is not None and variable in bound:
-        return bound[variable]
-    allowed = {name for text in _allowed(formal) for name in _TENSOR.findall(text)}
+def _choose(node: Node, types: set[str], kinds: frozenset[str]) -> np.dtype[Any]:
+    """Return the element type of a value that does not say it, of one of some types."""
+    allowed = {name for text in types for name in _TENSOR.findall(text)}
     if len(allowed) == 1:
         return DTYPES[next(iter(allowed))]
     natural = dtype_name(natural_dtype(kinds))
