@@ -281,9 +281,7 @@ class _Design:
             }
             if self._tells(chosen, enough):
                 break
-        # Of many, some come right by chance.
-        number = _GROUPS if len(shapes) <= _FEW else 1
-        rows = [self._group(node, chosen, shape, extremes, number) for shape in shapes]
+        rows = [self._group(node, chosen, shape, extremes) for shape in shapes]
         if self._carried:
             # A sum over tensors of unlike types may be rounded to any of them, and of unlike
             # sizes only the largest are seen.
@@ -329,14 +327,11 @@ class _Design:
         return levels
 
     def _group(
-        self,
-        node: Array,
-        chosen: Mapping[str, Any],
-        shape: tuple[int, ...],
-        extremes: float,
-        number: int,
+        self, node: Array, chosen: Mapping[str, Any], shape: tuple[int, ...], extremes: float
     ) -> Array:
         """Choose the levels of a group, beside those of its node."""
+        # Of many, some come right by chance.
+        number = _GROUPS if chosen["tensors"] <= _FEW else 1
         places = np.arange(len(self._node), len(self._sizes))
         rows = self._candidates(places, 1 - (1 - extremes) ** 2, number)
         rows[:, 0] = _SHAPES.index(shape) if shape in _SHAPES else 0
