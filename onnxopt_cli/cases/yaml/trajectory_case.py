@@ -7,7 +7,7 @@ says no more than where it starts and what comes from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -73,15 +73,19 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     for name in counted:
         if name in start:
             _check_count(start[name], given[name], count, fields)
-    follows = dict.fromkeys(feedback.values(), "is fed back after")
-    follows |= dict.fromkeys(counted, "counts up from")
+    # Where an input has to stand that may not stand here.
+    elsewhere = {
+        **dict.fromkeys(given, "here or in the inputs of the case"),
+        **dict.fromkeys(feedback.values(), "in the inputs of the case: it is fed back after them"),
+        **dict.fromkeys(counted, "in the inputs of the case: it counts up from them"),
+    }
     series: dict[str, DeclaredTensor] = {}
     derived: dict[str, Callable[[], Derived]] = {}
     # As the first step gets them.
     first = dict(start)
     for name, node in changing.items():
         with fields.collecting():
-            _check_place(name, node, names, given, follows.get(name, ""))
+            _check_place(node, names, elsewhere)
             if any(node.field(gradient) for gradient in _GRADIENTS):
                 place = names.index(name) - len(operator.scalars)
                 if place < 0:
@@ -162,28 +166,13 @@ def _check_count(value: DeclaredTensor, node: Node, count: int, fields: CaseFiel
         fields.complain(node, f"found a {node.key} that {what}")
 
 
-def _check_place(
-    name: str, node: Node, names: Sequence[str], given: Container[str], follows: str
-) -> None:
-    """Make sure that an input may change and does not stand elsewhere.
-
-    Args:
-        name: of the input.
-        node: where it stands.
-        names: of all inputs.
-        given: the inputs that the case has for the first step.
-        follows: how the input follows from that of the first step; empty if it does not.
-
-    Raises:
-        FormatError: if not.
-    """
+def _check_place(node: Node, names: Sequence[str], elsewhere: Mapping[str, str]) -> None:
+    """Make sure that an input may change, and that it does not stand elsewhere."""
+    name = str(node.key)
     if name not in names:
         raise unknown_name(node.parent or node, name, names, "input")
-    if follows:
-        what = f"found {name}, expected it in the inputs of the case: it {follows} them"
-        raise FormatError(node, what)
-    if name in given:
-        raise FormatError(node, f"found {name}, expected it here or in the inputs of the case")
+    if name in elsewhere:
+        raise FormatError(node, f"found {name}, expected it {elsewhere[name]}")
 
 
 def _recorded_steps(node: Node | None, count: int) -> tuple[int, ...]:
