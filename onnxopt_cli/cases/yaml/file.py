@@ -218,7 +218,7 @@ def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str
         (name, "folder", "the file to say its suite"),
         (path.stem, "file", "another name of the file"),
     ):
-        if not right.search(part) or part.endswith("\n"):
+        if not right.fullmatch(part):
             what = f"found the {place} {abbreviated(part)}, which no id can have, "
             errors.append(FormatError(Node(1), f"{what}expected {remedy}"))
             return "", ""
