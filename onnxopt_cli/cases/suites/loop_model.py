@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.core.case import Trajectory
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.readings.lower.model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.readings.lower.symbol import Recorder, Symbol, as_dtype
 
+_INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
 _ITERATION, _GOING, _GOES_ON = "iteration", "going", "goes_on"
 
 
@@ -87,16 +88,13 @@ def _body(trajectory: Trajectory) -> onnx.GraphProto:
         helper.make_node("Identity", [inside[name]], [fresh(f"{taken}_next")])
         for name, taken in trajectory.feedback.items()
     ]
-    scalar = [
-        helper.make_tensor_value_info(_ITERATION, TensorProto.INT64, []),
-        helper.make_tensor_value_info(_GOING, TensorProto.BOOL, []),
-    ]
+    state = [tensor_info(_ITERATION, _INT64, ()), tensor_info(_GOING, _BOOL, ())]
     return helper.make_graph(
         [*nodes, *carried],
         "step",
-        [*scalar, *(_with_shape(declared[name], inside[name]) for name in fed_back)],
+        [*state, *(_with_shape(declared[name], inside[name]) for name in fed_back)],
         [
-            helper.make_tensor_value_info(_GOES_ON, TensorProto.BOOL, []),
+            tensor_info(_GOES_ON, _BOOL, ()),
             *(
                 _with_shape(declared[taken], it.output[0])
                 for it, taken in zip(carried, fed_back, strict=True)
