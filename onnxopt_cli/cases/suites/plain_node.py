@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.values.declared import broadcasts
 from onnxopt_cli.cases.yaml.formula_case import group_count
 from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
 from onnxopt_cli.errors import NodeError
@@ -147,7 +148,7 @@ def _same(one: Array, other: Array) -> bool:
         if mine != theirs and (mine == mine or theirs == theirs):  # noqa: PLR0124 - not NaN
             return False
     if one.size != other.size:
-        if not _broadcasts(other.shape, one.shape):
+        if not broadcasts(other.shape, one.shape):
             return False
         other = np.broadcast_to(other, one.shape)
     for part in (slice(_FIRST), slice(None)):
@@ -196,7 +197,7 @@ def _operands(
         value, dtype = _typed(given.get(name), operator.dtypes)
         # That of the group's first tensor.
         shape = operands[names[len(operator.scalars) + group]].shape if place >= groups else None
-        fits = shape is None or (value is not None and _broadcasts(value.shape, shape))
+        fits = shape is None or (value is not None and broadcasts(value.shape, shape))
         if value is None or not (keep and fits):
             value = author.tensor(tensor, group, _SHAPE if shape is None else shape)
         # Computing with an array without dimensions gives a number.
@@ -211,13 +212,6 @@ def _typed(
     if value is not None and dtype_name(value.dtype) in allowed:
         return value, value.dtype
     return None, DTYPES[allowed[0]]
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, target) == target
-    except ValueError:
-        return False
 
 
 def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Array]) -> PlainNode:

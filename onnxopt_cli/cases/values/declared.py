@@ -82,6 +82,14 @@ def too_large(shape: tuple[int, ...]) -> str | None:
     return f"shape {list(shape)}, expected at most {MAX_ELEMENTS} elements"
 
 
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Tell whether a tensor of a shape broadcasts to another shape."""
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
+
+
 def element_count(value: Declared) -> int:
     """Return the number of elements of all tensors in a value."""
     if not isinstance(value, DeclaredGroup):

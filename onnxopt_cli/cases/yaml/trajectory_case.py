@@ -19,6 +19,7 @@ from onnxopt_cli.cases.values.declared import (
     BYTES_PER_ELEMENT,
     DeclaredTensor,
     PromisedTensor,
+    broadcasts,
     element_count,
     made,
     too_large,
@@ -329,11 +330,7 @@ class _Gradient(NamedTuple):
 
 def _quadratic_misfit(shape: tuple[int, ...], given: Mapping[str, tuple[int, ...]]) -> str:
     for name, own in given.items():
-        try:
-            fits = np.broadcast_shapes(shape, own) == shape
-        except ValueError:
-            fits = False
-        if not fits:
+        if not broadcasts(own, shape):
             return f"{name} of shape {list(own)}, expected one that broadcasts to {list(shape)}"
     return ""
 
