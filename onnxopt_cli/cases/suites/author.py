@@ -59,8 +59,9 @@ class Author:
         self.settings = _settings(operator)
         self.turn = cycle(self.settings)
         self.double = dict.fromkeys(operator.tensors, WIDE)
-        floats = [item.name for item in operator.scalars if "int64" not in item.dtypes]
-        self.rate = next(iter(floats), "")
+        floats = (item.name for item in operator.scalars if "int64" not in item.dtypes)
+        self.rate = next(floats, "")
+        self.carried = any(map(operator.carries, operator.outputs))
         self.elementwise = is_elementwise(operator)
         self.nonnegative = nonnegative_tensors(operator)
         self.first = operator.tensors[0]

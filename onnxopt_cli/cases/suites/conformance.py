@@ -94,7 +94,7 @@ class _Questions(Author):
     @property
     def of_whole_tensors(self) -> bool:
         """Whether results depend on all elements of a tensor, and on no other group."""
-        return not (self.elementwise or any(map(self.operator.carries, self.operator.outputs)))
+        return not (self.elementwise or self.carried)
 
     def in_each_setting(
         self, section: Callable[[], Iterator[WrittenCase]]
@@ -253,7 +253,7 @@ class _Questions(Author):
             for one, other, ranks_of_both in ((first, second, (1, 0)), (second, first, (0, 1))):
                 about = f"{one} of rank 1, {other} a scalar: catches one that is not read then."
                 yield self.ask(f"{one}_of_rank_1", about, rank=ranks_of_both, turn=False)
-        if any(map(self.operator.carries, self.operator.outputs)):
+        if self.carried:
             about = "One double result of rank 2 for two tensors: catches another type and shape."
             yield self.ask("carried_rank_2", about, rank=(2,), wide=True, shapes=[(3,), (2,)])
         if not self.stepped:
@@ -514,7 +514,7 @@ class _Questions(Author):
             near_one = self.all_unlimited(0.9999)
             yield ask("T_8_near_one", about, count=8, changed=near_one, wide=True)
         about = "Everything tiny: catches results that are taken for zero."
-        rate = 1e-12 if any(map(self.operator.carries, self.operator.outputs)) else RATE
+        rate = 1e-12 if self.carried else RATE
         tiny = {it: 1e-12 * self.tensor(it, 0, (4,)) for it in self.operator.tensors}
         least = {name: self.within(name, 0) for name in self.limits}
         yield ask("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)

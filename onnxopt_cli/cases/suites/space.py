@@ -250,7 +250,6 @@ class _Design:
         tensor |= {f"values of {name}": _DRAWN for name in operator.tensors}
         self._node, self._tensor = node, tensor
         self._double = list(tensor).index("double")
-        self._carried = any(map(operator.carries, operator.outputs))
         sizes = [len(levels) for levels in chain(node.values(), tensor.values())]
         self._sizes = np.array(sizes)
         # The number of tensors is the first dimension.
@@ -282,7 +281,7 @@ class _Design:
             if self._tells(chosen, enough):
                 break
         rows = [self._group(node, chosen, shape, extremes) for shape in shapes]
-        if self._carried:
+        if self._author.carried:
             # A sum over tensors of unlike types may be rounded to any of them, and of unlike
             # sizes only the largest are seen.
             double = self._double
@@ -310,7 +309,7 @@ class _Design:
             one, other = (
                 operator.formula(
                     # What is carried from tensor to tensor tells by itself.
-                    *(scalar * (by if self._carried else 1) for scalar in scalars),
+                    *(scalar * (by if self._author.carried else 1) for scalar in scalars),
                     *(tensor * by for tensor in plain),
                     **attributes,
                 )
