@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import blake2b
 from pathlib import Path
 
@@ -45,6 +46,30 @@ def digests():
     return found
 
 
+def recorded_digests():
+    """Return the digests of all versions that there have been, as :func:`digests` returns them.
+
+    The file has a line for each case and digest, which says the versions that have it.
+    """
+    found = {}
+    for line, versions in json.loads(DIGESTS.read_text()).items():
+        suite, name, digest = re.fullmatch(r"([^/]+)/(\S+) (\S+)", line).groups()
+        for version in versions.split():
+            found.setdefault(f"{suite}@{version}", {})[name] = digest
+    return found
+
+
+def record(known):
+    """Write the digests of versions down."""
+    lines = {}
+    for suite, cases in known.items():
+        name, version = suite.split("@")
+        for case, digest in cases.items():
+            lines.setdefault(f"{name}/{case} {digest}", []).append(version)
+    versions = {line: " ".join(its) for line, its in lines.items()}
+    DIGESTS.write_text(json.dumps(versions, indent=0) + "\n")
+
+
 def plain(node):
     """Return what stands at a node of a file."""
     if node.fields is not None:
@@ -54,14 +79,14 @@ def plain(node):
 
 def test_a_suite_of_one_version_always_has_the_same_cases():
     """What to do: count the version up in suites.py, generate, and run this file as a script."""
-    recorded = json.loads(DIGESTS.read_text())
+    recorded = recorded_digests()
     for suite, cases in digests().items():
         assert recorded[suite] == cases, f"{suite} has changed: give it another version"
 
 
 def test_no_id_stands_for_other_content_in_a_later_version():
     seen = {}
-    for suite, cases in json.loads(DIGESTS.read_text()).items():
+    for suite, cases in recorded_digests().items():
         for name, digest in cases.items():
             case = f"{suite.partition('@')[0]}/{name}"
             first, before = seen.setdefault(case, (suite, digest))
@@ -150,5 +175,4 @@ def test_a_version_that_is_none_is_refused_with_its_line(onnxopt, mine, version)
 
 if __name__ == "__main__":
     # python tests/cases/test_suite_versions.py adds the digests of the versions of now.
-    known = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
-    DIGESTS.write_text(json.dumps({**known, **digests()}, indent=0) + "\n")
+    record({**recorded_digests(), **digests()})
