@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from onnxopt_cli.core.text import printable
@@ -60,34 +61,59 @@ _WIDE = 10_000
 TELL_SECONDS = 15.0
 
 
-@dataclass
-class Pace:
-    """How far something long is, in words.
+class Pace(Progress):
+    """Shows how far something long is: on a terminal with a bar, else in a line now and then.
+
+    Args:
+        console: where the bar is, if that is a terminal.
+        doing: what is done.
+        things: to what, one by one, in the plural.
+        cluster: the machines that do it; None for this one.
+        seconds: how long it may take, where only that limits it.
 
     Attributes:
-        things: what is done one by one, in the plural.
-        cluster: the machines that do it; None for this one.
+        doing: what is done just now.
     """
 
-    things: str
-    cluster: Cluster | None = None
-    _began: float = field(default_factory=monotonic, init=False)
-    _told: float = field(default_factory=monotonic, init=False)
+    def __init__(
+        self,
+        console: Console,
+        doing: str,
+        things: str,
+        cluster: Cluster | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        # On a narrow terminal it takes more lines.
+        said = TextColumn("{task.description}", table_column=Column())
+        disable = not console.is_terminal
+        super().__init__(BarColumn(12), said, console=console, transient=True, disable=disable)
+        self._bar = self.add_task(doing, total=seconds)
+        self.doing = doing
+        self._things, self._cluster, self._seconds = things, cluster, seconds
+        self._began = self._told = monotonic()
 
-    def said(self, done: int) -> str:
-        """Return how many are done in a second, and on a cluster by how many workers."""
-        pace = f"{done / max(monotonic() - self._began, 1e-9):.3g} {self.things}/s"
-        return f"{pace}, workers: {self.cluster.size}" if self.cluster else pace
+    def tell(self, done: int, total: int | None, more: Text | str = "") -> None:
+        """Show that so many are done, of how many if that is known, and what else there is to say.
 
-    def tell(self, doing: str, done: int, total: int | None, more: str = "") -> None:
-        """Print a line now and then, for whoever reads a pipe."""
-        if monotonic() - self._told < TELL_SECONDS:
+        A line for whoever reads a pipe is printed now and then.
+        """
+        now = monotonic()
+        if self.disable and now - self._told < TELL_SECONDS:
             return
-        self._told = monotonic()
-        said = [f"{doing}: {done}{f' of {total}' if total else ''}", self.said(done)]
+        self._told, took = now, now - self._began
+        said = Text(f"{self.doing}: {done}{f' of {total}' if total else ''}")
+        said.append(f", {done / max(took, 1e-9):.3g} {self._things}/s")
+        if self._cluster:
+            said.append(f", workers: {self._cluster.size}")
         if total and done:
-            said.append(f"{(total / done - 1) * (self._told - self._began):.0f} s left")
-        stderr().print(", ".join(filter(None, [*said, more])), soft_wrap=True)
+            said.append(f", {(total / done - 1) * took:.0f} s left")
+        if more:
+            said.append(", ").append(more)
+        if self.disable:
+            stderr().print(said, soft_wrap=True)
+        else:
+            completed = took if self._seconds else done
+            self.update(self._bar, total=total, completed=completed, description=said.markup)
 
 
 @contextmanager
@@ -96,20 +122,14 @@ def ticking(
 ) -> Iterator[Callable[[int, int], None]]:
     """Show that something long is done; yield what takes note that so many of all are done.
 
-    On a terminal that is shown all the time, else now and then in a line.
-
     Args:
         doing: what is done.
         things: to what, in the plural.
         cluster: as :class:`Pace` has it.
     """
-    pace = Pace(things, cluster)
-    if not stderr().is_terminal:
-        yield partial(pace.tell, doing)
-        return
     # It is seen even while sys.stderr is somewhere else, so that nobody sees what others print.
-    with Console(file=sys.stderr, highlight=False).status(doing) as status:
-        yield lambda done, total: status.update(f"{doing}: {done} of {total}, {pace.said(done)}")
+    with Pace(Console(file=sys.stderr, highlight=False), doing, things, cluster) as pace:
+        yield pace.tell
 
 
 def tell_problems(problems: Iterable[Problem]) -> None:

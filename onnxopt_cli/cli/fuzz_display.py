@@ -8,7 +8,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from onnxopt_cli.cli.console import Pace, stdout
@@ -37,44 +36,32 @@ class FuzzDisplay:
         self._cluster = cluster
         self._console = stdout()
         self._examples = examples
-        self._by_time = examples is None
-        self._found = 0
+        self._seconds = seconds if examples is None else None
+        self._tried = self._found = 0
         self._causes: dict[str, list[str]] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(12),
-            TextColumn("{task.fields[said]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        total = seconds if self._by_time else examples
-        self._task = self._progress.add_task("replaying", total=total, said="")
 
     def __enter__(self) -> Self:
         self._began = monotonic()
-        self._pace = Pace("examples", self._cluster)
-        self._progress.start()
+        self._pace = Pace(self._console, "replaying", "examples", self._cluster, self._seconds)
+        self._pace.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._pace.stop()
 
     def tried(self, examples: int) -> None:
         """Show how far the search is."""
-        done = monotonic() - self._began if self._by_time else examples
-        found = f"{self._found} failure{'s' * (self._found != 1)}"
-        if self._progress.disable:
-            self._pace.tell("searching", examples, self._examples, found)
-            return
-        said = f"{examples}, {self._pace.said(examples)}, {found}"
-        self._progress.update(self._task, completed=done, said=said, description="searching")
+        self._tried = examples
+        self._show("searching")
 
     def shrinking(self, kind: FailureKind) -> None:
         """Show that a failure is being made smaller."""
-        said = f"shrinking {printable(kind.subject)}"
-        self._progress.update(self._task, description=said)
+        self._show(f"shrinking {printable(kind.subject)}")
+
+    def _show(self, doing: str) -> None:
+        self._pace.doing = doing
+        found = f"{self._found} failure{'s' * (self._found != 1)}"
+        self._pace.tell(self._tried, self._examples, found)
 
     def found(self, finding: Finding, headline: str, path: Path) -> None:
         """Print a finding, in lines that a pipe gets whole."""

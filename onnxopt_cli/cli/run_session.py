@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.text import Text
@@ -37,7 +37,6 @@ from onnxopt_cli.report.verdict import scope
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress
 
 
 # Causes that are shown by an example, and reasons that are said.
@@ -62,8 +61,7 @@ class Display:
         self.print = self._console.print_line
         self._id_width = self._room_for_ids() if self._verbose or options["rerun"] else 0
         self._nonconforming = self._done = 0
-        self._pace = Pace("cases", session.terms.setting.cluster)
-        self._progress = self._bar(len(self._plan.cases)) if self._console.is_terminal else None
+        self.pace = Pace(self._console, "running", "cases", session.terms.setting.cluster)
 
     def _room_for_ids(self) -> int:
         longest = max((len(printable(case.id)) for case in self._plan.cases), default=0)
@@ -71,22 +69,8 @@ class Display:
         room = self._console.width - used if self._console.is_terminal else longest
         return max(12, min(longest, room))
 
-    def _bar(self, total: int) -> Progress:
-        from rich import progress
-
-        columns = (
-            progress.TextColumn("running"),
-            progress.BarColumn(12),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[pace]}"),
-            progress.TextColumn("{task.description}", style="red"),
-            progress.TimeRemainingColumn(),
-        )
-        bar = progress.Progress(*columns, console=self._console, transient=True)
-        bar.add_task("", total=total, pace="")
-        return bar
-
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Say what will run, and what is wrong with case files."""
         if self._plan.problems:
             tell_problems(self._plan.problems)
         names = [backend.name for backend in self._plan.backends]
@@ -98,25 +82,13 @@ class Display:
             self._console.print(f"{cases} from {targets} on {some_of(names, 3)}")
         if self._verbose and self._plan.cases:
             self.print(terminal.heading(names, self._id_width))
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress:
-            self._progress.stop()
 
     def show(self, results: Sequence[Result]) -> None:
         """Count a case, and under -v print its line and its outputs."""
         self._done += 1
         self._nonconforming += not all(result.conforms for result in results)
         said = f"{self._nonconforming} not conforming" if self._nonconforming else ""
-        if self._progress:
-            (bar,) = self._progress.task_ids
-            pace = self._pace.said(self._done)
-            self._progress.update(bar, advance=1, description=said, pace=pace)
-        else:
-            self._pace.tell("running", self._done, len(self._plan.cases), said)
+        self.pace.tell(self._done, len(self._plan.cases), Text(said, "red"))
         if self._verbose:
             self.print(terminal.case_line(results, self._id_width))
             for result in results:
@@ -288,7 +260,9 @@ def execute(options: Mapping[str, Any]) -> int:
         )
         if reports:
             require_apart(reports, {case.location.path for case in session.plan.cases})
-        with Display(session, {**options, "targets": targets}) as display:
+        display = Display(session, {**options, "targets": targets})
+        display.begin()
+        with display.pace:
             for row in session.rows():
                 display.show(row)
             for result in session.rerun() if terms.reruns else ():
