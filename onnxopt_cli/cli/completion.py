@@ -75,7 +75,9 @@ def complete_suite(_context: click.Context) -> Iterable[str]:
 @_offering
 def complete_our_operator(_context: click.Context) -> Iterable[str]:
     """Offer operators with a formula."""
-    return _our_operators()
+    from onnxopt_cli.operators import OPERATORS
+
+    return [operator.name for operator in OPERATORS]
 
 
 @_offering
@@ -83,13 +85,9 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
     """Offer operators with a schema or a formula."""
     from onnx.defs import get_all_schemas
 
-    return sorted({schema.name for schema in get_all_schemas()}.union(_our_operators()))
-
-
-def _our_operators() -> list[str]:
     from onnxopt_cli.operators import OPERATORS
 
-    return [operator.name for operator in OPERATORS]
+    return sorted({it.name for it in get_all_schemas()} | {it.name for it in OPERATORS})
 
 
 @_offering
