@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -52,9 +51,7 @@ class Evidence:
     """
 
     neighbours: Iterable[Case] = ()
-    _known: WeakKeyDictionary[Executor, dict[object, str]] = field(
-        default_factory=WeakKeyDictionary
-    )
+    _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def lacking(self, executor: Executor, content: Content, response: Response) -> str:
         """Say why a pass is not earned; nothing if it is.
@@ -89,12 +86,11 @@ class Evidence:
         """Say what a backend does with two nodes, if it does not compute them."""
         if pair is None:
             return "no node of the operator shows whether it computes anything"
-        known = self._known.setdefault(executor, {})
         inputs = pair[0].inputs.values()
-        key = (pair[0].model.SerializeToString(), *(value.tobytes() for value in inputs))
-        if key not in known:
-            known[key] = _shortcoming(executor, pair)
-        return known[key]
+        key = executor, pair[0].model.SerializeToString(), *(value.tobytes() for value in inputs)
+        if key not in self._known:
+            self._known[key] = _shortcoming(executor, pair)
+        return self._known[key]
 
     def _without_formula(
         self, executor: Executor, content: Content, outputs: Sequence[Value]
@@ -103,8 +99,7 @@ class Evidence:
         nodes = content.model.graph.node
         if _computed(outputs, content):
             if len(nodes) == 1:
-                known = self._known.setdefault(executor, {})
-                known[nodes[0].domain, nodes[0].op_type] = ""
+                self._known[executor, nodes[0].domain, nodes[0].op_type] = ""
             return ""
         said = ""
         for node in nodes:
@@ -136,15 +131,15 @@ class Evidence:
         operator = find_operator(node.domain, node.op_type)
         if operator is not None:
             return self._asked(executor, plain_pair(operator, node, {}))
-        known = self._known.setdefault(executor, {})
-        if known.get((node.domain, node.op_type)) == "":
+        known, key = self._known, (executor, node.domain, node.op_type)
+        if key in known:
             return ""
-        key = node.domain, node.op_type, types
-        if key not in known:
-            known[key] = _of_cases(executor, node.op_type, self.neighbours, types)
-        if known[key] == _NO_CASE and types is None:
-            known[key] = _of_cases(executor, node.op_type, _corpus(), types)
-        return known[key]
+        if (*key, types) not in known:
+            said = _of_cases(executor, node.op_type, self.neighbours, types)
+            if said == _NO_CASE and types is None:
+                said = _of_cases(executor, node.op_type, _corpus(), types)
+            known[*key, types] = said
+        return known[*key, types]
 
 
 def _types(content: Content) -> frozenset[np.dtype[Any]]:
