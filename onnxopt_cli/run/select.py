@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NoReturn
@@ -24,9 +23,9 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.core.values import Value, dtype_name
-from onnxopt_cli.errors import InvalidCase, OnnxoptError, UsageError
+from onnxopt_cli.errors import InvalidCase, NodeError, OnnxoptError, UsageError
 from onnxopt_cli.formula.nodes import operator_names
-from onnxopt_cli.readings.single_node import sole_operator
+from onnxopt_cli.readings.single_node import sole_call
 
 # What failed last, for --lf and --ff, is kept in the cache, and never in the way of a run: a file
 # that is not there, damaged, of another user or cannot be written is as if nothing were known.
@@ -315,8 +314,10 @@ def capabilities(content: Content) -> tuple[str, ...]:
     given: list[Value] = [*inputs.values()]
     if course is not None:
         given += course.series.values()
-        model = course.model
-        inputs = course.inputs(1, course.state, lambda array: array, lambda _, like: like)
+        first = course.inputs(
+            1, course.state, lambda array: array, lambda it, like: like.astype(it.dtype)
+        )
+        model, inputs = course.model, first
     stored = [*(content.expected or {}).values()]
     for values in (given, stored):
         # It grows by what sequences and maps hold.
@@ -329,23 +330,13 @@ def capabilities(content: Content) -> tuple[str, ...]:
     types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
     attributes = (it.f for node in content.model.graph.node for it in node.attribute)
     counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
-    many = unlike = False
-    operator = None if content.rejects else sole_operator(model)
-    if operator is not None:
-        names = model.graph.node[0].input[len(operator.scalars) :]
-        number = len(names) // len(operator.tensors)
-        many = number > 1
-        shapes = {name: it.shape for name, it in inputs.items() if isinstance(it, np.ndarray)}
-        unlike = any(
-            shapes[name] != shapes[first]
-            for name, first in zip(names, cycle(names[:number]), strict=False)
-            if name in shapes and first in shapes
-        )
+    call = None if content.rejects else sole_call(model, inputs)
+    groups = call.groups if call else ()
     needed = {
         "double": any(it.dtype == np.float64 for it in floats),
         "mixed-types": len(types) > 1,
-        "many-tensors": many,
-        "broadcasting": unlike,
+        "many-tensors": len(groups) > 1,
+        "broadcasting": any(it.shape != group[0].shape for group in groups for it in group),
         "refusals": content.rejects,
         "not-finite": not (
             all(map(math.isfinite, attributes)) and all(np.isfinite(it).all() for it in floats)
@@ -361,7 +352,7 @@ def capabilities_of(case: Case) -> tuple[str, ...]:
     """Return the capabilities that a case needs; none if it cannot be read."""
     try:
         return capabilities(case.read())
-    except (InvalidCase, MemoryError):
+    except (InvalidCase, NodeError, MemoryError):
         # Running it says so.
         return ()
 
