@@ -100,9 +100,8 @@ def starved(case: Case) -> AskedCase:
 
 def unasked_result(question: AskedCase, backend: str) -> Result:
     """Return the result of a question that cannot be asked."""
-    return _result(
-        question, backend, question.outcome, question.invalid, Response(), question.contradictions
-    )
+    outcome, diffs = question.outcome, question.contradictions
+    return _result(question, backend, outcome, question.invalid, Response(), diffs, {})
 
 
 def judge(question: AskedCase, backend: str, response: Response, judging: JudgeOptions) -> Result:
@@ -119,7 +118,10 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
     diffs: tuple[Diff, ...] = ()
     said = [response.message]
     curve: Mapping[int, float] = {}
-    if response.failure is Outcome.SKIP and not _may_be_skipped(content):
+    if response.failure is Outcome.SKIP and not (
+        # A worker may have been told to lie: only what breaks the signature is never asked.
+        content.rejects and breaks_signature(content.model, content.inputs)
+    ):
         outcome, said = Outcome.PROTOCOL, ["says that a case does not apply which does"]
     elif content.rejects and response.failure is None:
         outcome, said = Outcome.FAIL, ["accepted what a right backend must refuse"]
@@ -153,8 +155,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK
     message = "; ".join(filter(None, (*said, response.leak)))
-    result = _result(question, backend, outcome, message, response, diffs)
-    return replace(result, curve=curve) if curve else result
+    return _result(question, backend, outcome, message, response, diffs, curve)
 
 
 def _fault(model: onnx.ModelProto) -> str:
@@ -195,11 +196,6 @@ def _fault(model: onnx.ModelProto) -> str:
     return ""
 
 
-def _may_be_skipped(content: Content) -> bool:
-    """Tell whether lowering refuses a case; a worker that says so may have been told to lie."""
-    return content.rejects and breaks_signature(content.model, content.inputs)
-
-
 def _result(
     question: AskedCase,
     backend: str,
@@ -207,6 +203,7 @@ def _result(
     message: str,
     response: Response,
     diffs: tuple[Diff, ...],
+    curve: Mapping[int, float],
 ) -> Result:
     case, content = question.case, question.content
     return Result(
@@ -218,6 +215,7 @@ def _result(
         lowered=response.lowered,
         message=message,
         diffs=diffs,
+        curve=curve,
         returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
         seconds=response.seconds,
         capabilities=capabilities(content) if content else (),
