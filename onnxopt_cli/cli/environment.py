@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any, cast
 
+from onnxopt_cli.core.files import working_folder
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
@@ -71,7 +72,7 @@ def fault_of_environment(error: Exception) -> UsageError | None:
         return UsageError(f"{OUT_OF_MEMORY} to go on")
     text = str(error)
     if isinstance(error, OSError):
-        if error.errno == errno.ENOENT and not _has_folder():
+        if error.errno == errno.ENOENT and not working_folder():
             return UsageError("the current folder is gone", hint="change to one that is there")
         if "temporary directory" in text:
             return UsageError(
@@ -107,14 +108,6 @@ def _unfit_package(error: Exception) -> UsageError | None:
         f"a package that onnxopt needs cannot be loaded: {printable(str(error))}",
         hint="pip install --upgrade onnxopt, in an environment of its own",
     )
-
-
-def _has_folder() -> bool:
-    try:
-        os.getcwd()  # noqa: PTH109 - only whether there is one
-    except OSError:
-        return False
-    return True
 
 
 class _Stream(io.RawIOBase):

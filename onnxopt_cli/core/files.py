@@ -109,11 +109,16 @@ def shown_path(path: Path) -> str:
 
     Readers of reports take the working directory for the top of a repository.
     """
-    # There may be no working directory any more.
+    here = working_folder()
+    return _shown_from(path, here) if here else str(path)
+
+
+def working_folder() -> str:
+    """Return the current folder; empty if it is gone."""
     with contextlib.suppress(OSError):
         # A report may ask for 100,000 cases, and pathlib takes the name apart each time.
-        return _shown_from(path, os.getcwd())  # noqa: PTH109
-    return str(path)
+        return os.getcwd()  # noqa: PTH109
+    return ""
 
 
 # A file has many cases.

@@ -19,7 +19,7 @@ from onnxopt_cli.cases.onnx.corpora import cache_folder, is_ours
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
-from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.files import working_folder, write_atomically
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result
 from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.core.values import Value, dtype_name
@@ -88,18 +88,16 @@ class Selection:
         """
         chosen = list(cases)
         ids = [case.id for case in cases]
-        unmatched: set[str] = set()
-        if self.patterns:
-            patterns = [_Pattern(pattern, ids) for pattern in self.patterns]
+        patterns = [_Pattern(pattern, ids) for pattern in self.patterns]
+        if patterns:
             matching = set[str]().union(*(it.matching for it in patterns))
             chosen = [case for case in cases if case.id in matching]
-            unmatched.update(*(it.unmatched for it in patterns))
         if self.tags:
             chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
         if self.operators:
             pairs = [(case, operators_of(case)) for case in chosen]
             chosen = _having("operator", self.operators, pairs)
-        for word in sorted(unmatched):
+        for word in sorted({word for it in patterns for word in it.unmatched}):
             question = _question(word, ids)
             tell(f"no case's id matches -k {word}{'; ' * bool(question)}{question}")
         if self.failed:
@@ -126,7 +124,7 @@ def _failed_last(
     cases: list[Case], backends: Sequence[str], *, only: bool
 ) -> tuple[list[Case], str]:
     """Return the cases that failed last, unless only they count the others too, or why all run."""
-    known = _read(cache_folder() / _MEMORY).get(_here(), {})
+    known = _read(cache_folder() / _MEMORY).get(working_folder(), {})
     unknown = [name for name in backends if name not in known]
     if unknown:
         return cases, f"no earlier run on {unknown[0]} is known here: all cases run"
@@ -143,7 +141,7 @@ def remember(results: Sequence[Result]) -> None:
     if not path.exists() and all(it.conforms for it in results):
         return
     folders = _read(path)
-    before = folders.pop(_here(), {})
+    before = folders.pop(working_folder(), {})
     known = {**before}
     now: dict[str, dict[str, bool]] = {}
     for it in results:
@@ -154,7 +152,7 @@ def remember(results: Sequence[Result]) -> None:
         known[backend] = others + [case for case, conforms in cases.items() if not conforms]
     if known == before:
         return
-    folders[_here()] = dict([*known.items()][-_BACKENDS:])
+    folders[working_folder()] = dict([*known.items()][-_BACKENDS:])
     with suppress(OSError, OnnxoptError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         data = json.dumps(dict([*folders.items()][-_FOLDERS:])).encode()
@@ -359,19 +357,10 @@ def capabilities_of(case: Case) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, _Failures]:
     try:
-        ours = is_ours(path.lstat())
-        found = read_json(read_regular_file(path, _MOST_BYTES)) if ours else {}
-    except (OSError, Malformed, ValueError):
+        found = read_json(read_regular_file(path, _MOST_BYTES)) if is_ours(path.lstat()) else {}
+        return {
+            folder: {backend: [*map(str, cases)] for backend, cases in backends.items()}
+            for folder, backends in found.items()
+        }
+    except (OSError, Malformed, ValueError, TypeError, AttributeError):
         return {}
-    if not isinstance(found, dict) or not all(isinstance(it, dict) for it in found.values()):
-        return {}
-    lists = [cases for backends in found.values() for cases in backends.values()]
-    if not all(isinstance(it, list) and all(isinstance(case, str) for case in it) for it in lists):
-        return {}
-    return found
-
-
-def _here() -> str:
-    with suppress(OSError):
-        return str(Path.cwd())
-    return ""
