@@ -57,15 +57,8 @@ def budget_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         "x": x,
         "sides": (left, _TOP, _RIGHT, end),
         "rows": [
-            {
-                "name": name,
-                "middle": _TOP + (place + 0.5) * _ROW,
-                "most": x(row.budget_most),
-                "median": x(row.budget_median),
-                "over": row.budget_most > 1,
-                "used": numbers.error(row.budget_most),
-            }
-            for place, (row, name) in enumerate(zip(rows, names, strict=True))
+            (name, _TOP + (place + 0.5) * _ROW, row, numbers.error(row.budget_most))
+            for place, (name, row) in enumerate(zip(names, rows, strict=True))
         ],
     }
 
