@@ -132,12 +132,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines: the first column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if position else cell.ljust(width)
-            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+        "  ".join(["", at.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
+        for at, *others in rows
     ]
 
 
