@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.columns import Columns
+from rich.console import RenderableType
 from rich.text import Text
 
 from onnxopt_cli import api
@@ -34,10 +35,6 @@ from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import headline
 from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_all, write_report
 from onnxopt_cli.report.verdict import scope
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 # Causes that are shown by an example, and reasons that are said.
 _EXAMPLES = 3
@@ -135,25 +132,22 @@ class Display:
             self._console.print(table)
         self._console.print()
         said = scope(record)
+        # A misspelt backend may keep entries of expectation files from being used.
+        failing = not all(it.conforms for it in results)
+        near = self._expectations.near_misses(record.backends) if failing else ()
         # The other problems were shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
         for line in (
             *terminal.verdict(record, seconds, explaining),
             *([Text(said, "dim")] if said else []),
             *(self._explained(record.explanations) if record.explanations else ()),
-            *([] if passed else self._near_misses(record)),
+            *(Text(f"{printable(it.where)}: {it.what}", "yellow") for it in near),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
             self.print(line)
         if record.problems:
             count = len(record.problems)
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
-
-    def _near_misses(self, record: RunRecord) -> Iterator[Text]:
-        """Yield entries of expectation files that a misspelt backend may keep from being used."""
-        if not all(result.conforms for result in record.results):
-            for problem in self._expectations.near_misses(record.backends):
-                yield Text(f"{printable(problem.where)}: {problem.what}", "yellow")
 
     def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
         """Return lines for explanations that say more than the causes which are named above."""
