@@ -155,8 +155,7 @@ def open_executors(
             isolated = HAS_WORKERS or setting.isolation is not None
             if ours or setting.isolation is Isolation.NONE or not isolated:
                 elsewhere = partial(pool, one.text) if ours and HAS_WORKERS else None
-                here = InProcess(one.text, setting.lowering, interruption, elsewhere)
-                executors.append(here)
+                executors.append(InProcess(one.text, setting.lowering, interruption, elsewhere))
             else:
                 executors.append(pool(one.text))
 
