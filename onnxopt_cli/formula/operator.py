@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -48,26 +48,46 @@ def deviation_table(table: str) -> tuple[Deviation, ...]:
         epsilon = 1e-7
 
     An arrow stands between what the formula has and what takes its place. A number is the default
-    of an attribute.
+    of an attribute. Where a line goes on in the next one it ends with a backslash, as in any string
+    of Python.
     """
+    return tuple(
+        Deviation(name, about, **_fields(details)) for name, about, *details in _rows(table)
+    )
+
+
+def form_table(table: str) -> tuple[Form, ...]:
+    """Return the forms of a table that is written like one of deviations, without sentences.
+
+    Below its name, a form that is not as accurate as the formula everywhere says where it is::
+
+        accurate if alpha != 1
+    """
+    return tuple(Form(name, **_fields(details)) for name, *details in _rows(table))
+
+
+def _rows(table: str) -> list[list[str]]:
     rows = re.split(r"\n(?! )", dedent(table).strip())
-    return tuple(_deviation(*map(str.strip, row.splitlines())) for row in rows)
+    return [[" ".join(line.split()) for line in row.splitlines()] for row in rows]
 
 
-def _deviation(name: str, about: str, *details: str) -> Deviation:
+def _fields(details: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that the lines of a row state."""
     seen_in: tuple[str, ...] = ()
     replace: dict[str, str] = {}
-    defaults: dict[str, float] = {}
+    others: dict[str, Any] = {}
     for detail in details:
         if detail.startswith("seen in "):
             seen_in += tuple(detail.removeprefix("seen in ").split("; "))
+        elif detail.startswith("accurate if "):
+            others["accurate"] = detail.removeprefix("accurate if ")
         elif " -> " in detail:
-            right, wrong = detail.split(" -> ")
-            replace[right] = wrong
+            old, new = detail.split(" -> ")
+            replace[old] = new
         else:
             attribute, default = detail.split(" = ")
-            defaults[attribute] = float(default)
-    return Deviation(name, about, seen_in, replace, defaults)
+            others.setdefault("defaults", {})[attribute] = float(default)
+    return {"seen_in": seen_in, "replace": replace, **others}
 
 
 #: What ``accurate`` is in a form that never is as accurate as the formula.

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Form, Operator, Scalar, deviation_table
+from onnxopt_cli.formula.operator import (
+    FLOATS,
+    Attribute,
+    Operator,
+    Scalar,
+    deviation_table,
+    form_table,
+)
 from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT, ROOT_AND_EPSILON
 
 
@@ -151,24 +158,23 @@ DEVIATIONS = (
     *REGULARIZED_GRADIENT,
 )
 
-FORMS = (
-    Form("quotient first", {_STEP: "r * (G_regularized / H_adaptive)"}),
-    Form("rate divided by the root first", {_STEP: "r / H_adaptive * G_regularized"}),
-    Form(
-        "one denominator",
-        {
-            _RATE: "R",
-            _STEP: "r * G_regularized / ((1 + T * decay_factor) * H_adaptive)",
-        },
-    ),
-    Form("decay by a reciprocal", {_RATE: "R * (1 / (1 + T * decay_factor))"}),
-    Form("square by a power", {_SQUARE: "G_regularized**2"}, ("Keras",)),
-    Form(
-        "step negated and added",
-        {f"X - {_STEP}": "-r * G_regularized / H_adaptive + X"},
-        ("PyTorch",),
-    ),
-)
+FORMS = form_table(f"""
+    quotient first
+        {_STEP} -> r * (G_regularized / H_adaptive)
+    rate divided by the root first
+        {_STEP} -> r / H_adaptive * G_regularized
+    one denominator
+        {_RATE} -> R
+        {_STEP} -> r * G_regularized / ((1 + T * decay_factor) * H_adaptive)
+    decay by a reciprocal
+        {_RATE} -> R * (1 / (1 + T * decay_factor))
+    square by a power
+        seen in Keras
+        {_SQUARE} -> G_regularized**2
+    step negated and added
+        seen in PyTorch
+        X - {_STEP} -> -r * G_regularized / H_adaptive + X
+""")
 
 ADAGRAD = Operator(
     name="Adagrad",

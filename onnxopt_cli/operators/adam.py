@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Form, Operator, Scalar, deviation_table
+from onnxopt_cli.formula.operator import (
+    FLOATS,
+    Attribute,
+    Operator,
+    Scalar,
+    deviation_table,
+    form_table,
+)
 from onnxopt_cli.formula.shared_deviations import (
     BIAS_CORRECTION,
     REGULARIZED_GRADIENT,
@@ -195,95 +202,65 @@ DEVIATIONS = (
 
 # With a smaller alpha, the difference from a large V loses what is left of V and all of G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
+# Where nearly all decays, little but rounding would be left; infinity is still lost.
+_SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
+# Otherwise a division by zero makes X_new infinite, and the difference NaN.
+_FINITE = "alpha != 1 and epsilon > 0"
+# Then the correction of the root is zero, and a quotient by it has no value.
+_NO_ROOT = "beta == 1"
 
-FORMS = (
-    Form("quotient of the moments first", {_STEP: "R_adjusted * (V_new / H_sqrt)"}),
-    Form("rate divided by the root first", {_STEP: "R_adjusted / H_sqrt * V_new"}),
-    Form(
-        "moments corrected one by one",
-        {_CORRECTION: "R", _STEP: f"R * (V_new / {_OF_V}) / (H_sqrt / {_OF_ROOT})"},
-    ),
-    # Without a value where the correction of the root is zero.
-    Form(
-        "root and epsilon corrected one by one",
-        {
-            _CORRECTION: f"{_CORRECTION} if beta == 1 else R / {_OF_V}",
-            _ROOT: f"{_ROOT} if beta == 1 else np.sqrt(H_new) / {_OF_ROOT} + epsilon / {_OF_ROOT}",
-        },
-    ),
-    Form(
-        "one denominator",
-        {
-            _CORRECTION: f"R * {_OF_ROOT}",
-            _STEP: f"R_adjusted * V_new / ({_OF_V} * H_sqrt)",
-        },
-    ),
-    Form(
-        "quotient of the corrections first",
-        {_RATE: "R * (np.sqrt(1 - beta**T) / (1 - alpha**T))"},
-    ),
-    Form(
-        "one minus the power by expm1",
-        {
-            "1 - beta**T": "-np.expm1(T * np.log(beta)) if 0 < beta < 1 else 1 - beta**T",
-            "1 - alpha**T": "-np.expm1(T * np.log(alpha)) if 0 < alpha < 1 else 1 - alpha**T",
-        },
-    ),
-    Form(
-        "denominator divided by the rate",
-        {_STEP: "V_new / (H_sqrt / R_adjusted)"},
-        ("PyTorch, capturable",),
-    ),
-    Form(
-        "averages moved by a share of the difference",
-        {
-            _V_NEW: "V + (G_regularized - V) * (1 - alpha)",
-            _H_NEW: f"H + ({_SQUARE} - H) * (1 - beta)",
-        },
-        ("TensorFlow", "Keras"),
-        accurate=_SLOW,
-    ),
-    Form(
-        "averages moved from the nearer end",
-        {
-            _V_NEW: "V + (1 - alpha) * (G_regularized - V) if abs(1 - alpha) < 0.5"
-            " else G_regularized - (G_regularized - V) * (1 - (1 - alpha))",
-            _H_NEW: f"H + (1 - beta) * ({_SQUARE} - H) if abs(1 - beta) < 0.5"
-            f" else {_SQUARE} - ({_SQUARE} - H) * (1 - (1 - beta))",
-        },
-        ("PyTorch",),
-        accurate=_SLOW,
-    ),
-    Form(
-        "weight times gradient first",
-        {f"(1 - beta) * {_SQUARE}": "((1 - beta) * G_regularized) * G_regularized"},
-        ("PyTorch",),
-    ),
-    Form("square by a power", {_SQUARE: "G_regularized**2"}, ("optax",)),
-    Form(
-        "decay subtracted",
-        {
-            # Where nearly all decays, little but rounding would be left; infinity is still lost.
-            _DECAYED: "X_new - norm_coefficient_post * X_new"
-            f" if abs(1 - norm_coefficient_post) >= 0.5 else {_DECAYED} + 0 * X_new"
-        },
-        ("Keras", "TensorFlow Addons"),
-        # A division by zero makes X_new infinite, and the difference NaN.
-        accurate="alpha != 1 and epsilon > 0",
-    ),
-    Form(
-        "decay distributed over the step",
-        {
-            _DECAYED: "(1 - norm_coefficient_post) * X"
-            " - (1 - norm_coefficient_post) * (R_adjusted * V_new / H_sqrt)"
-        },
-    ),
-    Form(
-        "step negated and added",
-        {f"X - {_STEP}": "-R_adjusted * V_new / H_sqrt + X"},
-        ("PyTorch",),
-    ),
-)
+FORMS = form_table(f"""
+    quotient of the moments first
+        {_STEP} -> R_adjusted * (V_new / H_sqrt)
+    rate divided by the root first
+        {_STEP} -> R_adjusted / H_sqrt * V_new
+    moments corrected one by one
+        {_CORRECTION} -> R
+        {_STEP} -> R * (V_new / {_OF_V}) / (H_sqrt / {_OF_ROOT})
+    root and epsilon corrected one by one
+        {_CORRECTION} -> {_CORRECTION} if {_NO_ROOT} else R / {_OF_V}
+        {_ROOT} -> {_ROOT} if {_NO_ROOT} else np.sqrt(H_new) / {_OF_ROOT} + epsilon / {_OF_ROOT}
+    one denominator
+        {_CORRECTION} -> R * {_OF_ROOT}
+        {_STEP} -> R_adjusted * V_new / ({_OF_V} * H_sqrt)
+    quotient of the corrections first
+        {_RATE} -> R * (np.sqrt(1 - beta**T) / (1 - alpha**T))
+    one minus the power by expm1
+        1 - beta**T -> -np.expm1(T * np.log(beta)) if 0 < beta < 1 else 1 - beta**T
+        1 - alpha**T -> -np.expm1(T * np.log(alpha)) if 0 < alpha < 1 else 1 - alpha**T
+    denominator divided by the rate
+        seen in PyTorch, capturable
+        {_STEP} -> V_new / (H_sqrt / R_adjusted)
+    averages moved by a share of the difference
+        seen in TensorFlow; Keras
+        accurate if {_SLOW}
+        {_V_NEW} -> V + (G_regularized - V) * (1 - alpha)
+        {_H_NEW} -> H + ({_SQUARE} - H) * (1 - beta)
+    averages moved from the nearer end
+        seen in PyTorch
+        accurate if {_SLOW}
+        {_V_NEW} -> V + (1 - alpha) * (G_regularized - V) if abs(1 - alpha) < 0.5 \
+            else G_regularized - (G_regularized - V) * (1 - (1 - alpha))
+        {_H_NEW} -> H + (1 - beta) * ({_SQUARE} - H) if abs(1 - beta) < 0.5 \
+            else {_SQUARE} - ({_SQUARE} - H) * (1 - (1 - beta))
+    weight times gradient first
+        seen in PyTorch
+        (1 - beta) * {_SQUARE} -> ((1 - beta) * G_regularized) * G_regularized
+    square by a power
+        seen in optax
+        {_SQUARE} -> G_regularized**2
+    decay subtracted
+        seen in Keras; TensorFlow Addons
+        accurate if {_FINITE}
+        {_DECAYED} -> X_new - norm_coefficient_post * X_new if {_SUBTRACTS} \
+            else {_DECAYED} + 0 * X_new
+    decay distributed over the step
+        {_DECAYED} -> (1 - norm_coefficient_post) * X \
+            - (1 - norm_coefficient_post) * (R_adjusted * V_new / H_sqrt)
+    step negated and added
+        seen in PyTorch
+        X - {_STEP} -> -R_adjusted * V_new / H_sqrt + X
+""")
 
 ADAM = Operator(
     name="Adam",

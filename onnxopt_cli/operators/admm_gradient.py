@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np  # noqa: F401 - the deviations use it
 
-from onnxopt_cli.formula.operator import (
-    NOWHERE,
-    Attribute,
-    Deviation,
-    Form,
-    Operator,
-    deviation_table,
-)
+from onnxopt_cli.formula.operator import NOWHERE, Attribute, Form, Operator, deviation_table
 
 
 def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
@@ -46,21 +39,14 @@ def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
 _RESIDUAL = "W - Z + U"
 _PENALTY = f"rho * ({_RESIDUAL})"
 
-DEVIATIONS = (
-    Deviation(
-        "gradient of the norm not squared",
-        "The residual is divided by twice its length, as automatic differentiation does of a "
-        "penalty whose norm is not squared.",
-        (
-            "the published code of the ADMM pruning article that gives the formula",
-            "bzantium/pytorch-admm-pruning",
-        ),
-        replace={
-            _PENALTY: f"rho / 2 * ({_RESIDUAL})"
-            f" / np.maximum(np.sqrt(np.sum(({_RESIDUAL}) * ({_RESIDUAL}))), 1e-300)"
-        },
-    ),
-    *deviation_table(f"""
+DEVIATIONS = deviation_table(f"""
+    gradient of the norm not squared
+        The residual is divided by twice its length, as automatic differentiation does of a \
+            penalty whose norm is not squared.
+        seen in the published code of the ADMM pruning article that gives the formula
+        seen in bzantium/pytorch-admm-pruning
+        {_PENALTY} -> rho / 2 * ({_RESIDUAL}) \
+            / np.maximum(np.sqrt(np.sum(({_RESIDUAL}) * ({_RESIDUAL}))), 1e-300)
     rho halved
         The half of the penalty stays in its gradient.
         {_PENALTY} -> rho / 2 * ({_RESIDUAL})
@@ -91,8 +77,7 @@ DEVIATIONS = (
     averaged over the elements
         The penalty is taken for a mean of squares.
         {_PENALTY} -> {_PENALTY} / np.maximum(np.size(G), 1)
-    """),
-)
+""")
 
 ADMM_GRADIENT = Operator(
     name="AdmmGradient",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import NOWHERE, Form, Operator, deviation_table
+from onnxopt_cli.formula.operator import NOWHERE, Operator, deviation_table, form_table
 from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.formula.shared_deviations import PERCENT, wrong_thresholds
 
@@ -104,16 +104,14 @@ ADMM_UPDATE = Operator(
     about="Project weights plus dual variable on what has few weights; move the dual variable.",
     source="Zhang et al. 2018, A Systematic DNN Weight Pruning Framework using ADMM",
     deviations=DEVIATIONS,
-    forms=(
-        Form("residual first", {_U_NEW: "U_new = V - Z_new"}),
-        Form(
-            "Z_new rounded to its type first",
-            {"U + W - Z_new": "U + W - Z_new.astype(Z.dtype)"},
-            accurate=NOWHERE,  # it has the digits of Z's type
-        ),
-        Form(
-            "kept where not below",
-            {_Z_NEW: "Z_new = np.where(np.logical_not(np.abs(V) < threshold), V, 0)"},
-        ),
-    ),
+    # Rounded to its type, Z_new has that type's digits.
+    forms=form_table(f"""
+        residual first
+            {_U_NEW} -> U_new = V - Z_new
+        Z_new rounded to its type first
+            accurate if {NOWHERE}
+            U + W - Z_new -> U + W - Z_new.astype(Z.dtype)
+        kept where not below
+            {_Z_NEW} -> Z_new = np.where(np.logical_not(np.abs(V) < threshold), V, 0)
+    """),
 )

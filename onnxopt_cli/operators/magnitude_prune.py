@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import Form, Operator, deviation_table
+from onnxopt_cli.formula.operator import Operator, deviation_table, form_table
 from onnxopt_cli.formula.percentile import percentile
 from onnxopt_cli.formula.shared_deviations import PERCENT, wrong_thresholds
 
@@ -51,6 +51,7 @@ def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
     return W_new, mask
 
 
+_PRUNED = "W_new = np.where(np.abs(W) < threshold, 0, W)"
 _MASK = "mask = np.where(np.abs(W) < threshold, 0, 1)"
 
 DEVIATIONS = (
@@ -73,7 +74,7 @@ DEVIATIONS = (
         {_MASK} -> mask = np.where(np.abs(W) < threshold, 0, np.sign(W))
     weights not pruned
         Only the mask is computed.
-        W_new = np.where(np.abs(W) < threshold, 0, W) -> W_new = W
+        {_PRUNED} -> W_new = W
     """),
     *wrong_thresholds("W"),
 )
@@ -90,14 +91,8 @@ MAGNITUDE_PRUNE = Operator(
     about="Set the weights of smallest magnitude to zero, and say which stayed.",
     source="Han et al. 2015, Learning both Weights and Connections for Efficient Neural Networks",
     deviations=DEVIATIONS,
-    forms=(
-        Form(
-            "weights by the mask",
-            {
-                "W_new = np.where(np.abs(W) < threshold, 0, W)": (
-                    "W_new = np.where(np.logical_not(np.abs(W) < threshold), W, 0)"
-                ),
-            },
-        ),
-    ),
+    forms=form_table(f"""
+        weights by the mask
+            {_PRUNED} -> W_new = np.where(np.logical_not(np.abs(W) < threshold), W, 0)
+    """),
 )

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Form, Operator, Scalar, deviation_table
+from onnxopt_cli.formula.operator import (
+    FLOATS,
+    Attribute,
+    Operator,
+    Scalar,
+    deviation_table,
+    form_table,
+)
 from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT
 
 
@@ -169,22 +176,18 @@ DEVIATIONS = (
     *REGULARIZED_GRADIENT,
 )
 
-FORMS = (
-    Form(
-        "rate distributed over the Nesterov step",
-        {f"R * ({_NESTEROV})": "(R * G_regularized + (R * alpha) * V_new)"},
-        ("TensorFlow",),
-    ),
-    Form(
-        "Nesterov step term by term",
-        {_NESTEROV_STEP: "X - R * G_regularized - R * (alpha * V_new)"},
-    ),
-    Form(
-        "rate distributed over V_new",
-        {_STANDARD_STEP: "X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)"},
-    ),
-    Form("step negated and added", {_STANDARD_STEP: "-R * V_new + X"}, ("PyTorch",)),
-)
+FORMS = form_table(f"""
+    rate distributed over the Nesterov step
+        seen in TensorFlow
+        R * ({_NESTEROV}) -> (R * G_regularized + (R * alpha) * V_new)
+    Nesterov step term by term
+        {_NESTEROV_STEP} -> X - R * G_regularized - R * (alpha * V_new)
+    rate distributed over V_new
+        {_STANDARD_STEP} -> X - ((R * alpha) * V + (R * beta_adjusted) * G_regularized)
+    step negated and added
+        seen in PyTorch
+        {_STANDARD_STEP} -> -R * V_new + X
+""")
 
 MOMENTUM = Operator(
     name="Momentum",

@@ -11,7 +11,7 @@ import pytest
 from training_calls import each_training_operator
 
 from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator import Deviation, deviation_table
+from onnxopt_cli.formula.operator import Deviation, deviation_table, form_table
 from onnxopt_cli.formula.rewrite import rewrite
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.readings.evaluate import evaluate
@@ -70,6 +70,25 @@ def test_a_table_says_what_its_deviations_say():
         Deviation("step with the old V", "V enters before its update.", seen_in, step),
         Deviation("alpha defaults to 0.5", "As nowhere else.", defaults={"alpha": 0.5}),
     )
+
+
+def test_a_table_says_what_its_forms_say():
+    table = """
+    step negated and added
+        seen in PyTorch, capturable; here
+        X - R * V_new -> -R * V_new \
+            + X
+    V moved
+        accurate if alpha != 1 and 0 < 1
+        alpha * V + G -> V + G - (1 - alpha) * V
+    """
+    negated, moved = form_table(table)
+    assert (negated.name, negated.accurate) == ("step negated and added", "")
+    assert negated.seen_in == ("PyTorch, capturable", "here")
+    assert negated.replace == {"X - R * V_new": "-R * V_new + X"}
+    assert (moved.name, moved.seen_in) == ("V moved", ())
+    assert moved.accurate == "alpha != 1 and 0 < 1"
+    assert moved.replace == {"alpha * V + G": "V + G - (1 - alpha) * V"}
 
 
 #: operator, deviation, where it was seen, attributes, inputs, the right X_new, the wrong X_new
