@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -40,6 +40,7 @@ class Operand(Protocol):
 _LARGEST = float(np.finfo(np.float32).max)
 
 T = TypeVar("T", bound=Operand)
+S = TypeVar("S", bound=Operand)
 R = TypeVar("R")
 
 
@@ -114,6 +115,13 @@ class Call(Generic[T]):
         """The node's inputs in its order."""
         members = zip(*self.groups, strict=True)
         return (*self.scalars, *(tensor for tensors in members for tensor in tensors))
+
+    def with_inputs(self, inputs: Sequence[S]) -> Call[S]:
+        """Return the call with other inputs in the place of the node's, in its order."""
+        scalars, tensors = inputs[: len(self.scalars)], inputs[len(self.scalars) :]
+        count, call = len(self.groups), cast(Any, self)
+        groups = tuple(tuple(tensors[group::count]) for group in range(count))
+        return replace(call, scalars=tuple(scalars), groups=groups)
 
     def at(self: Call[Array], places: slice | Array) -> Call[Array]:
         """Return the only group at some flat places of its first tensor, as flat tensors."""

@@ -232,33 +232,23 @@ _IR_VERSION = 7
 
 def computed_by_onnxruntime(call: Call[Array]) -> list[Array]:
     """Compute a node by its lowered graph on ONNX Runtime's CPU, with one thread."""
-    numbers = count()
-    inputs: dict[str, Array] = {}
-
-    def symbol(array: Array) -> GraphTensor:
-        name = f"input_{next(numbers)}"
-        inputs[name] = array
-        return GraphTensor(name, array.dtype, array.shape)
-
-    scalars = tuple(map(symbol, call.scalars))
-    groups = tuple(tuple(map(symbol, group)) for group in call.groups)
-    model = _lowered(Call(call.operator, call.attributes, scalars, groups))
-    return list(_session(model.SerializeToString(deterministic=True)).run(None, inputs))
+    symbols = [GraphTensor(f"input_{at}", it.dtype, it.shape) for at, it in enumerate(call.inputs)]
+    model = _lowered(call.with_inputs(symbols))
+    fed = {symbol.name: it for symbol, it in zip(symbols, call.inputs, strict=True)}
+    return list(_session(model.SerializeToString(deterministic=True)).run(None, fed))
 
 
 def _lowered(call: Call[GraphTensor]) -> onnx.ModelProto:
-    inputs = call.inputs
     outputs = [
-        GraphTensor(f"output_{index}", inputs[like].dtype, inputs[base].shape)
-        for index, (like, base) in enumerate(call.operator.places(len(call.groups)))
+        GraphTensor(f"output_{at}", like.dtype, first.shape)
+        for at, (like, first) in enumerate(call.sources)
     ]
     fresh = count()
     nodes = lower_call(
         call, [output.name for output in outputs], lambda stem: f"{stem}_{next(fresh)}"
     )
-    graph = helper.make_graph(
-        nodes, call.operator.name, list(map(_declared, inputs)), list(map(_declared, outputs))
-    )
+    declared = [*map(_declared, call.inputs)], [*map(_declared, outputs)]
+    graph = helper.make_graph(nodes, call.operator.name, *declared)
     opsets = [helper.make_opsetid("", OLDEST_OPSET)]
     return helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=opsets)
 

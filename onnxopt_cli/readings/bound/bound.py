@@ -265,9 +265,7 @@ def also_right(call: Call[Array]) -> list[list[AlsoRight]]:
     """
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
-        scalars = tuple(map(change, call.scalars))
-        groups = tuple(tuple(map(change, group)) for group in call.groups)
-        return evaluate(replace(call, operator=operator, scalars=scalars, groups=groups))
+        return evaluate(replace(call.with_inputs([*map(change, call.inputs)]), operator=operator))
 
     return also_right_from(call.operator, call.inputs, outputs)
 

@@ -20,7 +20,7 @@ import numpy as np
 from onnxopt_cli.core.case import Derived, Trajectory
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.call import Call, Operand
+from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.bound.bound import (
     FACTOR,
@@ -37,7 +37,6 @@ from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.readings.vocabulary import Precision, precision_of
 
 T = TypeVar("T")
-Fed = TypeVar("Fed", bound=Operand)
 
 
 @lru_cache(maxsize=2)
@@ -61,7 +60,7 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
             trajectory,
             lambda array: InexactTensor(array.dtype, array.shape, array),
             _derive,
-            lambda fed: inexact_outputs(_with_operands(first, fed)),
+            lambda fed: inexact_outputs(first.with_inputs(fed)),
         )
         steps = [[it.judgement(factor) for it in row] for row in rows]
         judgements = [_stacked(column) for column in zip(*steps, strict=True)]
@@ -83,12 +82,10 @@ def evaluate_trajectory(trajectory: Trajectory) -> list[Array]:
         NodeError: if node and inputs break the operator's signature.
     """
     first = _first_call(trajectory)
-    places = first.operator.places(len(first.groups))
     values = _evaluated(trajectory, first, lambda array: array)
     with np.errstate(all="ignore"):
         return [
-            value.astype(first.inputs[like].dtype)
-            for value, (like, _) in zip(values, places, strict=True)
+            value.astype(like.dtype) for value, (like, _) in zip(values, first.sources, strict=True)
         ]
 
 
@@ -99,7 +96,7 @@ def _evaluated(trajectory: Trajectory, call: Call[Array], change: Change) -> lis
             trajectory,
             lambda array: change(widen(array) if array.dtype.kind == "f" else array),
             lambda derived, value: np.asarray(derived.formula(widen(value))).reshape(value.shape),
-            lambda fed: evaluate(_with_operands(call, fed)),
+            lambda fed: evaluate(call.with_inputs(fed)),
         )
         return [np.stack(column) for column in zip(*rows, strict=True)]
 
@@ -154,13 +151,6 @@ def derived_array(derived: Derived, value: Array) -> Array:
 def _derive(derived: Derived, operand: InexactTensor) -> InexactTensor:
     right = output(derived.formula(operand.tensor), precision_of(derived.dtype))
     return InexactTensor(derived.dtype, operand.shape, covering(*right))
-
-
-def _with_operands(first: Call[Array], fed: list[Fed]) -> Call[Fed]:
-    scalars, tensors = fed[: len(first.scalars)], fed[len(first.scalars) :]
-    count = len(first.groups)
-    groups = tuple(tuple(tensors[group::count]) for group in range(count))
-    return Call(first.operator, first.attributes, tuple(scalars), groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
