@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import onnx
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node of a model, those of subgraphs after the node that holds them."""
-    yield from nodes_within(model.graph.node)
-    for function in model.functions:
-        yield from nodes_within(function.node)
+    """Return every node of a model, those of subgraphs after the node that holds them."""
+    return nodes_within(chain(model.graph.node, *(it.node for it in model.functions)))
 
 
 def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:

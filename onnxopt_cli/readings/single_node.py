@@ -23,10 +23,8 @@ def sole_operator(model: onnx.ModelProto) -> Operator | None:
     operator = find_operator(node.domain, node.op_type)
     if operator is None or [it.name for it in graph.output] != list(filter(None, node.output)):
         return None
-    for entry in model.opset_import:
-        if entry.domain == operator.domain and entry.version == operator.version:
-            return operator
-    return None
+    imported = [(entry.domain, entry.version) for entry in model.opset_import]
+    return operator if (operator.domain, operator.version) in imported else None
 
 
 def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array] | None:

@@ -57,7 +57,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -145,11 +146,21 @@ class Approximate:
 
 
 @dataclass(frozen=True, slots=True)
-class Elementwise:
-    """A function of numbers, element by element.
+class _Primitive:
+    """A function that is lowered to one node.
 
     Attributes:
         node: the ONNX operator.
+    """
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise(_Primitive):
+    """A function of numbers, element by element.
+
+    Attributes:
         inherited: error that comes from the operands' errors, given the result's magnitude and the
             operands; NaN and Inf where no finite bound says it.
         roundings: error of the operation itself, in unit roundoffs of the result.
@@ -160,7 +171,6 @@ class Elementwise:
         is_sum: whether the result is a sum of the operands, of either sign.
     """
 
-    node: str
     inherited: Callable[..., Any]
     roundings: int
     crosses: Callable[..., Any] = lambda *_: False
@@ -169,52 +179,37 @@ class Elementwise:
     is_sum: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(_Primitive):
     """Rounding can turn it over where the operands are closer than their errors."""
 
-    node: str
 
-
-@dataclass(frozen=True, slots=True)
-class Logical:
+class Logical(_Primitive):
     """A function of truth values, in doubt where those are whose turning over turns it over."""
 
-    node: str
 
-
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(_Primitive):
     """``numpy.where``: both branches are right where the condition is in doubt."""
 
-    node: str
+
+class MatrixProduct(_Primitive):
+    """``numpy.matmul`` of matrices and vectors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(_Primitive):
     """A function of all elements of a tensor.
 
     Attributes:
-        node: the ONNX operator.
         reduce: the result with its error, given the elements and the precision.
         mean: whether the result is divided by the number of elements.
         is_extreme: whether the result is one of the elements.
     """
 
-    node: str
     reduce: Callable[[Approximate, Precision], Approximate]
     mean: bool = False
     is_extreme: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixProduct:
-    """``numpy.matmul`` of matrices and vectors."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
 class Percentile:
     """:func:`~onnxopt_cli.formula.percentile.percentile`, which is lowered to many nodes."""
 
@@ -332,10 +327,7 @@ def _off_zero(magnitude: Any, error: Any, *_: Any) -> Any:
 
 
 def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
-    crosses: Any = False
-    for operand in operands:
-        crosses = crosses | operand.may_cross
-    return crosses
+    return reduce(or_, (operand.may_cross for operand in operands))
 
 
 def _sum_crosses(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import prod
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -471,21 +472,14 @@ def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: fl
     if any(len(rest) == len(each.factors) for rest, each in zip(terms, operands, strict=True)):
         return error
     # The largest that it can be: of a factor the most, of a divisor the least.
-    if sum(_product((it.span[n > 0], n) for it, n in rest) for rest in terms) <= largest:
+    if sum(prod(it.span[n > 0] ** n for it, n in rest) for rest in terms) <= largest:
         return error
-    apart = sum(_product((it.magnitude, n) for it, n in rest) for rest in terms)
+    apart = sum(prod(it.magnitude**n for it, n in rest) for rest in terms)
     return np.where(np.isfinite(value) & ~(apart <= largest), np.inf, error)
 
 
 def _is_weight(factor: Bounded, exponent: int) -> bool:
     return exponent > 0 and not np.ndim(factor.value) and bool(factor.magnitude <= 1)
-
-
-def _product(powers: Iterable[tuple[Any, int]]) -> Any:
-    product: Any = np.float64(1.0)
-    for size, exponent in powers:
-        product = product * size**exponent
-    return product
 
 
 def _is_usual(magnitude: Any) -> Any:
