@@ -18,6 +18,16 @@ def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.op_type for node in all_nodes(model)))
 
 
+def plain_domain(domain: str) -> str:
+    """Return the name of a domain, empty for the default domain however it is written."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def imported_versions(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the version of each domain that a model imports, by its plain name."""
+    return {plain_domain(it.domain): it.version for it in model.opset_import}
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs that a node holds directly, as its attributes."""
     for attribute in node.attribute:

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.formula.nodes import all_nodes
+from onnxopt_cli.formula.nodes import all_nodes, imported_versions
 
 #: The domain of the functions that stand for operators.
 BODY = "onnxopt.body"
@@ -33,8 +33,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     if len(model.graph.node) != 1 or model.functions:
         return None
     node = model.graph.node[0]
-    versions = {it.domain: it.version for it in model.opset_import}
-    version = versions.get(node.domain)
+    version = imported_versions(model).get(node.domain)
     if version is None or not onnx.defs.has(node.op_type, version, node.domain):
         return None
     # onnx's stubs lack what it says of function bodies.
@@ -78,8 +77,7 @@ def subtracting(model: onnx.ModelProto) -> list[str]:
 
     ``Softplus`` below a ``Tanh`` is part of ``Mish``, which would lose all of a small result.
     """
-    versions = {it.domain: it.version for it in model.opset_import}
-    version = versions.get("", versions.get("ai.onnx", 0))
+    version = imported_versions(model).get("", 0)
     nodes = [node for node in all_nodes(model) if node.domain in {"", "ai.onnx"}]
     below_tanh = {node.input[0] for node in nodes if node.op_type == "Tanh" and node.input}
     used = {

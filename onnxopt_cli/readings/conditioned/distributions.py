@@ -19,12 +19,10 @@ import onnx
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Drawn
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.formula.nodes import all_nodes
+from onnxopt_cli.formula.nodes import all_nodes, imported_versions
 from onnxopt_cli.readings.conditioned.widen import ROUNDOFF, smallest_normal
 
-_NORMAL = frozenset({"RandomNormal", "RandomNormalLike"})
-_UNIFORM = frozenset({"RandomUniform", "RandomUniformLike"})
-_RANDOM = _NORMAL | _UNIFORM | {"Bernoulli", "Multinomial", "Dropout"}
+_RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"})
 # Of each of at most three tests of an output.
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
@@ -45,8 +43,7 @@ def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Draw
 
     Where several nodes make an output, only its type and shape are judged.
     """
-    versions = {it.domain: it.version for it in model.opset_import}
-    version = versions.get("", versions.get("ai.onnx", 0))
+    version = imported_versions(model).get("", 0)
     nodes = list(all_nodes(model))
     names = [output.name for output in model.graph.output]
     if len(nodes) == 1 and nodes[0].op_type == "TopK":
@@ -68,7 +65,7 @@ def _size(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> int:
 
 
 def _is_random(node: onnx.NodeProto, version: int, inputs: Mapping[str, Value]) -> bool:
-    if node.op_type not in _RANDOM or node.domain not in {"", "ai.onnx"}:
+    if node.op_type.removesuffix("Like") not in _RANDOM or node.domain not in {"", "ai.onnx"}:
         return False
     if node.op_type != "Dropout":
         return True
@@ -84,11 +81,11 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
     given = {it.name: onnx.helper.get_attribute_value(it) for it in node.attribute}
     first: Any = inputs.get(node.input[0]) if node.input else None
     test: Callable[[Array], str]
-    if node.op_type in _NORMAL:
+    if node.op_type.startswith("RandomNormal"):
         mean, scale = given.get("mean", 0.0), given.get("scale", 1.0)
         law = f"normal, mean {mean:g}, deviation {scale:g}"
         test = partial(_test_continuous, _normal, mean, scale)
-    elif node.op_type in _UNIFORM:
+    elif node.op_type.startswith("RandomUniform"):
         low, high = given.get("low", 0.0), given.get("high", 1.0)
         law = f"uniform from {low:g} to {high:g}"
         test = partial(_test_continuous, np.asarray, low, high - low)

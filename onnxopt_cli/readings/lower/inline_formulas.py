@@ -15,7 +15,12 @@ import onnx
 from onnx import helper, inliner
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.nodes import all_nodes, spell_out_defaults
+from onnxopt_cli.formula.nodes import (
+    all_nodes,
+    imported_versions,
+    plain_domain,
+    spell_out_defaults,
+)
 from onnxopt_cli.operators import find_operator
 
 #: Domain and name of a function; its overloads count as one.
@@ -118,10 +123,10 @@ def _size(body: Counter[FunctionId], sizes: Mapping[FunctionId, int]) -> int:
 
 def _import_domains(model: onnx.ModelProto) -> None:
     """Add what the functions import, which the inliner forgets."""
-    versions = {_domain(entry.domain): entry.version for entry in model.opset_import}
+    versions = imported_versions(model)
     for function in model.functions:
         for entry in function.opset_import:
-            domain = _domain(entry.domain)
+            domain = plain_domain(entry.domain)
             if domain not in versions:
                 versions[domain] = entry.version
                 model.opset_import.append(helper.make_opsetid(domain, entry.version))
@@ -140,7 +145,3 @@ def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterable[FunctionId]:
 
 def _id(function: onnx.FunctionProto) -> FunctionId:
     return function.domain, function.name
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name

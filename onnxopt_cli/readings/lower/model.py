@@ -12,7 +12,7 @@ from onnx import helper
 from onnxopt_cli.core.text import FreeNames
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import bind, node_attributes
-from onnxopt_cli.formula.nodes import all_nodes, subgraphs
+from onnxopt_cli.formula.nodes import all_nodes, imported_versions, subgraphs
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS, find_operator, register_schemas
 from onnxopt_cli.readings.lower.call import GraphTensor, lower_call, typed_tensors
@@ -168,13 +168,12 @@ def _refuse_training_graphs(model: onnx.ModelProto) -> None:
 
 
 def _require_opset(model: onnx.ModelProto) -> None:
-    versions = [e.version for e in model.opset_import if e.domain in ("", "ai.onnx")]
-    if not versions:
+    version = imported_versions(model).get("")
+    if version is None:
         model.opset_import.append(helper.make_opsetid("", OLDEST_OPSET))
-    elif versions[0] < OLDEST_OPSET:
+    elif version < OLDEST_OPSET:
         raise NodeError(
-            f"the model imports ai.onnx version {versions[0]}; lowering needs {OLDEST_OPSET} or "
-            "later",
+            f"the model imports ai.onnx version {version}; lowering needs {OLDEST_OPSET} or later",
             hint="convert the model with onnx.version_converter first",
         )
 
