@@ -7,9 +7,9 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Attributes, Call
 from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.readings.evaluate import WIDE, evaluate
+from onnxopt_cli.readings.evaluate import WIDE
 from onnxopt_cli.readings.implementation import Implementation
-from onnxopt_cli.readings.mistakes.probes import Probe, probes
+from onnxopt_cli.readings.mistakes.probes import Probe, probe_of, probes
 
 #: What another order of operations in the wide type and one rounding stay far below, by item size.
 _RTOL = {4: 1e-5, 8: 1e-9}
@@ -65,8 +65,7 @@ def distinguishing_input(
     for far, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
         if plain and far < _PLAIN:
             break
-        alone = Probe(call, tuple(evaluate(call)), dense=True, finite=True)
-        differences = _differences(alone, implementation.run(call))
+        differences = _differences(probe_of(call), implementation.run(call))
         if differences is not None and not _agrees(differences):
             return _described(call)
     return _described(min(wholes, key=lambda item: item[:2])[2]) if wholes else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 
@@ -67,16 +67,16 @@ class Probe:
 def probes(operator: Operator) -> tuple[Probe, ...]:
     """Return the operator's probes, always the same ones; most mistakes show in the first."""
     draw = _Draw(operator)
-    dense = [_probe(call, dense=True) for call in draw.dense()]
-    small = [_probe(call, dense=False) for call in draw.structures()]
-    small += [_probe(call, dense=False) for call in draw.limits()]
-    small += [_probe(call, dense=False, finite=False) for call in draw.not_finite()]
-    return (*dense[:1], *small, *dense[1:])
+    first, *dense = [probe_of(call, dense=True) for call in draw.dense()]
+    small = map(probe_of, chain(draw.structures(), draw.limits(), draw.not_finite()))
+    return (first, *small, *dense)
 
 
-def _probe(call: Call[Array], *, dense: bool, finite: bool = True) -> Probe:
-    for array in (*call.scalars, *(tensor for group in call.groups for tensor in group)):
+def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:
+    """Return a call as a probe."""
+    for array in call.inputs:
         array.setflags(write=False)
+    finite = all(np.isfinite(array).all() for array in call.inputs)
     return Probe(call, tuple(evaluate(call)), dense, finite)
 
 
@@ -86,9 +86,10 @@ class _Draw:
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
         self._random = np.random.RandomState(1)
-        self._numeric = [item.name for item in operator.attributes if not item.choices]
+        numeric = [item for item in operator.attributes if not item.choices]
+        self._numeric = {item.name: item.limits or (0.0, 1.0) for item in numeric}
+        self._limits = {item.name: item.limits for item in numeric if item.limits}
         self._choices = {item.name: item.choices for item in operator.attributes if item.choices}
-        self._limits = {item.name: item.limits for item in operator.attributes if item.limits}
         self._each = [item.name for item in operator.attributes if item.each]
         self._magnitudes = nonnegative_tensors(operator)
 
@@ -108,7 +109,7 @@ class _Draw:
         for count in (-1, 0, 1) if self._operator.counts else ():
             yield self._call(_PAIR, count=count)
         for count, name in product(_LARGE_COUNTS if self._operator.counts else (), self._numeric):
-            if self._limits.get(name, (0.0, 1.0))[1] >= _BELOW_ONE:
+            if self._numeric[name][1] >= _BELOW_ONE:
                 yield self._call(_PAIR, count=count, given=self._attributes() | {name: _BELOW_ONE})
         for scale in (1e-25, 1e6, 1e18):
             yield self._call(_PAIR, types=("float32", "float32"), scale=scale)
@@ -117,9 +118,9 @@ class _Draw:
 
     def limits(self) -> Iterator[Call[Array]]:
         for name in self._each:
-            limits = self._limits.get(name, (0.0, 1.0))
-            apart = [*limits, sum(limits) / 2]
-            yield self._call(_LAYOUTS[0], given=self._attributes() | {name: tuple(apart)})
+            limits = self._numeric[name]
+            apart = (*limits, sum(limits) / 2)
+            yield self._call(_LAYOUTS[0], given=self._attributes() | {name: apart})
         for name, limits in self._limits.items():
             for value in (*limits, sum(limits) / 2):
                 yield self._call(_ODD, given=self._attributes() | {name: value})
@@ -195,8 +196,8 @@ class _Draw:
             name: choices[self._random.randint(len(choices))]
             for name, choices in self._choices.items()
         }
-        return chosen | {name: self._fraction(name) for name in self._numeric}
-
-    def _fraction(self, name: str) -> float:
-        least, largest = self._limits.get(name, (0.0, 1.0))
-        return least + (largest - least) * float(self._random.randint(5, 95) / 100)
+        fractions: Numbers = {
+            name: least + (largest - least) * float(self._random.randint(5, 95) / 100)
+            for name, (least, largest) in self._numeric.items()
+        }
+        return chosen | fractions
