@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from itertools import chain
 
 import onnx
@@ -53,8 +54,7 @@ def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(function.attribute_proto for function in model.functions):
         return model
-    explicit = onnx.ModelProto()
-    explicit.CopyFrom(model)
+    explicit = deepcopy(model)
     for function in explicit.functions:
         for node in all_nodes(explicit):
             if (node.domain, node.op_type) == (function.domain, function.name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     # What nobody asks for may not be computed.
     del function.output[len(node.output) :]
     function.opset_import.extend(it for it in model.opset_import if it.domain not in known)
-    body = onnx.ModelProto()
-    body.CopyFrom(model)
+    body = deepcopy(model)
     body.graph.node[0].domain = BODY
     body.graph.node[0].op_type = function.name
     # The reference counts what is left out at the end as missing.

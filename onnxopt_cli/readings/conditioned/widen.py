@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -62,8 +63,7 @@ def widened_value(value: Value) -> Value:
 
 def widened(proto: _Proto) -> _Proto:
     """Return a copy of a model or function in which every float of 16 bits or more is a double."""
-    wide = type(proto)()
-    wide.CopyFrom(proto)
+    wide = deepcopy(proto)
     _widen(wide)
     return wide
 

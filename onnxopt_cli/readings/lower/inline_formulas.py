@@ -9,6 +9,7 @@ from __future__ import annotations
 import graphlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import TypeAlias
 
 import onnx
@@ -57,16 +58,13 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
             version of a domain than the model, take the name of an operator with a formula, or
             cannot be inlined for another reason of onnx's.
     """
-    inlined = onnx.ModelProto()
-    inlined.CopyFrom(model)
-    bodies = _bodies(model)
-    chosen = _functions_with_formulas(bodies)
+    chosen = _functions_with_formulas(_bodies(model))
     if not chosen:
-        return inlined
+        return deepcopy(model)
     refuse_endless_functions(model)
     # The inliner takes an operator's default for that of the function around it.
     spelled = spell_out_defaults(model)
-    inlined.CopyFrom(spelled)
+    inlined = deepcopy(spelled)
     # The inliner refuses a model for the imports of any function, so it gets to see the chosen.
     others = [function for function in model.functions if _id(function) not in chosen]
     del inlined.functions[:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import onnx
@@ -63,9 +64,7 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
     """
     _refuse_training_graphs(model)
     if not formula_operators(model):
-        unchanged = onnx.ModelProto()
-        unchanged.CopyFrom(model)
-        return LoweredModel(unchanged, (), 0)
+        return LoweredModel(deepcopy(model), (), 0)
     lowered = inline_formulas(model)
     _require_opset(lowered)
     sweep = _Sweep(UniqueNames(lowered))
