@@ -161,11 +161,6 @@ def widen(tensor: Array, dtype: np.dtype[Any] = WIDE) -> Array:
     return wide if wide.size and dtype.kind == "f" else wide.view(_Complete)
 
 
-def one_element(tensor: Array) -> Array:
-    """Return a tensor of one element, of whatever rank, as a wide scalar."""
-    return widen(tensor.reshape(()))
-
-
 def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Round a formula's result to an output's dtype and give it the output's shape."""
     result = np.asarray(result)

@@ -92,10 +92,6 @@ def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Co
     return _group_by_group(convert_and_compute)
 
 
-def _type_of_first(call: Call[Array]) -> np.dtype[Any]:
-    return call.groups[0][0].dtype
-
-
 def _widest_type(call: Call[Array]) -> np.dtype[Any]:
     floats = [scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f"]
     return np.result_type(*floats, *call.groups[0])
@@ -147,7 +143,7 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
     ),
     "scalars in the tensor's type": (
         "Rounds R to the type of X before anything is computed.",
-        _with_scalars_in(_type_of_first, _OWN_TYPES),
+        _with_scalars_in(lambda call: call.groups[0][0].dtype, _OWN_TYPES),
     ),
     "in double": (
         "Rounds to the outputs' types at the end.",

@@ -19,10 +19,10 @@ import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.call import Call
+from onnxopt_cli.formula.call import Attributes, Call
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 from onnxopt_cli.formula.rewrite import Formula
-from onnxopt_cli.readings.evaluate import evaluate, one_element, widen
+from onnxopt_cli.readings.evaluate import evaluate, widen
 from onnxopt_cli.readings.implementation import Compute, Implementation
 
 #: What goes wrong, by name; the hook that takes it says where.
@@ -449,11 +449,7 @@ def _scalar(position: int, change: Callable[[Array], Array]) -> Compute:
 def _counting(position: int) -> Compute:
     def compute(call: Call[Array]) -> list[Array]:
         before = count()
-
-        def compute_next(group: Call[Array]) -> list[Array]:
-            return _scalar(position, partial(np.add, next(before)))(group)
-
-        return call.by_group(compute_next)
+        return call.by_group(_scalar(position, lambda value: value + next(before)))
 
     return compute
 
@@ -464,22 +460,21 @@ def _each_attribute(change: Callable[[float], float], *, only_defaults: bool = F
             return tuple(float(change(number)) for number in value)
         return value if isinstance(value, str) else float(change(value))
 
-    return lambda call: evaluate(
-        replace(
-            call,
-            attributes={
-                name: it if only_defaults and name not in call.omitted else changed(it)
-                for name, it in call.attributes.items()
-            },
-        )
+    return _attributes(
+        lambda call: {
+            name: it if only_defaults and name not in call.omitted else changed(it)
+            for name, it in call.attributes.items()
+        }
     )
 
 
 def _numbers_of_other(name: str, change: Callable[[Any], Any]) -> Compute:
     """Take an attribute's numbers from other groups."""
-    return lambda call: evaluate(
-        replace(call, attributes={**call.attributes, name: change(call.attributes[name])})
-    )
+    return _attributes(lambda call: {**call.attributes, name: change(call.attributes[name])})
+
+
+def _attributes(changed: Callable[[Call[Array]], Attributes]) -> Compute:
+    return lambda call: evaluate(replace(call, attributes=changed(call)))
 
 
 def _outputs(change: Callable[[Call[Array], list[Array]], list[Array]]) -> Compute:
@@ -539,7 +534,7 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
 
     def compute(call: Call[Array]) -> list[Array]:
         # Attributes are float32 as they are, and so is what follows from them alone.
-        exact = call.apply(one_element, widen, np.float32)
+        exact = call.apply(lambda scalar: widen(scalar.reshape(())), widen, np.float32)
         promoted = call.apply(_branching, _branching, np.float32)
         return [
             np.broadcast_to(np.asarray(value), np.shape(as_numpy)).astype(
