@@ -52,59 +52,63 @@ REGULARIZED_GRADIENT = deviation_table(f"""
         {_GRADIENT} -> norm_coefficient * X + np.sign(G)
 """)
 
-_ROOT = "np.sqrt(H_new) + epsilon"
+#: The denominator of formulas that divide by the root of a second moment.
+ROOT = "np.sqrt(H_new) + epsilon"
 
 #: Of every formula with this adaptive denominator.
 ROOT_AND_EPSILON = deviation_table(f"""
     root taken in float32
         H_new is rounded to float32 before its root is taken, also where it is double.
         seen in OpenCV 5
-        {_ROOT} -> np.sqrt(H_new.astype(np.float32)) + epsilon
+        {ROOT} -> np.sqrt(H_new.astype(np.float32)) + epsilon
     epsilon squared inside the square root
         The square of epsilon is added before the root is taken.
-        {_ROOT} -> np.sqrt(H_new + epsilon * epsilon)
+        {ROOT} -> np.sqrt(H_new + epsilon * epsilon)
     epsilon inside and outside the square root
         Epsilon is added before and after the root is taken.
-        {_ROOT} -> np.sqrt(H_new + epsilon) + epsilon
+        {ROOT} -> np.sqrt(H_new + epsilon) + epsilon
     epsilon multiplied
         The root is multiplied by 1 + epsilon.
-        {_ROOT} -> np.sqrt(H_new) * (1 + epsilon)
+        {ROOT} -> np.sqrt(H_new) * (1 + epsilon)
     epsilon as the least root
         The root is replaced by epsilon only where it is smaller.
-        {_ROOT} -> np.maximum(np.sqrt(H_new), epsilon)
+        {ROOT} -> np.maximum(np.sqrt(H_new), epsilon)
     epsilon as the least square
         H_new is replaced by epsilon only where it is smaller.
-        {_ROOT} -> np.sqrt(np.maximum(H_new, epsilon))
+        {ROOT} -> np.sqrt(np.maximum(H_new, epsilon))
     no square root
         The step divides by H_new plus epsilon.
-        {_ROOT} -> H_new + epsilon
+        {ROOT} -> H_new + epsilon
     step with the old H
         H enters the step before its update.
-        {_ROOT} -> np.sqrt(H) + epsilon
+        {ROOT} -> np.sqrt(H) + epsilon
     one denominator for the whole tensor
         The root is taken of the mean of H_new.
-        {_ROOT} -> np.sqrt(np.mean(H_new)) + epsilon
+        {ROOT} -> np.sqrt(np.mean(H_new)) + epsilon
 """)
 
-_CORRECTION = "np.where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)"
+#: R with the correction for averages that start at zero.
+RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
+#: The same where there is a correction.
+CORRECTION = f"np.where(T > 0, {RATE}, R)"
 
 #: Of every formula where R carries the correction for averages that start at zero.
 BIAS_CORRECTION = deviation_table(f"""
     no bias correction
         R is used as given.
-        {_CORRECTION} -> R
+        {CORRECTION} -> R
     bias correction of V alone
         The second moment is not corrected.
-        {_CORRECTION} -> np.where(T > 0, R / (1 - alpha**T), R)
+        {CORRECTION} -> np.where(T > 0, R / (1 - alpha**T), R)
     bias correction of H alone
         The first moment is not corrected.
-        {_CORRECTION} -> np.where(T > 0, R * np.sqrt(1 - beta**T), R)
+        {CORRECTION} -> np.where(T > 0, R * np.sqrt(1 - beta**T), R)
     bias correction without the root
         1 - beta^T enters without its root.
         np.sqrt(1 - beta**T) -> (1 - beta**T)
     bias correction inverted
         R is divided where it is to be multiplied, and the reverse.
-        {_CORRECTION} -> np.where(T > 0, R * (1 - alpha**T) / np.sqrt(1 - beta**T), R)
+        {CORRECTION} -> np.where(T > 0, R * (1 - alpha**T) / np.sqrt(1 - beta**T), R)
     bias correction with alpha and beta exchanged
         alpha^T corrects the second moment and beta^T the first.
         beta**T -> alpha**T
@@ -127,11 +131,11 @@ BIAS_CORRECTION = deviation_table(f"""
         alpha**T -> alpha ** (T - 1)
     bias correction from T = 0 with the exponent T + 1
         As where T counts from 0.
-        {_CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
+        {CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
     bias correction at every T
         The branch for T <= 0 is missing, so that T = 0 divides 0 by 0.
         seen in Keras; ONNX Runtime AdamW mode 1
-        {_CORRECTION} -> R * np.sqrt(1 - beta**T) / (1 - alpha**T)
+        {CORRECTION} -> {RATE}
     bias correction at T != 0
         Negative T is corrected.
         T > 0 -> T != 0

@@ -14,7 +14,7 @@ from onnxopt_cli.formula.operator import (
     deviation_table,
     form_table,
 )
-from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT, ROOT_AND_EPSILON
+from onnxopt_cli.formula.shared_deviations import REGULARIZED_GRADIENT, ROOT, ROOT_AND_EPSILON
 
 
 def adagrad(  # noqa: D417 - the operands are described together
@@ -51,7 +51,6 @@ def adagrad(  # noqa: D417 - the operands are described together
 
 _RATE = "R / (1 + T * decay_factor)"
 _SQUARE = "G_regularized * G_regularized"
-_ROOT = "np.sqrt(H_new) + epsilon"
 _STEP = "r * G_regularized / H_adaptive"
 
 DEVIATIONS = (
@@ -59,29 +58,29 @@ DEVIATIONS = (
     epsilon inside the square root
         Epsilon is added before the root is taken.
         seen in optax; Keras 3
-        {_ROOT} -> np.sqrt(H_new + epsilon)
+        {ROOT} -> np.sqrt(H_new + epsilon)
     epsilon inside the square root, no decay
         Epsilon is added before the root is taken, and R is used as given.
         seen in Keras 3; optax where epsilon is not 0
-        {_ROOT} -> np.sqrt(H_new + epsilon)
+        {ROOT} -> np.sqrt(H_new + epsilon)
         {_RATE} -> R
     epsilon inside the square root, no decay, no step where H_new is 0
         Epsilon is added before the root is taken, but not to zero; R is used as given.
         seen in optax
-        {_ROOT} -> np.sqrt(H_new + np.where(H_new > 0, epsilon, 1))
+        {ROOT} -> np.sqrt(H_new + np.where(H_new > 0, epsilon, 1))
         {_RATE} -> R
         {_STEP} -> np.where(H_new > 0, r * G_regularized / H_adaptive, 0)
     epsilon taken as 0
         Nothing is added to the root.
         seen in TensorFlow ApplyAdagrad
-        {_ROOT} -> np.sqrt(H_new)
+        {ROOT} -> np.sqrt(H_new)
     epsilon added to H
         Epsilon is added to the sum of squares, and stays in the state.
         H + {_SQUARE} -> H + {_SQUARE} + epsilon
-        {_ROOT} -> np.sqrt(H_new)
+        {ROOT} -> np.sqrt(H_new)
     epsilon added to the quotient
         Epsilon is added to G / sqrt(H_new).
-        {_ROOT} -> np.sqrt(H_new)
+        {ROOT} -> np.sqrt(H_new)
         {_STEP} -> r * (G_regularized / H_adaptive + epsilon)
     epsilon defaults to 0
         As documentation that rounds 1e-6 for print says.

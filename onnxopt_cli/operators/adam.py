@@ -16,7 +16,10 @@ from onnxopt_cli.formula.operator import (
 )
 from onnxopt_cli.formula.shared_deviations import (
     BIAS_CORRECTION,
+    CORRECTION,
+    RATE,
     REGULARIZED_GRADIENT,
+    ROOT,
     ROOT_AND_EPSILON,
 )
 
@@ -63,9 +66,6 @@ def adam(  # noqa: D417 - the operands are described together
 _V_NEW = "alpha * V + (1 - alpha) * G_regularized"
 _SQUARE = "(G_regularized * G_regularized)"
 _H_NEW = f"beta * H + (1 - beta) * {_SQUARE}"
-_ROOT = "np.sqrt(H_new) + epsilon"
-_RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
-_CORRECTION = f"np.where(T > 0, {_RATE}, R)"
 # What corrects the moments one by one: V_new, and the root of H_new.
 _OF_V = "np.where(T > 0, 1 - alpha**T, 1)"
 _OF_ROOT = "np.where(T > 0, np.sqrt(1 - beta**T), 1)"
@@ -78,27 +78,27 @@ DEVIATIONS = (
     epsilon added after bias correction
         Epsilon is added to the root of the corrected second moment, not of the uncorrected one.
         seen in PyTorch 1.3 and later; optax; ONNX Runtime AdamW mode 0
-        {_ROOT} -> np.sqrt(H_new) + epsilon * {_OF_ROOT}
+        {ROOT} -> np.sqrt(H_new) + epsilon * {_OF_ROOT}
     epsilon added to the root of the corrected H
         As in algorithm 1 of the paper; a negative correction may leave a root, too.
         seen in Apex; tinygrad
-        {_ROOT} -> np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon
-        {_CORRECTION} -> R / {_OF_V}
+        {ROOT} -> np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon
+        {CORRECTION} -> R / {_OF_V}
     epsilon added after bias correction with the exponent T + 1
         Both moments are corrected as where T counts from 0, then epsilon is added.
         seen in optax, T being its count before the step
-        {_ROOT} -> np.sqrt(H_new) + epsilon * np.sqrt(1 - beta ** (T + 1))
-        {_CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
+        {ROOT} -> np.sqrt(H_new) + epsilon * np.sqrt(1 - beta ** (T + 1))
+        {CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
     epsilon inside the square root
         Epsilon is added before the root is taken.
-        {_ROOT} -> np.sqrt(H_new + epsilon)
+        {ROOT} -> np.sqrt(H_new + epsilon)
     epsilon added to H
         Epsilon is added to the second moment, and stays in the state.
         {_H_NEW} -> {_H_NEW} + epsilon
-        {_ROOT} -> np.sqrt(H_new)
+        {ROOT} -> np.sqrt(H_new)
     epsilon added to the quotient
         Epsilon is added to V_new / sqrt(H_new).
-        {_ROOT} -> np.sqrt(H_new)
+        {ROOT} -> np.sqrt(H_new)
         {_STEP} -> R_adjusted * (V_new / H_sqrt + epsilon)
     epsilon defaults to 0
         As documentation that rounds 1e-6 for print says.
@@ -144,7 +144,7 @@ DEVIATIONS = (
         {_H_NEW} -> np.maximum(beta * H, np.abs(G_regularized))
     AMSGrad
         The larger of the old and the new second moment is used.
-        {_ROOT} -> np.sqrt(np.maximum(H, H_new)) + epsilon
+        {ROOT} -> np.sqrt(np.maximum(H, H_new)) + epsilon
     AdaBelief
         H averages the squared distance of the gradient from V_new.
         {_SQUARE} -> (G_regularized - V_new) * (G_regularized - V_new)
@@ -215,16 +215,16 @@ FORMS = form_table(f"""
     rate divided by the root first
         {_STEP} -> R_adjusted / H_sqrt * V_new
     moments corrected one by one
-        {_CORRECTION} -> R
+        {CORRECTION} -> R
         {_STEP} -> R * (V_new / {_OF_V}) / (H_sqrt / {_OF_ROOT})
     root and epsilon corrected one by one
-        {_CORRECTION} -> {_CORRECTION} if {_NO_ROOT} else R / {_OF_V}
-        {_ROOT} -> {_ROOT} if {_NO_ROOT} else np.sqrt(H_new) / {_OF_ROOT} + epsilon / {_OF_ROOT}
+        {CORRECTION} -> {CORRECTION} if {_NO_ROOT} else R / {_OF_V}
+        {ROOT} -> {ROOT} if {_NO_ROOT} else np.sqrt(H_new) / {_OF_ROOT} + epsilon / {_OF_ROOT}
     one denominator
-        {_CORRECTION} -> R * {_OF_ROOT}
+        {CORRECTION} -> R * {_OF_ROOT}
         {_STEP} -> R_adjusted * V_new / ({_OF_V} * H_sqrt)
     quotient of the corrections first
-        {_RATE} -> R * (np.sqrt(1 - beta**T) / (1 - alpha**T))
+        {RATE} -> R * (np.sqrt(1 - beta**T) / (1 - alpha**T))
     one minus the power by expm1
         1 - beta**T -> -np.expm1(T * np.log(beta)) if 0 < beta < 1 else 1 - beta**T
         1 - alpha**T -> -np.expm1(T * np.log(alpha)) if 0 < alpha < 1 else 1 - alpha**T
