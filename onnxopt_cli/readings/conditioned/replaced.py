@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
 @contextmanager
 def replaced(*functions: tuple[Any, str, Any]) -> Iterator[None]:
     """Let functions be others meanwhile, each given with its module and name."""
-    kept = [(module, name, getattr(module, name)) for module, name, _ in functions]
-    for module, name, function in functions:
-        setattr(module, name, function)
-    try:
-        yield
-    finally:
-        for module, name, function in kept:
+    with ExitStack() as stack:
+        for module, name, function in functions:
+            stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, function)
+        yield
