@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -36,8 +35,6 @@ class Operand(Protocol):
     def shape(self) -> Shape | None:
         """Shape; None where even the rank is unknown."""
 
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 T = TypeVar("T", bound=Operand)
 S = TypeVar("S", bound=Operand)
@@ -313,7 +310,7 @@ def _number(attribute: Attribute, given: object, where: str) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         raise NodeError(f"{where} must be a number; it is {given!r}")
     try:
-        with np.errstate(over="ignore") if abs(given) > _LARGEST else nullcontext():
+        with np.errstate(over="ignore"):
             rounded = float(np.float32(given))
     except OverflowError:
         # An integer that not even a double holds.
