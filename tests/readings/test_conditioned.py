@@ -745,6 +745,20 @@ def test_dropout_keeps_scaled_elements_at_the_stated_rate():
     assert mask({"y0": y, "y1": np.roll(kept, 1)})
 
 
+def test_early_dropout_says_by_attributes_what_it_keeps_and_whether_it_drops():
+    x = np.linspace(1, 2, 4000, dtype=np.float32)
+    kept = np.random.default_rng(7).uniform(size=4000) < 0.75
+    test = _law("Dropout", {"x": x}, opset=6, ratio=0.25)
+    assert not test(np.where(kept, x / np.float32(0.75), 0).astype("f"))
+    assert test(np.where(kept, x / np.float32(0.75), 0).astype("f")[::-1])
+    assert _law("Dropout", {"x": x}, opset=6)(np.where(kept, x * 2, 0).astype("f"))
+    tested = model_of([("Dropout", ["x"], {"is_test": 1})], {"x": x}, opset=6)
+    assert drawn(tested, {"x": x}) == {}
+    # What the mask holds the specification did not say then.
+    masked = drawn(model_of([("Dropout", ["x"], {})], {"x": x}, opset=6, outputs=2), {"x": x})
+    assert masked["y1"].law == "any values of this type and shape"
+
+
 def test_dropout_of_what_is_not_finite_is_no_failure():
     x = np.tile(f32(np.nan, np.inf, -np.inf, 1e-40), 1000)
     given = {"x": x, "r": np.array(0.5, np.float32), "t": np.asarray(True)}

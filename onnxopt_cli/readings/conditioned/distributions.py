@@ -70,7 +70,9 @@ def _is_random(node: onnx.NodeProto, version: int, inputs: Mapping[str, Value]) 
     if node.op_type != "Dropout":
         return True
     if version < _MAY_TRAIN:
-        return version < _NEVER_TRAINS
+        return version < _NEVER_TRAINS and not any(
+            it.name == "is_test" and it.i for it in node.attribute
+        )
     if len(node.input) <= _TRAINING or not node.input[_TRAINING]:
         return False
     training = inputs.get(node.input[_TRAINING])
@@ -97,12 +99,15 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
     elif node.op_type == "Multinomial":
         law, test = "classes with the given chances", partial(_test_classes, first)
     else:
-        ratio = inputs.get(node.input[_RATIO]) if node.input[_RATIO] else np.asarray(0.5)
+        # Once it was an attribute, and what the mask holds was not said.
+        early = len(node.input) <= _RATIO
+        stated = "" if early else node.input[_RATIO]
+        ratio = inputs.get(stated) if stated else np.asarray(given.get("ratio", 0.5))
         if not isinstance(ratio, np.ndarray) or not 0 <= float(ratio.reshape(-1)[0]) < 1:
             return
         kept = 1 - float(ratio.reshape(-1)[0])
         law, test = f"each element is kept with chance {kept:g}", partial(_test_kept, first, kept)
-        if len(node.output) > 1:
+        if len(node.output) > 1 and not early:
             mask = partial(_test_chances, np.full(first.shape, kept))
             beside = partial(_test_mask, first, *node.output[:2])
             yield node.output[1], Drawn(f"true with chance {kept:g}", mask, beside=beside)
