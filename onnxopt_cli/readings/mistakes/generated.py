@@ -334,17 +334,16 @@ def _around(
     operator: Operator,
     about: str,
     rows: Rows,
-    before: Callable[[Any, Operands], Operands] = lambda _, operands: dict(operands),
+    before: Callable[[Any, Operands], Operands] = lambda _, operands: operands,
     after: Callable[[Any, Operands, Results], Results] = lambda _, __, results: results,
 ) -> Iterator[Implementation]:
     names = operator.input_names(1)
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
-            operands = dict(zip(names, values, strict=True)) | attributes
-            given = before(row, operands)
-            first = [given.pop(name) for name in names]
-            return after(row, operands, formula(*first, **given))
+            # Another mistake around this one gives all by name.
+            operands = dict(zip(names, values, strict=False)) | attributes
+            return after(row, operands, formula(**before(row, operands)))
 
         return altered
 
