@@ -221,8 +221,9 @@ class Recorder:
 
     def __init__(self, new_name: Callable[[str], str]) -> None:
         self._new_name = new_name
-        self._nodes: list[onnx.NodeProto] = []
-        self._known: dict[object, str] = {}
+        # By what they are without their outputs: constants differ if their bits do, NaN is one
+        # constant, and 0.0 and -0.0 are two.
+        self._nodes: dict[bytes, onnx.NodeProto] = {}
 
     def node(
         self,
@@ -243,19 +244,21 @@ class Recorder:
             weak: whether the result takes the type of what it meets.
             attributes: of the operator.
         """
-        names = tuple(it.name for it in inputs)
-        key = (op_type, names, tuple(sorted(attributes.items())))
-        name = self._once(key, op_type, names, attributes)
+        node = helper.make_node(op_type, [it.name for it in inputs], [], **attributes)
+        node = self._nodes.setdefault(node.SerializeToString(deterministic=True), node)
+        if not node.name:
+            node.name = self._new_name(op_type)
+            # Of its two outputs, values and indices, the first is the one that is used.
+            others = [self._new_name("TopK_indices")] if op_type == "TopK" else []
+            node.output.extend([node.name, *others])
         if shape is ...:
             shape = _broadcast([it.shape for it in inputs])
-        return Symbol(self, name, dtype or inputs[0].dtype, shape, weak=weak)
+        return Symbol(self, node.name, dtype or inputs[0].dtype, shape, weak=weak)
 
     def constant(self, value: Array) -> Symbol:
         """Return a constant, recorded where it is not yet."""
-        # Bits, not values: NaN is one constant, and 0.0 and -0.0 are two.
-        key = (value.dtype, value.shape, value.tobytes())
-        name = self._once(key, "Constant", (), {"value": numpy_helper.from_array(value)})
-        return Symbol(self, name, value.dtype, value.shape)
+        tensor = numpy_helper.from_array(value)
+        return self.node("Constant", dtype=value.dtype, shape=value.shape, value=tensor)
 
     def finish(self, outputs: Mapping[str, str]) -> list[onnx.NodeProto]:
         """Return the nodes that the outputs need.
@@ -263,7 +266,7 @@ class Recorder:
         Args:
             outputs: for each name that the graph knows, the recorded name of what it shall hold.
         """
-        mine = {node.output[0] for node in self._nodes}
+        mine = {node.name for node in self._nodes.values()}
         renamed: dict[str, str] = {}
         copies = []
         for name, recorded in outputs.items():
@@ -283,22 +286,10 @@ class Recorder:
             for source, name in copies
         ]
 
-    def _once(
-        self, key: object, op_type: str, inputs: tuple[str, ...], attributes: Mapping[str, Any]
-    ) -> str:
-        if key not in self._known:
-            name = self._new_name(op_type)
-            node = helper.make_node(op_type, inputs, [name], name=name, **attributes)
-            # Of its two outputs, values and indices, the first is the one that is used.
-            node.output.extend([self._new_name(f"{op_type}_indices")] if op_type == "TopK" else [])
-            self._nodes.append(node)
-            self._known[key] = name
-        return self._known[key]
-
     def _needed(self, wanted: set[str]) -> list[onnx.NodeProto]:
         kept = []
-        for node in reversed(self._nodes):
-            if node.output[0] in wanted:
+        for node in reversed(self._nodes.values()):
+            if node.name in wanted:
                 wanted.update(node.input)
                 kept.append(node)
         return kept[::-1]
