@@ -279,9 +279,7 @@ class _Traced(Joining):
     def __bool__(self) -> bool:
         raise TypeError("the formula depends on a value in a way that cannot be followed")
 
-    def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
+    def applied(self, _function: Any, row: Row, _inputs: Sequence[Any]) -> Any:
         """Note the row; what is done with the result is noted likewise."""
-        if isinstance(row, Shorthand):
-            return row.written(*inputs)
         self._rows.append(row)
         return self

@@ -86,7 +86,7 @@ class _Operand(Joining):
         return _Operand(self.operand.astype(dtype), self.reduced)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Return what a function yields; a shorthand, too, is left to the operands."""
+        """Return what a function yields, if need be of all elements."""
         operands = list(map(_plain, inputs))
         if not isinstance(row, Reduction | Percentile):
             return _Operand(function(*operands), self.reduced)

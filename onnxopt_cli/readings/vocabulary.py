@@ -225,47 +225,38 @@ class Shorthand:
     written: Callable[..., Any]
 
 
-Row = (
-    Elementwise | Comparison | Logical | Choice | Reduction | MatrixProduct | Percentile | Shorthand
-)
-
-
-def row_of(function: Callable[..., Any], method: str, options: Mapping[str, Any]) -> Row:
-    """Return the row of a function as it is called by a formula.
-
-    Args:
-        function: a function of NumPy, or percentile.
-        method: how it is called, if it is a ufunc: ``__call__``, ``reduce``, ...
-        options: keyword arguments.
-
-    Raises:
-        NotImplementedError: naming it and what there is, if there is no row for it, or it is called
-            in another way than with operands alone.
-    """
-    if method == "__call__" and not options and function in VOCABULARY:
-        return VOCABULARY[function]
-    way = f".{method}" if method != "__call__" else f" with {', '.join(options)}" if options else ""
-    known = ", ".join(sorted(each.__name__ for each in VOCABULARY))
-    raise NotImplementedError(
-        f"a formula cannot use numpy.{function.__name__}{way}; on operands alone it can use {known}"
-    )
+Row = Elementwise | Comparison | Logical | Choice | Reduction | MatrixProduct | Percentile
 
 
 class Joining(NDArrayOperatorsMixin):
     """An operand that joins in through NumPy's own dispatch.
 
-    Whatever a formula asks of NumPy is looked up in the vocabulary.
+    Whatever a formula asks of NumPy is looked up in the vocabulary. It is an error to ask for what
+    has no row there, or in another way than with operands alone.
     """
 
     __slots__ = ()
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        return self.applied(ufunc, row_of(ufunc, method, options), inputs)
+        return self._called(ufunc, method, options, inputs)
 
     def __array_function__(
         self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
     ) -> Any:
-        return self.applied(function, row_of(function, "__call__", options), inputs)
+        return self._called(function, "__call__", options, inputs)
+
+    def _called(self, function: Any, method: str, options: Any, inputs: Sequence[Any]) -> Any:
+        if method == "__call__" and not options and function in VOCABULARY:
+            row = VOCABULARY[function]
+            if isinstance(row, Shorthand):
+                return row.written(*inputs)
+            return self.applied(function, row, inputs)
+        name = function.__name__ if method == "__call__" else f"{function.__name__}.{method}"
+        way = f" with {', '.join(options)}" if options else ""
+        known = ", ".join(sorted(each.__name__ for each in VOCABULARY))
+        raise NotImplementedError(
+            f"a formula cannot use numpy.{name}{way}; on operands alone it can use {known}"
+        )
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
         """Return what a function yields of operands, at least one of which joins in."""
@@ -460,7 +451,7 @@ def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
 _AND, _OR, _XOR, _NOT = map(Logical, ("And", "Or", "Xor", "Not"))
 
 #: By function. In the rules, v is the result's magnitude, a and b are the operands.
-VOCABULARY: Mapping[Callable[..., Any], Row] = {
+VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
     np.add: Elementwise("Add", lambda _, a, b: a.error + b.error, 1, _sum_crosses, is_sum=True),
     np.subtract: Elementwise(
         "Sub", lambda _, a, b: a.error + b.error, 1, partial(_sum_crosses, sign=-1), is_sum=True

@@ -33,7 +33,6 @@ from onnxopt_cli.readings.vocabulary import (
     Level,
     Precision,
     Row,
-    Shorthand,
     precision_of,
 )
 
@@ -152,8 +151,6 @@ class _Roundings(Joining):
 
     def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
         """Count the roundings of a function's result."""
-        if isinstance(row, Shorthand):
-            return row.written(*inputs)
         if isinstance(row, Choice):
             return _Roundings(min(map(_roundings, inputs[1:])))
         if not isinstance(row, Elementwise) or row.exact is not None:

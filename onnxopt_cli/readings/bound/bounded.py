@@ -36,7 +36,6 @@ from onnxopt_cli.readings.vocabulary import (
     Precision,
     Reduction,
     Row,
-    Shorthand,
     matrix_product,
     precision_of,
     ranked,
@@ -77,8 +76,6 @@ class _Operand(Joining):
         Of operands from several choices, anything between the results of each may be right;
         likewise of what is not computed element by element.
         """
-        if isinstance(row, Shorthand):
-            return row.written(*inputs)
         operands = [_operand(operand) for operand in inputs]
         choices = [operand for operand in operands if isinstance(operand, Either)]
         if not choices:

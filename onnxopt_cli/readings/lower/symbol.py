@@ -33,7 +33,6 @@ from onnxopt_cli.readings.vocabulary import (
     Percentile,
     Reduction,
     Row,
-    Shorthand,
 )
 
 _BOOL = np.dtype(np.bool_)
@@ -89,8 +88,6 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
     typed = partial(_typed, recorder)
     common, weak = _common_dtype(operands), all(map(_is_weak, operands))
     match row:
-        case Shorthand():
-            return row.written(*operands)
         case Percentile():
             return _percentile(recorder, *operands)
         case Reduction():
