@@ -263,16 +263,21 @@ class Recorder:
         Args:
             outputs: for each name that the graph knows, the recorded name of what it shall hold.
         """
-        mine = {node.name for node in self._nodes.values()}
+        wanted = set(outputs.values())
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(self._nodes.values()):
+            if node.name in wanted:
+                wanted.update(node.input)
+                nodes.insert(0, node)
+        computed = {node.name for node in nodes}
         renamed: dict[str, str] = {}
         copies = []
         for name, recorded in outputs.items():
-            if recorded in mine and recorded not in renamed:
+            if recorded in computed and recorded not in renamed:
                 renamed[recorded] = name
             else:
                 # An input handed through, or one value under two names.
                 copies.append((recorded, name))
-        nodes = self._needed(set(outputs.values()))
         for node in nodes:
             node.input[:] = [renamed.get(name, name) for name in node.input]
             node.output[:] = [renamed.get(name, name) for name in node.output]
@@ -282,11 +287,3 @@ class Recorder:
             )
             for source, name in copies
         ]
-
-    def _needed(self, wanted: set[str]) -> list[onnx.NodeProto]:
-        kept = []
-        for node in reversed(self._nodes.values()):
-            if node.name in wanted:
-                wanted.update(node.input)
-                kept.append(node)
-        return kept[::-1]
