@@ -97,19 +97,17 @@ class FreeNames:
         self, form: str, taken: Iterable[str] = (), alike: Callable[[str], str] = str
     ) -> None:
         self._form, self._alike = form, alike
-        self._taken: set[tuple[str, ...]] = {(alike(name),) for name in taken}
-        self._numbers: dict[tuple[str, ...], int] = {}
+        # The names that are taken, each with the last number that was put behind it.
+        self._numbers: dict[tuple[str, ...], int] = {(alike(name),): 1 for name in taken}
 
     def __call__(self, name: str, *within: str) -> str:
         """Return the name, or with the first number from 2 on that is free, and take it."""
         free, place = name, tuple(map(self._alike, within))
         key = self._alike(name), *place
-        number = self._numbers.get(key, 1)
-        while (self._alike(free), *place) in self._taken:
-            number += 1
-            free = self._form.format(name, number)
-        self._numbers[key] = number
-        self._taken.add((self._alike(free), *place))
+        while (taken := (self._alike(free), *place)) in self._numbers:
+            self._numbers[key] += 1
+            free = self._form.format(name, self._numbers[key])
+        self._numbers[taken] = 1
         return free
 
 
