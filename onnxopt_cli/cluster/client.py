@@ -674,19 +674,14 @@ class WorkerGroup:
         # What is not here any more is missed where it is read.
         wanted = {path: found for path in new if (found := self._seen(path))}
         worker.files.update(new)
-        sent: dict[str, bytes] = {}
-        if not wanted:
-            return
         deliver = partial(self._call, worker, Agent.deliver, worker.agent)
-        lacking = await deliver(wanted, sent)
-        for path, (digest, _) in wanted.items():
-            if digest in lacking:
-                sent[digest] = _read(path)
-                lacking.discard(digest)
-            if sum(map(len, sent.values())) > _SENT:
-                await deliver({}, sent)
-                sent = {}
-        await deliver(wanted, sent)
+        places = {digest: path for path, (digest, _) in wanted.items()}
+        sent: dict[str, bytes] = {}
+        while wanted and (lacking := await deliver(wanted, sent)):
+            sent = {}
+            for digest in lacking:
+                if sum(map(len, sent.values())) < _SENT:
+                    sent[digest] = _read(places[digest])
 
     def _seen(self, path: str) -> tuple[str, int] | None:
         """Return the digest and mode of a file; None if it cannot be read."""
