@@ -384,6 +384,7 @@ class _Worker:
         files: paths that it has.
         seen: the last sign of life, as the scheduler has it, and when that was new.
         told: whether it is ready, and agrees.
+        refused: why it is not used, if it is not.
     """
 
     address: str
@@ -392,6 +393,7 @@ class _Worker:
     files: set[str] = field(default_factory=set)
     seen: tuple[float, float] = (0.0, 0.0)
     told: bool = False
+    refused: BackendUnavailable | UsageError | None = None
 
     def lose(self, how: str) -> None:
         """Let nobody wait for it any more."""
@@ -427,15 +429,13 @@ class WorkerGroup:
         self._setup = pickle.dumps(setup)
         self._run = f"run-{uuid4().hex}"
         self._workers: dict[str, _Worker] = {}
-        self._refused: dict[str, BackendUnavailable | UsageError] = {}
         self._failure: Exception | None = None
         self._digests: dict[str, tuple[str, int]] = {}
         self._work: _Work[Any] | None = None
         self._patience = patience
-        self._closed = False
         self._alone_since = monotonic()
         cluster.workers = self
-        cluster.start(self._watch())
+        self._watching = cluster.start(self._watch())
 
     @property
     def size(self) -> int:
@@ -540,7 +540,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End what runs on the workers, whatever it is doing."""
-        self._closed = True
+        self._watching.cancel()
         with suppress(Exception):
             self._cluster.start(self._end()).result(_ENDING_SECONDS)
 
@@ -556,14 +556,14 @@ class WorkerGroup:
         """Look who comes and goes, until the end."""
         joining = set()
         try:
-            while not self._closed:
+            while True:
                 present = await self._cluster.present()
                 for address, worker in list(self._workers.items()):
                     self._see(worker, present.get(address))
-                for address in present.keys() - self._workers.keys() - self._refused.keys():
+                for address in present.keys() - self._workers.keys():
                     worker = self._workers[address] = _Worker(address)
                     joining.add(asyncio.create_task(self._join(worker, present[address])))
-                self._require_workers(present)
+                self._require_workers()
                 await asyncio.sleep(_LOOK_SECONDS + len(present) / 200)
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._failure = error
@@ -571,22 +571,21 @@ class WorkerGroup:
                 worker.lose("has lost the scheduler")
 
     def _see(self, worker: _Worker, found: Mapping[str, Any] | None) -> None:
-        now = monotonic()
-        if found is not None and found["last_seen"] != worker.seen[0]:
-            worker.seen = found["last_seen"], now
-        silent = now - worker.seen[1] > _SILENT_SECONDS
-        if found is None or silent:
-            worker.lose("gives no sign of life" if found else "was lost")
-            if found is None:
-                del self._workers[worker.address]
+        if found is None:
+            worker.lose("was lost")
+            del self._workers[worker.address]
+        elif found["last_seen"] != worker.seen[0]:
+            worker.seen = found["last_seen"], monotonic()
+        elif monotonic() - worker.seen[1] > _SILENT_SECONDS:
+            worker.lose("gives no sign of life")
 
-    def _require_workers(self, present: Mapping[str, Any]) -> None:
-        now = monotonic()
+    def _require_workers(self) -> None:
+        refused = [it.refused for it in self._workers.values() if it.refused]
         if any(not it.gone.done() for it in self._workers.values()):
-            self._alone_since = now
-        elif present and self._refused and present.keys() <= self._refused.keys():
-            raise next(iter(self._refused.values()))
-        elif now - self._alone_since > _WORKERS_SECONDS:
+            self._alone_since = monotonic()
+        elif refused and len(refused) == len(self._workers):
+            raise refused[0]
+        elif monotonic() - self._alone_since > _WORKERS_SECONDS:
             raise BackendUnavailable(
                 f"the cluster has had no worker for {_WORKERS_SECONDS:g} s",
                 hint="docs/cluster.md shows how to start some",
@@ -617,9 +616,8 @@ class WorkerGroup:
 
     def _refuse(self, worker: _Worker, why: UsageError | BackendUnavailable) -> None:
         why.message = f"worker {worker.address} {why.message}"
-        self._refused[worker.address] = why
+        worker.refused = why
         worker.lose("is not used")
-        del self._workers[worker.address]
         self._cluster.tell(f"not used: {why.message}")
 
     def _take_hello(self, worker: _Worker, answer: bytes, threads: int) -> None:
