@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -69,39 +69,6 @@ def require_place(option: str, path: Path) -> None:
         raise UsageError(f"{option} cannot write {path}: it is a folder")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{option} cannot write {path}: the folder must exist")
-
-
-@contextlib.contextmanager
-def locked(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
-    """Hold a lock on a folder, which ends with this process however it ends.
-
-    Args:
-        folder: the folder, no link to one.
-        seconds: how long to wait for another process to let go of it.
-
-    Yields:
-        Whether the lock is held; False also where the system or the file system has no such locks.
-    """
-    try:
-        import fcntl
-
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (ImportError, OSError):
-        yield False
-        return
-    deadline, held = monotonic() + seconds, False
-    try:
-        while not held:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = True
-            except OSError as error:
-                if not isinstance(error, BlockingIOError) or monotonic() >= deadline:
-                    break
-                sleep(_LOOK_SECONDS)
-        yield held
-    finally:
-        os.close(descriptor)
 
 
 def shown_path(path: Path) -> str:

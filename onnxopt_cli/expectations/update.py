@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from onnxopt_cli.cases.yaml.syntax import yaml_text
-from onnxopt_cli.core.files import locked, write_atomically
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.record import SUITE, BackendIdentity, RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable

@@ -12,6 +12,8 @@ from contextlib import suppress
 from itertools import count
 from time import monotonic, time
 
+from onnxopt_cli.core.locks import FOLDER, lock_folder, locked
+
 # No other temporary file of ours begins so: only these folders are locked.
 _PREFIX = "onnxopt-worker-"
 # Until it is locked a folder has this name, too.
@@ -20,7 +22,6 @@ _UNLOCKED = ".new"
 _LOCKING_SECONDS = 3600
 # The sweep is no reason for a run to wait.
 _SWEEP_SECONDS = 0.5
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def name_folder() -> str:
@@ -50,7 +51,9 @@ def enter_folder(folder: str) -> int | None:
         return None
     try:
         os.mkdir(folder + _UNLOCKED, 0o700)  # noqa: PTH102 - pathlib costs a worker's start time
-        lock = _lock(folder + _UNLOCKED)
+        lock = None
+        with suppress(ImportError, OSError):
+            lock = lock_folder(folder + _UNLOCKED)
         os.rename(folder + _UNLOCKED, folder)  # noqa: PTH104 - as above
     except OSError:
         return None
@@ -99,29 +102,9 @@ def _sweep(entry: os.DirEntry[str], deadline: float) -> None:
         return
     if entry.name.endswith(_UNLOCKED) and abs(time() - status.st_ctime) < _LOCKING_SECONDS:
         return
-    # The keeper has no use for these either.
-    from pathlib import Path
-
-    from onnxopt_cli.core.files import locked
-
-    with locked(Path(entry.path)) as held:
+    with locked(entry.path) as held:
         if held:
             remove_folder(entry.path, deadline)
-
-
-def _lock(folder: str) -> int | None:
-    """Lock a folder; None if another process has or the system or file system has no such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    descriptor = os.open(folder, _FOLDER)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _empty(folder: str, deadline: float) -> None:
@@ -159,12 +142,12 @@ def _empty(folder: str, deadline: float) -> None:
 def _open(name: str, folder: int | None = None) -> int:
     """Open a folder, no link to one, and let its owner do everything there."""
     try:
-        descriptor = os.open(name, _FOLDER, dir_fd=folder)
+        descriptor = os.open(name, FOLDER, dir_fd=folder)
     except PermissionError:
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise
         os.chmod(name, 0o700, dir_fd=folder)
-        descriptor = os.open(name, _FOLDER, dir_fd=folder)
+        descriptor = os.open(name, FOLDER, dir_fd=folder)
     with suppress(OSError):
         os.fchmod(descriptor, 0o700)
     return descriptor

@@ -29,7 +29,8 @@ from onnxopt_cli import __version__
 from onnxopt_cli.cases.onnx.corpora import cache_folder, is_ours, is_private
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.codec import ValueReader, ValueWriter, read_json, run_request
-from onnxopt_cli.core.files import locked, write_atomically
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput, UsageError

@@ -41,7 +41,7 @@ from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of
 from onnxopt_cli.core.case import Case, Content, Location
-from onnxopt_cli.core.files import locked
+from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
