@@ -19,7 +19,6 @@ from onnxopt_cli.backends.exec.node import (
     declared,
     element_types,
     node_to_json,
-    plain_domain,
     sole_node,
 )
 from onnxopt_cli.backends.exec.other_interpreter import interpreter_command
@@ -35,7 +34,7 @@ from onnxopt_cli.errors import (
     Unsupported,
     UnusableOutput,
 )
-from onnxopt_cli.formula.nodes import all_nodes
+from onnxopt_cli.formula.nodes import all_nodes, plain_domain
 
 #: What may be said of a command.
 OPTIONS = ("timeout", "device", "unsupported")

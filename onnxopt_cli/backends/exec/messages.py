@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from onnxopt_cli.backends.exec.node import plain_domain
 from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.codec import PROTOCOL, ValueReader
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import DTYPES, Value
 from onnxopt_cli.errors import BackendFailure, ProtocolBreach, Unsupported
+from onnxopt_cli.formula.nodes import plain_domain
 
 _LONGEST_NAME = 200
 _HELLO = ("protocol", "name", "version")

@@ -9,17 +9,13 @@ from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from onnxopt_cli.core.codec import ValueWriter
 from onnxopt_cli.core.values import dtype_name, dtype_named
+from onnxopt_cli.formula.nodes import plain_domain
 
 _PLAIN = {
     AttributeProto.AttributeType.Value(f"{kind}{plural}")
     for kind in ("FLOAT", "INT", "STRING", "TENSOR")
     for plural in ("", "S")
 }
-
-
-def plain_domain(domain: str) -> str:
-    """Return the name of a domain, empty for the default domain however it is written."""
-    return "" if domain == "ai.onnx" else domain
 
 
 def sole_node(model: onnx.ModelProto) -> onnx.NodeProto | None:
