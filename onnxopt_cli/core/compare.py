@@ -200,12 +200,9 @@ def spent(factor: float, provenance: Provenance) -> Budget:
 
 
 def _compare_tensors(name: str, expected: Array, actual: Array, options: _Options) -> Diff:
-    kind = describe(expected)
-    same_dtype = expected.dtype == actual.dtype or (
-        is_string(expected.dtype) and is_string(actual.dtype)
-    )
-    if not same_dtype or expected.shape != actual.shape:
-        return Diff(name, kind, structure=f"is {describe(actual)}")
+    kind, found = describe(expected), describe(actual)
+    if found != kind:
+        return Diff(name, kind, structure=f"is {found}")
     if isinstance(options.tolerance, Drawn):
         law = options.tolerance
         wrong = law.test(actual) or law.beside(options.outputs) or None
@@ -229,13 +226,13 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
             return None
         return _judged(tolerance, mine, theirs, block.start + places, known)
 
-    found = _Statistics(tolerance, options, expected.shape)
+    statistics = _Statistics(tolerance, options, expected.shape)
     if kind_of(expected.dtype) is NumberKind.FLOAT:
-        found.largest["max_ulp"], found.ulp_counts = 0, [size]
+        statistics.largest["max_ulp"], statistics.ulp_counts = 0, [size]
     block = BLOCK * _ASKED_TOGETHER if known else BLOCK
     for elements in filter(None, in_blocks(judged, size, block)):
-        found.add(elements)
-    return found.diff(name, kind)
+        statistics.add(elements)
+    return statistics.diff(name, kind)
 
 
 def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
