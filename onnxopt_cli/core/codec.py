@@ -339,10 +339,9 @@ class ValueReader:
             raise ProtocolBreach(f"sent {left} bytes that belong to no value")
 
     def _pair(self, pair: Any, depth: int) -> tuple[int | str, Value]:
-        if isinstance(pair, list) and list(map(type, pair[:1])) in ([int], [str]):
-            key, *values = pair
-            if len(values) == 1:
-                return key, self.value(values[0], depth + 1)
+        # A key and a value.
+        if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (int, str):  # noqa: PLR2004
+            return pair[0], self.value(pair[1], depth + 1)
         raise ProtocolBreach("described a map that is not valid")
 
     def _tensor(self, name: Any, shape: Any, data: Any) -> Array:
