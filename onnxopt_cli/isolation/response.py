@@ -19,6 +19,7 @@ from onnxopt_cli.errors import (
     BackendDied,
     BackendHangs,
     NotApplicable,
+    OnnxoptError,
     ProtocolBreach,
     Unsupported,
 )
@@ -26,16 +27,15 @@ from onnxopt_cli.readings.single_node import sole_operator
 
 # Bytes that are compared at once.
 _BLOCK = 1 << 20
-_OUTCOMES: Mapping[type[BaseException], Outcome] = {
+_OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {
     Unsupported: Outcome.UNSUPPORTED,
     NotApplicable: Outcome.SKIP,
     BackendDied: Outcome.CRASH,
     BackendHangs: Outcome.TIMEOUT,
     ProtocolBreach: Outcome.PROTOCOL,
-    MemoryError: Outcome.OOM,
 }
 #: What a backend may do instead of returning, as far as its own process sees it.
-FAILURES = frozenset({*_OUTCOMES.values(), Outcome.ERROR})
+FAILURES = frozenset({*_OUTCOMES.values(), Outcome.OOM, Outcome.ERROR})
 
 
 @dataclass(frozen=True, slots=True)
