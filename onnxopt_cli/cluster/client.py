@@ -291,35 +291,28 @@ def real_place(path: Path | str) -> str:
     return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118 - as above
 
 
+@dataclass(eq=False, slots=True)
 class _Work(Generic[Done]):
     """What is asked of workers, batch by batch; only the cluster's thread calls it.
 
-    Args:
-        request: as :meth:`WorkerGroup.spread` has it, and so are the others.
-
     Attributes:
+        request: as :meth:`WorkerGroup.spread` has it, and so are the items, read and files.
+        parts: the places of each part that nobody has taken.
         done: what has come, by place.
     """
 
-    def __init__(
-        self,
-        request: str,
-        items: Sequence[Any],
-        read: Callable[[int, Any], Done],
-        files: Callable[[int], Sequence[str]],
-        part: Callable[[int], object] | None,
-    ) -> None:
-        self.done: SimpleQueue[dict[int, Done | LostError]] = SimpleQueue()
-        self._request, self._items, self._read, self._files = request, items, read, files
-        # The places of each part that nobody has taken, and the part that each worker is at. A
-        # search that only time ends has more items than can be looked at; they are one part.
-        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)] if part else []
-        self._parts = [*starmap(range, pairwise([0, *ends, len(items)]))]
-        self._at: dict[str, int] = {}
-        self._pace = 0.0
-        # What was lost is tried again alone, by place with where and how.
-        self._lost: dict[int, dict[str, str]] = {}
-        self._again: deque[int] = deque()
+    request: str
+    items: Sequence[Any]
+    read: Callable[[int, Any], Done]
+    files: Callable[[int], Sequence[str]]
+    parts: list[range]
+    done: SimpleQueue[dict[int, Done | LostError]] = field(default_factory=SimpleQueue)
+    # The part that each worker is at.
+    _at: dict[str, int] = field(default_factory=dict)
+    _pace: float = 0.0
+    # What was lost is tried again alone, by place with where and how.
+    _lost: dict[int, dict[str, str]] = field(default_factory=dict)
+    _again: deque[int] = field(default_factory=deque)
 
     def take(self, address: str, workers: int) -> list[int]:
         """Return the places of what a worker is to do next; none if there is nothing now."""
@@ -327,7 +320,7 @@ class _Work(Generic[Done]):
             if workers == 1 or address not in self._lost[place]:
                 self._again.remove(place)
                 return [place]
-        left = [*map(len, self._parts)]
+        left = [*map(len, self.parts)]
         at = self._at.get(address, 0)
         if address not in self._at or not left[at]:
             there = Counter(self._at.values())
@@ -336,20 +329,20 @@ class _Work(Generic[Done]):
         seconds = max(_BATCH_SECONDS, _TASK_SECONDS * workers)
         size = int(seconds / self._pace) if self._pace else 1
         size = max(1, min(size, _LARGEST_BATCH, -(-left[at] // (2 * max(workers, 1)))))
-        first, last = self._parts[at].start, self._parts[at].stop
+        first, last = self.parts[at].start, self.parts[at].stop
         end = first + min(size, left[at])
         if end < last:
             # Whoever has a file in two batches may have to read it twice.
             ends = range(end, first + size // 2, -1)
-            end = next((it for it in ends if self._files(it - 1) != self._files(it)), end)
-        self._parts[at] = range(end, last)
+            end = next((it for it in ends if self.files(it - 1) != self.files(it)), end)
+        self.parts[at] = range(end, last)
         return [*range(first, end)]
 
     def message(self, batch: Sequence[int]) -> tuple[bytes, list[str]]:
         """Return the request for what stands at some places, and the files that it needs."""
-        items = [self._items[place] for place in batch]
-        request = json.dumps({"request": self._request, "items": items}).encode()
-        return request, [path for place in batch for path in self._files(place)]
+        items = [self.items[place] for place in batch]
+        request = json.dumps({"request": self.request, "items": items}).encode()
+        return request, [path for place in batch for path in self.files(place)]
 
     def finish(self, batch: Sequence[int], answers: Any, seconds: float) -> None:
         """Take a worker's answer.
@@ -358,7 +351,7 @@ class _Work(Generic[Done]):
             ValueError: if it is none; KeyError, TypeError, AttributeError likewise.
         """
         pairs = zip(batch, answers, strict=True)
-        self.done.put({place: self._read(place, answer) for place, answer in pairs})
+        self.done.put({place: self.read(place, answer) for place, answer in pairs})
         pace = seconds / len(batch)
         self._pace = (self._pace + pace) / 2 if self._pace else pace
 
@@ -483,8 +476,10 @@ class WorkerGroup:
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.
         """
-        work = _Work(request, items, read, files, part)
-        self._work = work
+        # A search that only time ends has more items than can be looked at; they are one part.
+        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)] if part else []
+        parts = [*starmap(range, pairwise([0, *ends, len(items)]))]
+        self._work = work = _Work(request, items, read, files, parts)
         done: dict[int, Done | LostError] = {}
         try:
             for place in range(len(items)):
