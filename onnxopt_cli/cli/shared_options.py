@@ -213,12 +213,13 @@ cluster_options = _together(
     option(
         "--ship PATH",
         "Send this file or folder to every worker. Again for more.",
-        type=PATH,
+        type=click.Path(exists=True, path_type=Path),
         multiple=True,
     ),
     option(
         "--tls CA CERT KEY",
         "PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
+        type=click.Path(exists=True, dir_okay=False),
         nargs=3,
     ),
     option("--insecure", "Go without TLS to other machines.", is_flag=True),

@@ -138,9 +138,6 @@ class Cluster:
         self._where = _scheduler(address) if match is None else "this machine"
         self._local_workers = int(match[1] or available_jobs()) if match else 0
         self._tls = address.tls
-        for path in self._tls:
-            if not Path(path).is_file():
-                raise UsageError(f"--tls {printable(str(path))}: there is no such file")
         self._stack = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, daemon=True)
@@ -274,8 +271,6 @@ def _scheduler(address: Address) -> str:
 
 def _files_below(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
-        if not path.exists():
-            raise UsageError(f"--ship {printable(str(path))}: there is no such file or folder")
         found = [path] if path.is_file() else sorted(path.rglob("*"))
         yield from (real_place(it) for it in found if it.is_file())
 

@@ -398,3 +398,9 @@ def test_a_scheduler_with_tls_is_spoken_to_with_a_certificate(tmp_path):
     assert own.address.startswith("tls://")
     assert refused.code == 2
     assert (run.code, run.outcomes) == (0, {"one": "pass"})
+
+
+@pytest.mark.parametrize("option", [["--ship", "nowhere"], ["--tls", "nowhere", "a", "b"]])
+def test_files_for_the_workers_must_be_there(onnxopt, option):
+    answer = onnxopt("run", "spec", "-b", "numpy", "--cluster", "local", *option)
+    assert (answer.code, "'nowhere' does not exist" in answer.text) == (2, True)
