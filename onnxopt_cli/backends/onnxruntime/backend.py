@@ -19,7 +19,7 @@ from onnxopt_cli.backends.onnxruntime.values import (
 )
 from onnxopt_cli.backends.protocol import Backend, Prepared, reporting, unavailable
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 
@@ -56,7 +56,8 @@ class OnnxRuntimeBackend(Backend):
 
     Raises:
         UsageError: if an option is unknown or has no such value.
-        BackendUnavailable: if ONNX Runtime, or a provider, is not installed or does not start.
+        BackendUnavailable: if ONNX Runtime, or a provider, is not installed or is left out.
+        Exception: whatever ONNX Runtime raises when it is imported, or opens no session.
     """
 
     def __init__(self, specification: Specification) -> None:
@@ -89,11 +90,7 @@ class OnnxRuntimeBackend(Backend):
 
     def _probe(self) -> None:
         """Make sure that a session gets its providers, which ONNX Runtime leaves out in silence."""
-        try:
-            session = self._open(parser.parse_model(_PROBE))
-        except Exception as error:
-            what = f": ONNX Runtime opens no session: {exception_text(error)}"
-            raise unavailable(self.name, what) from error
+        session = self._open(parser.parse_model(_PROBE))
         missing = [name for name in self._providers if name not in session.get_providers()]
         if missing:
             hint = "are the provider's libraries installed, and its device present?"
@@ -117,13 +114,11 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
 def _import_runtime() -> Any:
     try:
         import onnxruntime
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
-            raise BackendUnavailable(
-                "ONNX Runtime is not installed", hint='pip install "onnxopt[ort]"'
-            ) from error
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise
         raise BackendUnavailable(
-            f"ONNX Runtime cannot be imported: {exception_text(error)}"
+            "ONNX Runtime is not installed", hint='pip install "onnxopt[ort]"'
         ) from error
     return onnxruntime
 
