@@ -50,26 +50,28 @@ def says_unsupported(subject: CheckedBackend) -> str:
     training = _about_training(subject)
     texts = [it.text for said in (*asked.values(), training) for it in said.values()]
     patterns: list[str] = []
-    failing: list[str] = []
+    failing = ""
     for domain, said in asked.items():
         unexplained = _unexplained(said, patterns)
         if not unexplained:
             continue
         found = _proposal(unexplained, domain, contrasts, texts)
-        failing.append(_excerpt(unexplained, found))
-        if not found or subject.runs is None:
-            raise Broken(f"it fails instead: {failing[0]}; {_why(subject)}")
+        failing = failing or f"it fails instead: {_excerpt(unexplained, found)}"
+        if subject.runs is None:
+            why = "it runs nothing that it was asked for, so these words may mean anything"
+            raise Broken(f"{failing}; {why}")
+        if not found:
+            raise Broken(f"{failing}; no words in it tell it from what it says of a wrong model")
         patterns.append(found)
     unexplained = _unexplained(training, patterns)
     if len(unexplained) > 1 and subject.runs is not None:
         # Words that name one operator and then the other are not about a mistake in one of them.
         found = _proposal(unexplained, TRAINING, contrasts, texts, named=True)
         if found:
-            failing.append(_excerpt(unexplained, found))
+            failing = failing or f"it fails instead: {_excerpt(unexplained, found)}"
             patterns.append(found)
-            unexplained = _unexplained(unexplained, patterns)
     if patterns:
-        raise Broken(f"it fails instead: {failing[0]}", _REMEDY, _option(subject, patterns))
+        raise Broken(failing, _REMEDY, _option(subject, patterns))
     heard = next(iter(asked[""].values())).text
     others = [f"; of {name}: {printable(it.text[:_SHOWN])}" for name, it in unexplained.items()]
     return "".join([f"it says: {heard}", *others])
@@ -236,12 +238,6 @@ def _excerpt(said: Mapping[str, Refusal], pattern: str) -> str:
     text = next(iter(said.values())).text
     found = (line for line in text.splitlines() if pattern and re.search(pattern, line))
     return printable(next(found, text).strip()[:_SHOWN])
-
-
-def _why(subject: CheckedBackend) -> str:
-    if subject.runs is None:
-        return "it runs nothing that it was asked for, so these words may mean anything"
-    return "no words in it tell it from what it says of a wrong model"
 
 
 def _option(subject: CheckedBackend, patterns: Sequence[str]) -> str:
