@@ -29,7 +29,7 @@ from onnxopt_cli.backends.exec.backend import require_stated
 from onnxopt_cli.backends.protocol import normalise_outputs
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import Array, Value, describe
-from onnxopt_cli.errors import BackendFailure, Unsupported
+from onnxopt_cli.errors import Unsupported
 
 _STANDARD_OUTPUT = 1
 _TEN_MEGABYTES = 10 * 2**20
@@ -168,13 +168,9 @@ def _answers(command: CommandSubject, **further: Any) -> str:
         require_stated(asked.model, command.session.hello)
     except Unsupported as error:
         raise NotShown(error.message) from None
-    try:
-        outputs = command.run(asked, **further)
-    except Unsupported as error:
-        return f"it says unsupported: {error.message}"
-    except BackendFailure as error:
-        return f"it reports: {error.message}"
-    return f"{len(outputs)} outputs"
+    outputs: list[Value] = []
+    refused = refusal(lambda it: outputs.extend(command.run(it, **further)), asked)
+    return str(refused or f"{len(outputs)} outputs")
 
 
 def _stays(command: CommandSubject) -> str:
