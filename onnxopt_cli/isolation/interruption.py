@@ -16,9 +16,7 @@ from types import FrameType
 _SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 if sys.platform != "win32":
     _SIGNALS += (signal.SIGHUP,)
-# What drops an exception has ended by then.
-_AGAIN_SECONDS = 0.001
-# How long to wait where nothing can be raised, and how many times.
+# How long to wait where nothing can be raised, or was dropped, and how many times.
 _LATER_SECONDS = 0.01
 _MOST_WAITS = 100
 # Whoever calls these is in jsonschema_rs, which drops what a handler raises.
@@ -74,7 +72,7 @@ _waits = itertools.count()
 def _stop(number: int, frame: FrameType | None) -> None:
     """Raise Stop; a moment later where that would crash a library or be lost."""
     if _must_wait(frame) and next(_waits) < _MOST_WAITS:
-        _send_again(number, _LATER_SECONDS)
+        _send_later(number)
     else:
         raise Stop(number)
 
@@ -91,17 +89,17 @@ def _must_wait(frame: FrameType | None) -> bool:
     return False
 
 
-def _send_again(number: int, seconds: float) -> None:
+def _send_later(number: int) -> None:
     # Windows ends the process that os.kill is called for.
     send = signal.raise_signal if sys.platform == "win32" else partial(os.kill, os.getpid())
-    threading.Timer(seconds, send, (number,)).start()
+    threading.Timer(_LATER_SECONDS, send, (number,)).start()
 
 
 def _signal_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Send the signal again that came where Python drops exceptions: a finalizer, a callback."""
     stop = unraisable.exc_value
     if isinstance(stop, Stop):
-        _send_again(stop.exit_code - 128, _AGAIN_SECONDS)
+        _send_later(stop.exit_code - 128)
     else:
         sys.__unraisablehook__(unraisable)
 
