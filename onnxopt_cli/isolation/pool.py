@@ -6,7 +6,6 @@ import selectors
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from onnxopt_cli.backends.conversation import TICK_SECONDS
 from onnxopt_cli.core.result import Outcome
@@ -122,7 +121,15 @@ class Pool:
         job = Job(order)
         self._queue.append(job)
         self.loop.run_once(0)
-        return partial(self._result, job)
+
+        def wait() -> Response | str:
+            while job.result is None:
+                if self.interruption.signal:
+                    return "interrupted"
+                self.loop.run_once()
+            return job.result
+
+        return wait
 
     def renew(self) -> None:
         """Let the next case meet a fresh worker; nothing may be queued."""
@@ -154,13 +161,6 @@ class Pool:
             self._queue.clear()
         if self._queue and not self.interruption.signal:
             self._start_another()
-
-    def _result(self, job: Job) -> Response | str:
-        while job.result is None:
-            if self.interruption.signal:
-                return "interrupted"
-            self.loop.run_once()
-        return job.result
 
     def _collect(self, worker: Worker) -> None:
         if worker.version is not None and not self._ready:
