@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from onnxopt_cli.backends.specification import parse_specification
@@ -76,17 +77,16 @@ def _find(top: str) -> Path | None:
 
 
 def _package(folder: Path) -> Iterator[tuple[str, Path]]:
-    count = 0
+    paths = islice(_code_below(folder), _MOST_FILES)
+    return ((f"{folder.name}/{it.relative_to(folder).as_posix()}", it) for it in paths)
+
+
+def _code_below(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
-            if name[0] == "." or not (name.endswith(_CODE) or ".so." in name):
-                continue
-            path = Path(parent, name)
-            count += 1
-            if count > _MOST_FILES:
-                return
-            yield f"{folder.name}/{path.relative_to(folder).as_posix()}", path
+            if name[0] != "." and (name.endswith(_CODE) or ".so." in name):
+                yield Path(parent, name)
 
 
 def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
