@@ -455,13 +455,12 @@ class _Statistics:
             needed = np.where(distance <= atol, 0.0, (distance - atol) / size)
             # The quotient may be rounded to the rejecting side; two steps up always accept.
             short = atol + needed * size < distance
-        needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
-        self._raise(needed_rtol=needed)
-        with np.errstate(all="ignore"):
+            needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
+            self._raise(needed_rtol=needed)
             needed = np.maximum(distance - rtol * size, 0.0)
             short = needed + rtol * size < distance
-        needed[short] = np.nextafter(needed[short], np.inf)
-        self._raise(needed_atol=needed)
+            needed[short] = np.nextafter(needed[short], np.inf)
+            self._raise(needed_atol=needed)
 
 
 def _plain(element: Array) -> object:
