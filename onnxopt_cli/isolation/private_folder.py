@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from itertools import count
 from time import monotonic, time
 
 from onnxopt_cli.core.locks import FOLDER, lock_folder, locked
@@ -114,8 +113,6 @@ def _empty(folder: str, deadline: float) -> None:
     descriptors, nor paths that are too long.
     """
     top = _open(folder)
-    numbers = count()
-    prefix = os.urandom(8).hex()
     try:
         left = os.listdir(top)  # noqa: PTH208 - relative to descriptors
         while left and monotonic() < deadline:
@@ -129,7 +126,7 @@ def _empty(folder: str, deadline: float) -> None:
                         if not _unlink(child, inner):
                             # To move a folder takes the right to write to it.
                             os.close(_open(child, inner))
-                            moved = f"{prefix}-{next(numbers)}"
+                            moved = os.urandom(8).hex()
                             os.rename(child, moved, src_dir_fd=inner, dst_dir_fd=top)
                             left.append(moved)
                 finally:
