@@ -152,9 +152,7 @@ def end_descendants(
         found = _family(parent, mine)
         quiet = 0 if found else quiet + 1
         stopped: set[int] = set()
-        while (fresh := [process for process in found if process not in stopped]) and (
-            time.monotonic() < deadline
-        ):
+        while (fresh := [it for it in found if it not in stopped]) and time.monotonic() < deadline:
             _signal(fresh, signal.SIGSTOP, parent)
             stopped.update(fresh)
             found = _family(parent, mine)
