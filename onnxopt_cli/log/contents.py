@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from onnxopt_cli.backends.implementation import implementation_files
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file, recorded, signature
 from onnxopt_cli.core.case import Case, Content, Signature
+from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.operators import OPERATOR_FILES
@@ -92,7 +93,7 @@ class FileSnapshot:
         known, digest = self._known[path]
         if seen not in ((), known):
             raise UsageError(
-                f"{printable(_shown(path))} changed while the run began",
+                f"{printable(shown_path(Path(path)))} changed while the run began",
                 hint="run it again when nobody writes to it",
             )
         return digest
@@ -100,8 +101,7 @@ class FileSnapshot:
     @property
     def contents(self) -> Contents:
         """All that was seen."""
-        here = _current_folder()
-        digests = {_shown(path, here): digest for path, (_, digest) in self._known.items()}
+        digests = {path: digest for path, (_, digest) in self._known.items()}
         while len(digests) > _MOST_NAMED:
             folders: dict[str, blake2b] = {}
             for path, digest in sorted(digests.items()):
@@ -110,8 +110,8 @@ class FileSnapshot:
             if len(folders) == len(digests):
                 break
             digests = {path: it.digest() for path, it in folders.items()}
-        files = {printable(path): digest.hex()[:16] for path, digest in digests.items()}
-        return Contents(self._backends, files)
+        shown = {shown_path(Path(path)): digest.hex()[:16] for path, digest in digests.items()}
+        return Contents(self._backends, {printable(path): it for path, it in shown.items()})
 
     def guarded(self, case: Case) -> Case:
         """Return a case that is invalid if it is read from other files than were seen."""
@@ -121,14 +121,14 @@ class FileSnapshot:
         """Yield each file that is no longer what it was."""
         for path, (known, digest) in self._known.items():
             if _signature(path) != known and _look(path)[1] != digest:
-                yield Problem(_shown(path), _MEANWHILE)
+                yield Problem(shown_path(Path(path)), _MEANWHILE)
 
     def _read(self, read: Callable[[], Content]) -> Content:
         with recorded() as opened:
             content = read()
         others = [path for path, now in opened.items() if self._other(path, now)]
         if others:
-            raise InvalidCase([Problem(_shown(path), _MEANWHILE) for path in others])
+            raise InvalidCase([Problem(shown_path(Path(path)), _MEANWHILE) for path in others])
         return content
 
     def _other(self, path: str, now: Signature) -> bool:
@@ -164,15 +164,3 @@ def _signature(path: str) -> Signature:
         return signature(Path(path).stat())
     except OSError:
         return None
-
-
-def _shown(path: str, here: str | None = None) -> str:
-    """Return a path as the user would write it: below the current folder, from there on."""
-    return path.removeprefix(here if here is not None else _current_folder())
-
-
-def _current_folder() -> str:
-    try:
-        return f"{Path.cwd()}{os.sep}"
-    except OSError:
-        return ""
