@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
 from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any
@@ -152,7 +151,6 @@ class Header:
             ValueError: if it says what no header can say.
         """
         shard = data["shard"]
-        require_moment(data["started"])
         if shard is not None and shard["index"] > shard["count"]:
             raise ValueError(f"found shard {shard['index']} of {shard['count']}")
         if not data["backends"]:
@@ -194,20 +192,6 @@ class Header:
 
 def _change(what: str, before: object, now: object) -> list[str]:
     return [] if before == now else [f"{what} ({before}, now {now})"]
-
-
-def require_moment(text: str) -> None:
-    """Refuse a time that is none.
-
-    Raises:
-        ValueError: if it is none, or not in UTC as a log has it.
-    """
-    try:
-        utc = datetime.fromisoformat(text).utcoffset() == timedelta(0)
-    except ValueError:
-        utc = False
-    if not utc:
-        raise ValueError(f"found the time {text!r}, which is not a valid one")
 
 
 def _cases(header: Header) -> str:

@@ -18,7 +18,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.expectations.expectations import contradiction
 from onnxopt_cli.isolation.interruption import INTERRUPTED
-from onnxopt_cli.log.header import SCHEMA, Header, require_moment
+from onnxopt_cli.log.header import SCHEMA, Header
 from onnxopt_cli.log.rules import Rules, check_record
 from onnxopt_cli.log.writer import MAX_BYTES, SPOILED
 
@@ -175,7 +175,6 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
     """
     match kind:
         case "resume" if not log.finished:
-            require_moment(record["at"])
             log.footer = None
             rules.resume()
         case _ if log.footer is not None:

@@ -49,7 +49,8 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
     references = [part["$ref"] for part in schema["oneOf"]]
     return {
         reference.rpartition("/")[2]: jsonschema_rs.validator_for(
-            {"$schema": schema["$schema"], "$ref": reference, "$defs": definitions}
+            {"$schema": schema["$schema"], "$ref": reference, "$defs": definitions},
+            validate_formats=True,
         )
         for reference in references
     }

@@ -97,6 +97,7 @@ FORGERIES = {
     "a failure left out": lambda it: [line for line in it if line is not failing(it)],
     "no such day": lambda it: [{**it[0], "started": "2026-13-45T00:00:00Z"}, *it[1:]],
     "no such time": lambda it: [{**it[0], "started": "2026-01-31T99:99:99Z"}, *it[1:]],
+    "no such year": lambda it: [{**it[0], "started": "0000-01-31T00:00:00Z"}, *it[1:]],
     "no such day of a resume": lambda it: [
         *it[:-1],
         {"record": "resume", "at": "2026-02-30T00:00:00Z"},
