@@ -84,7 +84,7 @@ class LogWriter:
         """
         try:
             writer = cls(path, _open(path, 0))
-            writer._size, writer._digest = _hashed(writer._descriptor, size)
+            writer._size, writer._digest = size, _hashed(writer._descriptor, size)
             if size and writer._digest.digest() != digest:
                 os.close(writer._descriptor)
                 raise UsageError(f"{printable(str(path))} changed while it was read")
@@ -154,7 +154,7 @@ class LogWriter:
             return False
         if not os.path.samestat(status, there) or status.st_size != self._size:
             return False
-        return _hashed(self._descriptor, self._size)[1].digest() == self._digest.digest()
+        return _hashed(self._descriptor, self._size).digest() == self._digest.digest()
 
     def _mark_as_foreign(self) -> None:
         """Say in the log that it is no evidence: on a line of its own, whatever is before it."""
@@ -196,16 +196,15 @@ def footer(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _hashed(descriptor: int, size: int) -> tuple[int, blake2b]:
-    """Return how many of the first ``size`` bytes of a file there are, and the hash of them."""
+def _hashed(descriptor: int, size: int) -> blake2b:
+    """Return the hash of the first ``size`` bytes of a file, or of what there is of them."""
     digest = blake2b()
-    place = 0
     # Where it stands does not matter to what is appended.
     os.lseek(descriptor, 0, os.SEEK_SET)
-    while data := os.read(descriptor, min(_CHUNK, size - place)):
+    while data := os.read(descriptor, min(_CHUNK, size)):
         digest.update(data)
-        place += len(data)
-    return place, digest
+        size -= len(data)
+    return digest
 
 
 def _open(path: Path, flags: int) -> int:
