@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -149,27 +149,26 @@ def _explanations(
         records: of the shards.
         results: of the whole run; what failed in shards that explain nothing is counted, too.
     """
-    found: dict[tuple[str, str], list[Explanation]] = {}
+    found: dict[tuple[str, str], list[Explanation]] = defaultdict(list)
     for record in records:
         for it in record.explanations:
-            found.setdefault((it.backend, it.operator), []).append(it)
+            found[it.backend, it.operator].append(it)
     failing = Counter((it.backend, it.operators) for it in results if it.failing)
     merged = []
     for (backend, operator), parts in found.items():
-        causes: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
-        for cause in (cause for it in parts for cause in it.causes):
-            cases = causes.setdefault((cause.found, cause.deviations), {})
-            cases.update(dict.fromkeys(cause.cases))
-        others: dict[str, Counter[str]] = {}
+        causes: dict[tuple[str, tuple[str, ...]], dict[str, None]] = defaultdict(dict)
+        others: dict[str, Counter[str]] = defaultdict(Counter)
         for it in parts:
+            for cause in it.causes:
+                causes[cause.found, cause.deviations] |= dict.fromkeys(cause.cases)
             for what, kinds in it.others.items():
-                others.setdefault(what, Counter()).update(kinds)
+                others[what].update(kinds)
         known = sum(map(len, causes.values())) + sum(it.total() for it in others.values())
         elsewhere = failing[backend, (operator,)] - known
         if elsewhere > 0:
-            others.setdefault("not tried", Counter())["in other shards"] = elsewhere
+            others["not tried"]["in other shards"] = elsewhere
         together = tuple(Cause(it, tuple(cases), names) for (it, names), cases in causes.items())
         note = next((it.note for it in parts if it.note), "")
         complete = all(it.complete for it in parts)
-        merged.append(Explanation(backend, operator, together, others, note, complete))
+        merged.append(Explanation(backend, operator, together, dict(others), note, complete))
     return tuple(merged)
