@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import PurePath
@@ -41,19 +42,16 @@ class CaseList:
             one = blake2b(digest_size=16)
             one.update(case.id.encode("utf-8", "surrogatepass") + b"\0")
             one.update(case.source.encode("utf-8", "surrogatepass"))
-            for path, seen in _files(case).items():
-                one.update(PurePath(path).name.encode("utf-8", "surrogateescape") + b"\0")
-                one.update(snapshot.digest(path, seen))
+            # Of files that cannot be looked for, reading the case says so.
+            with suppress(OSError):
+                for path, seen in case.files().items():
+                    one.update(PurePath(path).name.encode("utf-8", "surrogateescape") + b"\0")
+                    one.update(snapshot.digest(path, seen))
             digest.update(one.digest())
         return cls(len(cases), digest.hexdigest())
 
-
-def _files(case: Case) -> dict[str, object]:
-    try:
-        return dict(case.files())
-    except OSError:
-        # Reading the case says so.
-        return {}
+    def __str__(self) -> str:
+        return f"{self.count} with hash {self.hash[:8]}"
 
 
 _MOST = 1_000_000
@@ -153,17 +151,13 @@ class Header:
         shard = data["shard"]
         if shard is not None and shard["index"] > shard["count"]:
             raise ValueError(f"found shard {shard['index']} of {shard['count']}")
-        if not data["backends"]:
-            raise ValueError("found no backend")
         require_once(it["name"] for it in data["backends"])
+        as_they_are = ("started", "versions", "expectations", "options")
         return cls(
-            started=data["started"],
-            versions=data["versions"],
+            **{name: data[name] for name in as_they_are},
             backends=tuple(BackendIdentity(**it) for it in data["backends"]),
             cases=CaseList(**data["cases"]),
             shard=None if shard is None else Shard(**shard),
-            expectations=data["expectations"],
-            options=data["options"],
             # Older logs lack them.
             hostname=data.get("hostname", ""),
             contents=Contents(**data.get("contents", {})),
@@ -171,9 +165,7 @@ class Header:
 
     def differences(self, other: Header) -> list[str]:
         """Say in what another run is not this one; nothing about their shards."""
-        found = []
-        if self.cases != other.cases:
-            found.append(f"the cases ({_cases(self)}, now {_cases(other)})")
+        found = _change("the cases", self.cases, other.cases)
         if self.backends != other.backends:
             found.append(f"the backends ({_backends(self)}, now {_backends(other)})")
         elif self.contents.backends != other.contents.backends:
@@ -192,10 +184,6 @@ class Header:
 
 def _change(what: str, before: object, now: object) -> list[str]:
     return [] if before == now else [f"{what} ({before}, now {now})"]
-
-
-def _cases(header: Header) -> str:
-    return f"{header.cases.count} with hash {header.cases.hash[:8]}"
 
 
 def _backends(header: Header) -> str:
