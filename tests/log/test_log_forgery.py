@@ -103,6 +103,7 @@ FORGERIES = {
         {"record": "resume", "at": "2026-02-30T00:00:00Z"},
         it[-1],
     ],
+    "no backend": lambda it: [{**it[0], "backends": []}, *it[1:]],
     "a backend twice": lambda it: [{**it[0], "backends": it[0]["backends"] * 2}, *it[1:]],
 }
 
