@@ -21,7 +21,7 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.grade.further_inputs import further, mixed
-from onnxopt_cli.grade.traits import WRONG, Trait, feature_places, features, traits
+from onnxopt_cli.grade.traits import WRONG, Trait, features, traits
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 
@@ -170,7 +170,6 @@ class _Conditions:
         self._random = Random(0)  # noqa: S311 - no secret
         self._several, self._given = False, sum(it.failed for it in samples)
         self._rounds = _ROUNDS
-        self._places = feature_places(self._node)
         self._effects: dict[str, int] = {}
         self._rows: dict[Sample, tuple[Array, Array]] = {}
         self._pool: list[Sample] = []
@@ -330,11 +329,11 @@ class _Conditions:
             self._pairs = self._pairs[:0]
             return
         bad = np.concatenate(wrong)
-        seen: dict[str, list[float]] = {}
-        for name, place in self._places.items():
-            values = np.unique(bad[:, place])
+        seen: dict[int, list[float]] = {}
+        for feature, column in enumerate(bad.T):
+            values = np.unique(column)
             if np.all(np.isfinite(values)) and np.all(values == np.round(values)):
-                seen[name] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
+                seen[feature] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
         known = sorted(traits(self._node, seen), key=lambda it: it.cost)
         columns = self._columns(known, bad)
         ends = np.cumsum([len(it) for it in wrong])[:-1]
@@ -392,7 +391,7 @@ class _Conditions:
         found = np.empty((len(rows), len(known)), bool)
         with np.errstate(all="ignore"):
             for column, it in zip(found.T, known, strict=True):
-                column[:] = it.holds(rows[:, self._places[it.feature]])
+                column[:] = it.holds(rows[:, it.feature])
         return found
 
     def _fill_pool(self) -> None:

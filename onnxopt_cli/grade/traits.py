@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ _GROUPS = 24
 _BLOCKS = (4, 8, 16, 32, 64, 128, 256)
 #: Marks an element that is wrong, and not only judged.
 WRONG = 2
+_MOST = np.finfo(np.float32).max
 _POWERS = (2, 4, 6, 10, 18, 30)
 _AROUND = tuple(2**power + by for power in range(4, 21) for by in (-1, 0, 1))
 _COUNTS = (*range(11), 12, 20, 99, 100, 101, 999, 1000, 1001, *_AROUND)
@@ -34,52 +35,41 @@ class Trait:
     """A condition on a feature.
 
     Attributes:
-        feature: the feature's name.
+        feature: the feature's column.
         words: says the condition, of an element or of what it is in.
         cost: how far from plain it is; 1 for the plainest.
         holds: tells it of a feature's values, NaN where an element has none.
     """
 
-    feature: str
+    feature: int
     words: str
     cost: float
     holds: Callable[[Array], Array]
 
 
-def traits(call: Call[Array], seen: Mapping[str, Iterable[float]]) -> Iterator[Trait]:
+#: Words, cost and test of a condition.
+_Condition: TypeAlias = tuple[str, float, Callable[[Array], Array]]
+#: Yields all conditions on a feature, given further numbers at which it may turn if it is a count.
+_Conditions: TypeAlias = Callable[[Iterable[float]], Iterable[_Condition]]
+
+
+def traits(call: Call[Array], seen: Mapping[int, Iterable[float]]) -> Iterator[Trait]:
     """Yield all conditions on the features of an operator.
 
     Args:
         call: a node of the operator, whichever.
-        seen: further numbers at which an integer feature may turn, by its name.
+        seen: further numbers at which a count may turn, by its column.
     """
-    operator = call.operator
-    first = operator.tensors[0]
-    # Of each the smallest number that there is: it, or more, holds everywhere.
-    whole: dict[str, tuple[str, Sequence[int], float]] = {
-        "tensors": ("there {are} {k} tensor{s}", (*range(1, 13), *_AROUND[:24]), 1),
-        "tensor": ("the tensor's number is {k}", range(1, 10), 1),
-        "length": (f"{first} has {{k}} element{{s}}", _COUNTS, 1),
-        "rank": (f"{first} has {{k}} dimension{{s}}", range(9), 0),
-        "rows": (f"{first} has {{k}} row{{s}}", _COUNTS[:60], 1),
-        "columns": (f"{first} has {{k}} column{{s}}", _COUNTS[:60], 1),
-        "index": ("the element's index is {k}", _COUNTS, 0),
-        "row": ("the element's row is {k}", _COUNTS[:60], 0),
-        "column": ("the element's column is {k}", _COUNTS[:60], 0),
-    }
-    counts = [it.name for it in operator.scalars if "int64" in it.dtypes]
-    whole |= {name: (f"{name} is {{k}}", _STEPS, -np.inf) for name in counts}
-    for feature, (words, marks, least) in whole.items():
-        yield from _counts(feature, words, sorted({*marks, *seen.get(feature, ())}), least)
-    rates = [it.name for it in operator.scalars if it.name not in counts]
-    for name in (*rates, *(it.name for it in operator.attributes), *operator.tensors):
-        yield from _values(name)
-    for words, cost, _ in _flags(call, 0, _NOWHERE):
-        yield Trait(words, words, cost, partial(np.equal, 1))
+    for column, (_, conditions) in enumerate(_features(call, 0, np.empty(0, int))):
+        for condition in conditions(seen.get(column, ())):
+            yield Trait(column, *condition)
 
 
-def _counts(feature: str, words: str, marks: Sequence[float], least: float) -> Iterator[Trait]:
-    for mark in marks:
+def _counts(
+    words: str, marks: Iterable[float], least: float, seen: Iterable[float]
+) -> Iterator[_Condition]:
+    """Yield the conditions on a count, of which ``least`` is the smallest that there is."""
+    for mark in sorted({*marks, *seen}):
         k = int(mark)
         # Plain are small numbers and those at a power of two.
         cost = 0.0 if k in (0, 1, 2) or (k - 1) & (k - 2) == 0 or k & (k - 1) == 0 else 0.1
@@ -88,13 +78,14 @@ def _counts(feature: str, words: str, marks: Sequence[float], least: float) -> I
             (f"at least {k}", "are", 1.0, np.less_equal),
             (f"at most {k}", "are", 1.05 if k else 1.2, np.greater_equal),
         ):
+            # The smallest, or more, holds everywhere.
             if holds is np.less_equal and k <= least:
                 continue
             text = words.format(k=number, are=are, s="s" * (k != 1))
-            yield Trait(feature, text, own_cost + cost, partial(holds, k))
+            yield text, own_cost + cost, partial(holds, k)
 
 
-def _values(name: str) -> Iterator[Trait]:
+def _values(name: str, _: object) -> Iterator[_Condition]:
     for words, cost, holds in (
         ("is 0", 1.0, partial(np.equal, 0)),
         ("is 1", 1.0, partial(np.equal, 1)),
@@ -104,22 +95,18 @@ def _values(name: str) -> Iterator[Trait]:
         ("is below 1", 1.2, partial(np.greater, 1)),
         ("is NaN", 1.0, np.isnan),
         ("is infinite", 1.0, np.isinf),
-        ("is finite, but beyond float32", 1.1, _beyond),
-        ("is not a float32 number", 1.2, _fine),
+        ("is finite, but beyond float32", 1.1, lambda it: np.isfinite(it) & (np.abs(it) > _MOST)),
+        ("is not a float32 number", 1.2, lambda it: np.isfinite(it) & (it != it.astype("f"))),
     ):
-        yield Trait(name, f"{name} {words}", cost, holds)
+        yield f"{name} {words}", cost, holds
     for power in _POWERS:
-        far, near = f"{name} is 1e{power} or more in size", f"{name} is 1e-{power} or less in size"
-        yield Trait(name, far, 1.2, partial(_far, 10.0**power))
-        yield Trait(name, f"{near}, and not 0", 1.2, partial(_near, 10.0**-power))
+        yield f"{name} is 1e{power} or more in size", 1.2, partial(_far, 10.0**power)
+        near = f"{name} is 1e-{power} or less in size, and not 0"
+        yield near, 1.2, partial(_near, 10.0**-power)
 
 
-def _beyond(values: Array) -> Array:
-    return np.isfinite(values) & (np.abs(values) > np.finfo(np.float32).max)
-
-
-def _fine(values: Array) -> Array:
-    return np.isfinite(values) & (values != values.astype(np.float32))
+def _flag(words: str, cost: float, _: object) -> Iterator[_Condition]:
+    yield words, cost, partial(np.equal, 1)
 
 
 def _far(least: float, values: Array) -> Array:
@@ -128,11 +115,6 @@ def _far(least: float, values: Array) -> Array:
 
 def _near(most: float, values: Array) -> Array:
     return (values != 0) & (np.abs(values) <= most)
-
-
-def feature_places(call: Call[Array]) -> dict[str, int]:
-    """Return the names of the features that nodes of an operator have, and the column of each."""
-    return {name: place for place, name in enumerate(_features(call, 0, _NOWHERE))}
 
 
 def features(call: Call[Array], marked: Sequence[Array]) -> tuple[Array, Array]:
@@ -151,10 +133,10 @@ def features(call: Call[Array], marked: Sequence[Array]) -> tuple[Array, Array]:
     chosen = {*order[: _GROUPS // 2], *range(_GROUPS // 4), len(call.groups) - 1}
     for group in sorted(chosen & set(order)):
         kept = _kept(marked[group])
-        own = _features(call, group, kept)
+        own = [value for value, _ in _features(call, group, kept)]
         values = np.empty((len(own), kept.size))
-        for place, value in enumerate(own.values()):
-            values[place] = value
+        for column, value in zip(values, own, strict=True):
+            column[:] = value
         rows.append(values.T)
         marks.append(marked[group][kept])
     return np.concatenate(rows), np.concatenate(marks)
@@ -172,42 +154,41 @@ def _kept(marked: Array) -> Array:
     return np.unique(np.concatenate(ends))
 
 
-_NOWHERE = np.empty(0, int)
+def _features(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[Any, _Conditions]]:
+    """Yield the features of a tensor's elements at some flat places, with the conditions on them.
 
-
-def _features(call: Call[Array], group: int, kept: Array) -> dict[str, Any]:
-    """Return the features of a tensor's elements at some flat places, each for all or one by one.
-
-    They have one order in all nodes of an operator.
+    Each is for all elements or one by one, and NaN where there is none. They have one order in all
+    nodes of an operator.
     """
-    flags = {words: holds for words, _, holds in _flags(call, group, kept)}
-    return _numbers(call, group, kept) | flags
-
-
-def _numbers(call: Call[Array], group: int, kept: Array) -> dict[str, Any]:
-    """Return the features that are numbers, NaN where there is none."""
     operator, tensors = call.operator, call.groups[group]
-    first = tensors[0]
-    own: dict[str, Any] = {
-        "tensors": len(call.groups),
-        "tensor": group + 1,
-        "length": first.size,
-        "rank": first.ndim,
-        "index": kept,
-        **dict.fromkeys(("rows", "columns", "row", "column"), np.nan),
-    }
-    if first.ndim > 1:
-        rows, columns = first.shape[-2:]
-        own |= {"rows": rows, "columns": columns}
-        own |= {"row": kept // columns % rows, "column": kept % columns}
-    for item, scalar in zip(operator.scalars, call.scalars, strict=True):
-        own[item.name] = scalar.item()
-    for name, value in call.attributes.items():
+    x, first = operator.tensors[0], tensors[0]
+    rows, columns = first.shape[-2:] if first.ndim > 1 else (np.nan, np.nan)
+    few, many = _COUNTS[:60], (*range(1, 13), *_AROUND[:24])
+    yield len(call.groups), partial(_counts, "there {are} {k} tensor{s}", many, 1)
+    yield group + 1, partial(_counts, "the tensor's number is {k}", range(1, 10), 1)
+    yield first.size, partial(_counts, f"{x} has {{k}} element{{s}}", _COUNTS, 1)
+    yield first.ndim, partial(_counts, f"{x} has {{k}} dimension{{s}}", range(9), 0)
+    yield rows, partial(_counts, f"{x} has {{k}} row{{s}}", few, 1)
+    yield columns, partial(_counts, f"{x} has {{k}} column{{s}}", few, 1)
+    yield kept, partial(_counts, "the element's index is {k}", _COUNTS, 0)
+    yield kept // columns % rows, partial(_counts, "the element's row is {k}", few, 0)
+    yield kept % columns, partial(_counts, "the element's column is {k}", few, 0)
+    scalars = list(zip(operator.scalars, call.scalars, strict=True))
+    for item, scalar in scalars:
+        if "int64" in item.dtypes:
+            yield scalar.item(), partial(_counts, f"{item.name} is {{k}}", _STEPS, -np.inf)
+    for item, scalar in scalars:
+        if "int64" not in item.dtypes:
+            yield scalar.item(), partial(_values, item.name)
+    for attribute in operator.attributes:
+        value = call.attributes[attribute.name]
         number = value[group % len(value)] if isinstance(value, tuple) else value
-        own[name] = np.nan if isinstance(number, str) else number
+        yield np.nan if isinstance(number, str) else number, partial(_values, attribute.name)
     for name, tensor in zip(operator.tensors, tensors, strict=True):
-        own[name] = np.broadcast_to(tensor, first.shape).reshape(-1)[kept]
-    return own
+        elements = np.broadcast_to(tensor, first.shape).reshape(-1)[kept]
+        yield elements, partial(_values, name)
+    for words, cost, holds in _flags(call, group, kept):
+        yield holds, partial(_flag, words, cost)
 
 
 def _flags(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[str, float, Any]]:
