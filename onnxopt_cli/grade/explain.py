@@ -20,6 +20,7 @@ import numpy as np
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
@@ -42,8 +43,8 @@ from onnxopt_cli.run.reproduce import (
 
 #: Cases with larger outputs are not read: reading alone may take longer than all the rest.
 _MOST_ELEMENTS = 1 << 20
-#: Names of implementations that are known to do so take at most so many columns, but for the first.
-_SEEN = 40
+#: So many implementations that are known to do so are named.
+_SEEN = 2
 #: Of the cases that passed, or failed, so many are tried before the others; of those that failed,
 #: more for likely mistakes.
 _FIRST, _FIRST_LIKELY = 12, 36
@@ -483,8 +484,9 @@ class _Search:
             causes.append(Cause(words, _ids([*self._in_order(found.cases), *mine]), found.names))
 
         for it in cover:
-            words = f"{' and '.join(map(repr, it.names))}{_seen_in(it.mistake)}"
-            add(words + self._alike(it), it)
+            words, seen_in = " and ".join(map(repr, it.names)), it.mistake.seen_in
+            known = f", as in {some_of(seen_in, _SEEN)}" if seen_in else ""
+            add(words + known + self._alike(it), it)
         if cover and (refusing := self._refusing(errors)):
             add(repr(*refusing.names), refusing)
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
@@ -529,15 +531,3 @@ def _is_right(result: Result) -> bool:
 
 def _elements(result: Result) -> int:
     return sum(diff.elements for diff in result.diffs)
-
-
-def _seen_in(implementation: Implementation) -> str:
-    """Return which public implementations are known to do so, as many as there is room for."""
-    shown: list[str] = []
-    for name in implementation.seen_in:
-        if shown and len(", ".join([*shown, name])) > _SEEN:
-            break
-        shown.append(name)
-    left = len(implementation.seen_in) - len(shown)
-    more = f" and {left} more" if left else ""
-    return f", as in {', '.join(shown)}{more}" if shown else ""
