@@ -39,8 +39,8 @@ _LARGE = 40
 _CLEAR = 1e7
 
 
-#: An operator, the kind of its implementation, and its number among those; or what is WEAK of it.
-Task: TypeAlias = tuple[Operator, str, int]
+#: An operator's name, the kind of its implementation, and its number among those; or what is WEAK.
+Task: TypeAlias = tuple[str, str, int]
 WEAK = "weak"
 #: Case, output and number of elements that the case cannot judge.
 Weak: TypeAlias = tuple[str, str, int]
@@ -221,17 +221,17 @@ def audit(
     tasks: list[Task] = []
     for operator in present:
         for kind, implementations in KINDS.items():
-            tasks += [(operator, kind, index) for index in range(len(implementations(operator)))]
+            tasks += [(operator.name, kind, at) for at in range(len(implementations(operator)))]
         # By now all limits are known.
-        tasks.append((operator, WEAK, 0))
+        tasks.append((operator.name, WEAK, 0))
     if shard:
         tasks = tasks[shard.index - 1 :: shard.count]
     work = partial(outcome, trials=trials, thorough=thorough)
     outcomes = elsewhere(tasks) if elsewhere else parallel(work, tasks, jobs)
     found: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for count, ((operator, kind, _), one) in enumerate(zip(tasks, outcomes, strict=True), start=1):
+    for count, ((name, kind, _), one) in enumerate(zip(tasks, outcomes, strict=True), start=1):
         progress(count, len(tasks))
-        found[operator.name, kind] += [one] if isinstance(one, Verdict) else one
+        found[name, kind] += [one] if isinstance(one, Verdict) else one
     return [
         Grade(
             operator,
@@ -247,8 +247,8 @@ def outcome(
     task: Task, trials: Mapping[str, Sequence[AuditedCase]], *, thorough: bool
 ) -> Verdict | Sequence[Weak]:
     """Return what becomes of one implementation; or what an operator's cases cannot judge."""
-    operator, kind, _ = task
-    mine = trials[operator.name]
+    name, kind, _ = task
+    mine = trials[name]
     if kind == WEAK:
         return [
             (trial.case, output, elements)
@@ -270,6 +270,7 @@ def outcome(
         largest, rejections = max(largest, share), rejections + (share > 1)
     same, apart = False, None
     if wrong and not rejections:
+        operator = _operator(name)
         same = equivalent(operator, one)
         apart = None if same else distinguishing_input(operator, one)
     return Verdict(one.name, one.about, tuple(excess), same, apart)
@@ -277,8 +278,12 @@ def outcome(
 
 def implementation(task: Task) -> Implementation:
     """Return the implementation that a task is about."""
-    operator, kind, index = task
-    return KINDS[kind](operator)[index]
+    name, kind, index = task
+    return KINDS[kind](_operator(name))[index]
+
+
+def _operator(name: str) -> Operator:
+    return next(it for it in OPERATORS if it.name == name)
 
 
 #: Of implementations, as fields of a grade: what returns those of an operator.

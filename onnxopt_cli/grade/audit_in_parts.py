@@ -36,7 +36,6 @@ from onnxopt_cli.grade.audit import (
     implementation,
     outcome,
 )
-from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.remote import sent
 from onnxopt_cli.run.served import found_case
@@ -78,16 +77,15 @@ def outcomes(
     opener = f"{__name__}:open_audit"
     with closing(WorkerGroup(cluster, opener, (items, judging, thorough))) as workers:
         workers.ready()
-        named = [(operator.name, kind, index) for operator, kind, index in tasks]
         # The limits of an operator's cases take long to derive, and each worker needs them.
         answers = workers.spread(
             "outcomes",
-            named,
+            tasks,
             lambda place, answer: _outcome_from_json(answer, tasks[place]),
-            lambda place: files[named[place][0]],
-            part=lambda place: named[place][0],
+            lambda place: files[tasks[place][0]],
+            part=lambda place: tasks[place][0],
         )
-        for task, found in zip(named, answers, strict=True):
+        for task, found in zip(tasks, answers, strict=True):
             if isinstance(found, LostError):
                 raise BackendUnavailable(f"implementation {task}: lost with its machine: {found}")
             yield found
@@ -104,9 +102,7 @@ def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
         return find_trials([it for it in cases if it is not None], judging)[0]
 
     def answer(asked: Any, _: memoryview) -> bytes:
-        by_name = {operator.name: operator for operator in OPERATORS}
-        tasks = [(by_name[name], kind, index) for name, kind, index in asked["items"]]
-        found = (outcome(it, trials(it[0].name), thorough=thorough) for it in tasks)
+        found = (outcome(it, trials(it[0]), thorough=thorough) for it in asked["items"])
         return json.dumps(
             [verdict_to_json(it) if isinstance(it, Verdict) else it for it in found]
         ).encode()
@@ -151,10 +147,10 @@ def joined(
         operator, kind, _ = task
         name = "" if kind == WEAK else implementation(task).name
         try:
-            yield _outcome_from_json(known[operator.name, kind, name], task)
+            yield _outcome_from_json(known[operator, kind, name], task)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(
-                f"no shard says what becomes of {operator.name}, {name}",
+                f"no shard says what becomes of {operator}, {name}",
                 hint="give all shards of the audit: --join 1.json --join 2.json ...",
             ) from None
 
