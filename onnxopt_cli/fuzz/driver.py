@@ -73,13 +73,9 @@ class Abort(BaseException):
 
 
 @cache
-def _failure_class(kind: FailureKind) -> type[Failure]:
-    return type("Failure", (Failure,), {"__doc__": kind.what})
-
-
-def failure(kind: FailureKind) -> Failure:
+def failure(kind: FailureKind) -> type[Failure]:
     """Return what to raise where an example fails in this way."""
-    return _failure_class(kind)(kind.what)
+    return type("Failure", (Failure,), {"__doc__": kind.what})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,9 @@ def drive(
         # The database knows a test by its source, which must be one for all phases.
         attempted(example)
 
-    seed = hypothesis.seed(_mixed(task.seed, number))
+    # A seed of its own for each round.
+    mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
+    seed = hypothesis.seed(int.from_bytes(mixed, "big"))
     # A seed turns the database off; settings that come after it turn it on again.
     given: Callable[[Any], Any] = hypothesis.given(examples(operators, task.single_nodes))
     driven = settings(seed(given(test)))
@@ -196,14 +194,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         # Versions that do not draw so lack these names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
-            replaced = patch.multiple(
-                providers.HypothesisProvider, _local_constants=providers.Constants()
-            )
-            stack.enter_context(replaced)
-            stack.enter_context(patch.multiple(providers, CONSTANTS_CACHE={}))
+            provider, none = providers.HypothesisProvider, providers.Constants()
+            stack.enter_context(patch.object(provider, "_local_constants", none))
+            stack.enter_context(patch.object(providers, "CONSTANTS_CACHE", {}))
         yield
-
-
-def _mixed(seed: int, rounds: int) -> int:
-    """Return a seed of its own for each round."""
-    return int.from_bytes(blake2b(f"{seed}/{rounds}".encode(), digest_size=8).digest(), "big")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -112,7 +111,6 @@ class _Drawing:
         self._inputs: dict[str, Array] = {}
         self._outputs: dict[str, DerivedOutput] = {}
         self._known: dict[str, InexactTensor] = {}
-        self._fresh = count(1)
         self._used: list[Operator] = []
 
     def example(self) -> GraphExample:
@@ -169,7 +167,7 @@ class _Drawing:
         links = _LINKS if 0 not in self._shape else _LINKS[:-1]
         steps = self._source.choice(links)
         for step in (*steps, ("Abs",)) if nonnegative else steps:
-            before, name = name, f"between_{next(self._fresh)}"
+            before, name = name, f"between_{len(self._nodes)}"
             operator, *others = step
             self._nodes.append(helper.make_node(operator, [before, *others], [name]))
             value, function = self._known[before], _FUNCTIONS.get(operator)
