@@ -214,9 +214,7 @@ class Findings:
         for kind in known:
             explanation = self.all[kind]
             # What nothing explains may be anything, so that only one such kind can be told.
-            if explanation is None or not explanation.deviations:
-                return kind
-            if _explains(explanation, trial):
+            if not (explanation and explanation.deviations) or _explains(explanation, trial):
                 return kind
         return FailureKind(example.subject, what, len(known) + 1)
 
