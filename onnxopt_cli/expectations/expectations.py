@@ -10,12 +10,11 @@ from pathlib import Path
 
 from onnxopt_cli.cases.collect import require_version
 from onnxopt_cli.cases.yaml.syntax import yaml_text
-from onnxopt_cli.core.record import BackendIdentity, RunRecord
+from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result, Standing
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.expectations.file import Entry, Layer, Pattern, parse_layer, version_number
-from onnxopt_cli.isolation.interruption import INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,22 +220,6 @@ def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) ->
             near = nearest(pattern.text, cases, cutoff=0.8)
             what = f"stale: no case is {pattern.text}{near and f'; {near}'}"
         yield Problem(f"{path}:{pattern.line}", printable(what))
-
-
-def contradiction(record: RunRecord, *, part: bool) -> str:
-    """Say why a saved run cannot have ended with its exit code; empty if it can.
-
-    An interrupted run has a code of its own, whatever its results; one that did not finish none.
-
-    Args:
-        record: the run.
-        part: whether it is a shard's.
-    """
-    code = record.exit_code
-    if code is None or code in INTERRUPTED:
-        return ""
-    right = exit_code(record.results, record.problems, record.findings, part=part)
-    return "" if code == right else f"found the exit code {code}, but the results amount to {right}"
 
 
 def exit_code(

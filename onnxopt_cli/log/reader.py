@@ -16,7 +16,7 @@ from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Problem, UsageError
-from onnxopt_cli.expectations.expectations import contradiction
+from onnxopt_cli.expectations.expectations import exit_code
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 from onnxopt_cli.log.header import SCHEMA, Header
 from onnxopt_cli.log.rules import Rules, check_record
@@ -186,10 +186,11 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
         case "footer":
             log.footer = record
             rules.footer(record, finished=log.finished)
-            if (code := record["exit_code"]) not in _ENDS | INTERRUPTED:
-                raise ValueError(f"found the exit code {code}, with which no run ends")
-            if wrong := contradiction(log.record, part=log.header.shard is not None):
-                raise ValueError(wrong)
+            run, code, part = log.record, record["exit_code"], log.header.shard is not None
+            right = exit_code(run.results, run.problems, run.findings, part=part)
+            # An interrupted run has a code of its own, whatever its results.
+            if code != right and code not in INTERRUPTED:
+                raise ValueError(f"found the exit code {code}, but the results amount to {right}")
         case _:
             result = result_from_json(record["result"])
             if kind == "rerun":
