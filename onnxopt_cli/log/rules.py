@@ -171,12 +171,12 @@ class Rules:
     def _wrong_standing(self, result: Result) -> str:
         """Say why a result cannot stand so to what this run expected; empty if it can."""
         if result.outcome is Outcome.NOT_RUN:
-            right: set[Standing | None] = {None}
+            fits = result.standing is None and not result.flaky
         elif self._header.expectations:
-            right = set(Standing)
+            fits = result.standing is not None
         else:
-            right = {Standing.FLAKY if result.flaky else None}
-        return "" if result.standing in right else "that stands otherwise to what was expected"
+            fits = result.standing is (Standing.FLAKY if result.flaky else None)
+        return "" if fits else "that stands otherwise to what was expected"
 
 
 def whole_row(results: Mapping[Key, Result], case: str, backends: Collection[str]) -> list[Result]:
@@ -197,8 +197,6 @@ def contradiction(result: Result) -> str:
             return "that passes without an output or a refusal"
     if result.outcome is Outcome.SKIP and (result.diffs or result.message != NOT_ASKED):
         return "that was skipped without the reason for which a case may be"
-    if result.flaky and result.standing is None:
-        return "that is flaky without a standing"
     if result.standing is Standing.EXPECTED and not _is_allowed(result):
         return "that is expected, but not by what it names"
     return ""
