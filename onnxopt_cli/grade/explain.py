@@ -28,7 +28,7 @@ from onnxopt_cli.grade.common_conditions import Sample, common_condition, sample
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
-from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct, named
+from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.reproduce import (
     Observation,
@@ -459,18 +459,14 @@ class _Search:
             without |= doubtful
 
     def _shows(self, name: str) -> bool:
-        mistake = named(self.operator, name)
         mine = [it for it in self._found if name in it.names]
         not_alone = self._left(it for it in mine if len(it.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):
             # All of these are affected.
             return True
         having = self._all - self._left(mine)
-        affected = {
-            seen
-            for seen in self._wrong
-            if mistake and not conforms(mistake.run(seen.call), seen, self.judging)
-        }
+        run = next(it.mistake.run for it in self._possible if it.names == (name,))
+        affected = {it for it in self._wrong if not conforms(run(it.call), it, self.judging)}
         return 2 * len(having & affected) >= len(affected)
 
     def _causes(self, cover: Sequence[_Found]) -> tuple[tuple[Cause, ...], Counter[str]]:
