@@ -194,13 +194,9 @@ def has_result(
         given = attributes.get(attribute.name, attribute.default)
         first = given[0] if isinstance(given, tuple) else given
         operands[attribute.name] = first if isinstance(first, str) else WIDE.type(np.float32(first))
+    alike = [dict.fromkeys(operator.tensors, WIDE.type(value)) for value in _TENSORS]
     with np.errstate(all="ignore"):
-        return any(
-            np.isfinite(
-                operator.formula(**operands, **dict.fromkeys(operator.tensors, value))
-            ).all()
-            for value in map(WIDE.type, _TENSORS)
-        )
+        return any(np.isfinite(operator.formula(**operands, **it)).all() for it in alike)
 
 
 @cache
