@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -62,16 +62,13 @@ class LogWriter:
         Raises:
             UsageError: if there is a log, or it cannot be written.
         """
-        try:
-            writer = cls(path, _open(path, os.O_CREAT))
-        except OSError as error:
-            raise _cannot_write(path, error) from error
-        if not writer._has_size(0):
-            os.close(writer._descriptor)
-            raise UsageError(
-                f"{printable(str(path))} exists, and a log is never overwritten",
-                hint="--resume goes on with it; or name another file",
-            )
+        with _opened(path, os.O_CREAT) as descriptor:
+            writer = cls(path, descriptor)
+            if not writer._has_size(0):
+                raise UsageError(
+                    f"{printable(str(path))} exists, and a log is never overwritten",
+                    hint="--resume goes on with it; or name another file",
+                )
         return writer
 
     @classmethod
@@ -82,15 +79,12 @@ class LogWriter:
             UsageError: if it cannot be written, another run is writing it, or it is not what was
                 read.
         """
-        try:
-            writer = cls(path, _open(path, 0))
-            writer._size, writer._digest = size, _hashed(writer._descriptor, size)
+        with _opened(path, 0) as descriptor:
+            writer = cls(path, descriptor)
+            writer._size, writer._digest = size, _hashed(descriptor, size)
             if size and writer._digest.digest() != digest:
-                os.close(writer._descriptor)
                 raise UsageError(f"{printable(str(path))} changed while it was read")
-            os.ftruncate(writer._descriptor, size)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+            os.ftruncate(descriptor, size)
         return writer
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -207,16 +201,22 @@ def _hashed(descriptor: int, size: int) -> blake2b:
     return digest
 
 
-def _open(path: Path, flags: int) -> int:
-    # Nobody but the user may write to evidence, whatever the umask.
-    descriptor = os.open(path, _FLAGS | flags, 0o644)
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file to write a log to it, and lock it; close it again if it is none for that."""
     try:
-        _require_file(descriptor, path)
-        _lock(descriptor, path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        # Nobody but the user may write to evidence, whatever the umask.
+        descriptor = os.open(path, _FLAGS | flags, 0o644)
+        try:
+            _require_file(descriptor, path)
+            _lock(descriptor, path)
+            yield descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"cannot write the log {printable(str(path))}: {reason}") from error
 
 
 def _require_file(descriptor: int, path: Path) -> None:
@@ -241,8 +241,3 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"another run is writing {printable(str(path))}") from None
-
-
-def _cannot_write(path: Path, error: OSError) -> UsageError:
-    reason = error.strerror or str(error)
-    return UsageError(f"cannot write the log {printable(str(path))}: {reason}")
