@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.backends.lowering import NOT_ASKED
@@ -44,16 +44,11 @@ def check_record(record: object) -> str:
 def _validators() -> dict[str, jsonschema_rs.Validator]:
     import jsonschema_rs
 
-    schema = packaged_schema("onnxopt_cli.log")
-    definitions = schema["$defs"]
-    references = [part["$ref"] for part in schema["oneOf"]]
-    return {
-        reference.rpartition("/")[2]: jsonschema_rs.validator_for(
-            {"$schema": schema["$schema"], "$ref": reference, "$defs": definitions},
-            validate_formats=True,
-        )
-        for reference in references
-    }
+    schema = {**packaged_schema("onnxopt_cli.log")}
+    # One by one, as what breaks all of them has no reason to show.
+    kinds = {it["$ref"].rpartition("/")[2]: it for it in schema.pop("oneOf")}
+    validator = partial(jsonschema_rs.validator_for, validate_formats=True)
+    return {name: validator(schema | kind) for name, kind in kinds.items()}
 
 
 Key = tuple[str, str]
