@@ -104,14 +104,11 @@ class Entry:
         outcome = result.outcome.value
         if result.flaky:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes
-        if outcome in self.outcomes:
-            return True
-        return result.outcome is Outcome.PASS and FLAKY in self.outcomes
+        return outcome in self.outcomes or (outcome == Outcome.PASS and FLAKY in self.outcomes)
 
     def __str__(self) -> str:
-        parts = [f"expected {' or '.join(sorted(self.outcomes))} ({self.where})"]
-        parts += [part for part in (self.reason, self.issue) if part]
-        return ": ".join(parts[:2]) + "".join(f", {part}" for part in parts[2:])
+        why = ", ".join(filter(None, (self.reason, self.issue)))
+        return f"expected {' or '.join(sorted(self.outcomes))} ({self.where}){why and f': {why}'}"
 
 
 def version_number(backend: BackendIdentity) -> str:
