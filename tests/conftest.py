@@ -96,16 +96,13 @@ class Answer:
 @pytest.fixture(scope="session", autouse=True)
 def _suites_are_written_once():
     """To write conformance or ask space takes two seconds, and many tests need some of it."""
-    write, ask_all = suites.yaml_files, suites._of_all
+    write = suites.yaml_files
     written = cache(lambda name, *_: tuple(write(name)))
-    asked = cache(lambda ask, suite, *_: tuple(ask_all(ask, suite)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suites, "yaml_files", lambda name: written(name, *operators.OPERATORS))
-        patch.setattr(
-            suites,
-            "_of_all",
-            lambda ask, suite=None: list(asked(ask, suite, *operators.OPERATORS)),
-        )
+        for ask in (suites.conformance, suites.space, suites.large):
+            asked = cache(lambda operator, ask=ask: tuple(ask(operator)))
+            patch.setattr(suites, ask.__name__, asked)
         yield
 
 

@@ -21,6 +21,7 @@ from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
+from onnxopt_cli.operators import OPERATORS, operator_named
 
 _YAML = (".yaml", ".yml", ".json")
 # Other JSON files than case files may lie beside these.
@@ -31,7 +32,7 @@ _MOST_NAMES = 1000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Problem]]
 # Those of the suites that were asked for so far: finding them takes a second.
-_Suites: TypeAlias = dict[str, _Found]
+_Suites: TypeAlias = dict[tuple[object, ...], _Found]
 #: Calls a function with each of many files, in order, perhaps in other processes.
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
@@ -210,9 +211,13 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
             f"there is no path, suite or case {printable(target)}",
             hint=next(filter(None, likely), f"the suites are {', '.join(known)}"),
         )
-    if suite not in suites:
-        suites[suite] = named_suite(suite, telling)
-    found, problems = suites[suite]
+    # To make all of a suite for a case of one operator takes seconds.
+    operator = operator_named(rest.partition("/")[0])
+    operators = [operator] if operator else OPERATORS
+    part = suite, *operators
+    if part not in suites:
+        suites[part] = named_suite(suite, telling, operators)
+    found, problems = suites[part]
     if at:
         require_version(f"{suite}@{pinned}", suite_versions(found))
     if not rest:

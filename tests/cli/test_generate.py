@@ -88,8 +88,9 @@ def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
 def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monkeypatch, name):
     if name == "space":
         # A tenth of each operator's: to write and read all of it takes half a minute.
-        some, name = [*suites()["space"].questions()][::10], "some_space"
-        known = {**suites(), name: suites()["space"]._replace(questions=lambda: some)}
+        whole, name = suites()["space"], "some_space"
+        some = whole._replace(questions=lambda operator: whole.questions(operator)[::10])
+        known = {**suites(), name: some}
         monkeypatch.setattr("onnxopt_cli.cases.suites.suites.suites", lambda: known)
     assert onnxopt("generate", name).code == 0
     named = suite_cases(name)
@@ -148,3 +149,14 @@ def test_wrong_usage_is_told(workplace, onnxopt, arguments, says):
     answer = onnxopt(*arguments)
     assert answer.code == 2
     assert says in answer.err
+
+
+def test_for_cases_of_one_operator_nothing_is_asked_about_others(onnxopt, workplace, monkeypatch):
+    whole = suites()["space"]
+    asked = []
+    some = whole._replace(questions=lambda it: asked.append(it.name) or whole.questions(it))
+    known = {**suites(), "space": some}
+    monkeypatch.setattr("onnxopt_cli.cases.suites.suites.suites", lambda: known)
+    assert "pair_3" in onnxopt("show", "space/momentum/pair_3").out
+    assert "space/momentum/pair_7" in onnxopt("list", "space@4/momentum").out
+    assert set(asked) == {"Momentum"}

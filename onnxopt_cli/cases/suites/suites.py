@@ -5,10 +5,9 @@ Imported only when a name is looked up, since it brings everything that makes ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,17 +50,12 @@ class Suite(NamedTuple):
     """
 
     about: str
-    questions: Callable[[], Iterable[WrittenCase]]
+    questions: Callable[[Operator], Iterable[WrittenCase]]
     version: str
 
 
-def _of_all(
-    ask: Callable[[Operator], Iterable[WrittenCase]], suite: str | None = None
-) -> Iterator[WrittenCase]:
-    """Yield the questions about all operators, or about those of a suite."""
-    for operator in OPERATORS:
-        if suite in {None, operator.suite_name}:
-            yield from ask(operator)
+def _of_suite(suite: str, operator: Operator) -> Iterable[WrittenCase]:
+    return conformance(operator) if operator.suite_name == suite else ()
 
 
 def suites() -> dict[str, Suite]:
@@ -70,18 +64,12 @@ def suites() -> dict[str, Suite]:
     named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{suite: Suite(whole, partial(_of_all, conformance, suite), "8") for suite in named},
+        **{suite: Suite(whole, partial(_of_suite, suite), "8") for suite in named},
         "trajectories": Suite(
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),
-        "space": Suite(
-            "two dimensions of the space of inputs at a time", partial(_of_all, space), "4"
-        ),
-        "large": Suite(
-            "tensors around the sizes that are computed in large blocks",
-            partial(_of_all, large),
-            "3",
-        ),
+        "space": Suite("two dimensions of the space of inputs at a time", space, "4"),
+        "large": Suite("tensors around the sizes that are computed in large blocks", large, "3"),
     }
 
 
@@ -90,12 +78,21 @@ def suite_names() -> list[str]:
     return [*suites(), *CORPORA]
 
 
-def named_suite(name: str, telling: Telling = silently) -> tuple[list[Case], list[Problem]]:
-    """Return the cases of one of :func:`suite_names`, and what is wrong with its files."""
-    return corpus(name, telling) if name in CORPORA else (suite_cases(name, telling), [])
+def named_suite(
+    name: str, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+) -> tuple[list[Case], list[Problem]]:
+    """Return the cases of one of :func:`suite_names`, and what is wrong with its files.
+
+    Of a suite of ours, those of some operators.
+    """
+    if name in CORPORA:
+        return corpus(name, telling)
+    return suite_cases(name, telling, operators), []
 
 
-def suite_cases(name: str, telling: Telling = silently) -> list[Case]:
+def suite_cases(
+    name: str, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+) -> list[Case]:
     """Return the cases of a suite of ours: those of its files, without stored outputs.
 
     Writing them out and reading that takes longer than running them. Only refusals and steps,
@@ -103,7 +100,7 @@ def suite_cases(name: str, telling: Telling = silently) -> list[Case]:
     """
     cases: list[Case] = []
     suite = suites()[name]
-    for operator, questions in _by_operator(suite, telling):
+    for operator, questions in _by_operator(suite, telling, operators):
         path = Path(name, f"{operator.lower()}.yaml")
         read: dict[str, list[Case]] = {}
         if asked := [it for it in questions if it.rejects or it.steps]:
@@ -118,14 +115,14 @@ def suite_cases(name: str, telling: Telling = silently) -> list[Case]:
 
 
 def _by_operator(
-    suite: Suite, telling: Telling = silently
+    suite: Suite, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
 ) -> Iterator[tuple[str, list[WrittenCase]]]:
-    """Yield the questions of a suite about each operator."""
+    """Yield the questions of a suite about each operator that it has."""
     with telling("making cases", "operators") as tick:
-        grouped = groupby(suite.questions(), key=lambda it: it.operator.name)
-        for done, (operator, questions) in enumerate(grouped):
-            tick(done, len(OPERATORS))
-            yield operator, list(questions)
+        for done, operator in enumerate(operators):
+            tick(done, len(operators))
+            if questions := list(suite.questions(operator)):
+                yield operator.name, questions
 
 
 def _case(question: WrittenCase, path: Path, version: str) -> Case:
@@ -160,7 +157,7 @@ def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
     Questions whose answer is a refusal are left out: the layout cannot say so. Trajectories are
     models with a Loop.
     """
-    questions = list(suites()[name].questions())
+    questions = [it for _, asked in _by_operator(suites()[name]) for it in asked]
     contents = {
         it.name: _content(it, test=f"test_{it.name}")
         for it in questions

@@ -13,20 +13,19 @@ from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Notation, WrittenCase
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import AttributeValue, Operator
-from onnxopt_cli.operators import operator_named
 
 _START = (1.5, -0.7, 0.3, 2.25)
 
 
-def published() -> list[WrittenCase]:
-    """Return the seven cases that the operators' documentation publishes, in its order."""
-    return [_example(**row) for row in _rows("spec")]
+def published(operator: Operator) -> list[WrittenCase]:
+    """Return the cases that an operator's documentation publishes, in its order."""
+    return [_example(**row) for row in _rows("spec", operator)]
 
 
-def trajectories() -> list[WrittenCase]:
-    """Return the questions of many steps, by operator."""
+def trajectories(operator: Operator) -> list[WrittenCase]:
+    """Return the questions of many steps about an operator."""
     gradients = _table()["gradients"]
-    rows = _rows("trajectories")
+    rows = _rows("trajectories", operator)
     return [_steps(gradient=gradients.get(row.pop("gradient", "")), **row) for row in rows]
 
 
@@ -35,10 +34,10 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(file.read_text("utf-8"))
 
 
-def _rows(suite: str) -> list[dict[str, Any]]:
-    """Return the rows of a suite, each with its operator."""
-    rows: list[dict[str, Any]] = _table()[suite]
-    return [row | {"operator": operator_named(row["operator"])} for row in rows]
+def _rows(suite: str, operator: Operator) -> list[dict[str, Any]]:
+    """Return the rows of a suite about an operator, each with it."""
+    rows = (row for row in _table()[suite] if row["operator"] == operator.name)
+    return [row | {"operator": operator} for row in rows]
 
 
 def _example(
