@@ -254,18 +254,17 @@ def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
     Raises:
         UsageError: if a file that is there cannot be read.
     """
-    missing, different, same = [], [], 0
+    missing, different = [], []
     for name, data in files.items():
         path = folder / name
         try:
-            if path.read_bytes() == data:
-                same += 1
-            else:
+            if path.read_bytes() != data:
                 different.append(path)
         except FileNotFoundError:
             missing.append(path)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    same = len(files) - len(missing) - len(different)
     return Drift(tuple(missing), tuple(different), same)
 
 
