@@ -6,11 +6,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
@@ -41,8 +40,7 @@ Each: TypeAlias = Callable[
 _LONG = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
+class Collection(NamedTuple):
     """The cases found, in a stable order, and what was wrong with files that gave none."""
 
     cases: tuple[Case, ...]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import onnx
@@ -30,8 +29,7 @@ _STEPS = (0, 1, 10)
 _FIRST = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PlainNode:
+class PlainNode(NamedTuple):
     """A node with inputs, whose right results differ from its inputs.
 
     Attributes:
