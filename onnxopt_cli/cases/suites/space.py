@@ -9,6 +9,7 @@ first. Nothing here knows an operator by name.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, cycle, product
@@ -158,7 +159,7 @@ def space(operator: Operator) -> Iterator[WrittenCase]:
     ]
     others = cycle(random.permutation(len(_SHAPES)))
     carried = any(map(operator.carries, operator.outputs))
-    for number in chain.from_iterable([number] * times for number, times in _NUMBERS.items()):
+    for number in Counter(_NUMBERS).elements():
         pools = (_WHOLE, _SINGLE, tiles, *(_SHAPES, small) * (_FEW // 2), *(small,) * number)
         # A sum shows little of a small tensor beside a large one.
         pools = pools[carried and random.randint(2) :][: number - 1]

@@ -202,11 +202,9 @@ def suite_files(name: str, form: str | None = None) -> Iterator[tuple[str, bytes
 def _written_outputs(question: WrittenCase) -> dict[str, Array] | None:
     """Return the outputs to be written; None if there are none or they are too large."""
     arrays = [value for value in question.inputs.values() if isinstance(value, np.ndarray)]
-    drawn = len(arrays) < len(question.inputs)
-    if question.rejects or question.steps or drawn:
-        return None
-    large = sum(array.size for array in arrays) > _WRITTEN_ELEMENTS
-    return None if large else _outputs(question, arrays)
+    known = len(arrays) == len(question.inputs) and not question.rejects and not question.steps
+    small = sum(array.size for array in arrays) <= _WRITTEN_ELEMENTS
+    return _outputs(question, arrays) if known and small else None
 
 
 def _outputs(question: WrittenCase, inputs: list[Array]) -> dict[str, Array]:
