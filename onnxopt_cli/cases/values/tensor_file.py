@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
@@ -26,6 +26,9 @@ from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name
 
 #: Larger files are refused: they have room for 2^26 elements of 16 bytes.
 MAX_BYTES = 2**30 + 2**16
+
+#: Element type, shape, and whether the array lies in Fortran's order.
+_Header: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], bool]
 
 _LONGEST_HEADER = 10_000
 _SUFFIXES = (".npy", ".npz", ".pb")
@@ -121,8 +124,7 @@ def _member(archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:
     return names[key]
 
 
-def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Return element type, shape and whether the array lies in Fortran's order."""
+def _header(stream: IO[bytes], size: int) -> _Header:
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -164,11 +166,7 @@ def _element_type(stored: np.dtype[Any], given: np.dtype[Any] | None) -> np.dtyp
     return native
 
 
-def _elements(
-    stream: IO[bytes],
-    header: tuple[np.dtype[Any], tuple[int, ...], bool],
-    element: np.dtype[Any],
-) -> Array:
+def _elements(stream: IO[bytes], header: _Header, element: np.dtype[Any]) -> Array:
     stored, shape, fortran = header
     size = math.prod(shape) * stored.itemsize
     data = stream.read(size)
