@@ -37,7 +37,6 @@ _MOST_PROBLEMS = 100
 # Cases whose contents are packed together.
 _PACKED = 32
 _LIMITS = ("rtol", "atol", "ulp")
-_NO_LIMITS: dict[str, Any] = {}
 _SCHEMA = "onnxopt_cli.cases.yaml"
 
 
@@ -186,7 +185,7 @@ def _cases(
             continue
         finally:
             errors += fields.errors
-        limits = _limits(tolerance, declared.output_names) if tolerance else _NO_LIMITS
+        limits = _limits(tolerance, declared.output_names) if tolerance else None
         cases += [
             Case(
                 id=f"{prefix}{fields.text('name')}{ending}",
@@ -297,7 +296,7 @@ def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
     return {"tolerance": found.pop(None, None), "output_tolerances": found}
 
 
-def _read(path: Path, make: Callable[[], Content], limits: dict[str, Any]) -> Content:
+def _read(path: Path, make: Callable[[], Content], limits: dict[str, Any] | None) -> Content:
     """Return a case's content."""
     try:
         return replace(make(), **limits) if limits else make()
