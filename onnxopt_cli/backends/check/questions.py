@@ -158,7 +158,7 @@ def _formula_question(
     input_names = operator.input_names(1)
     input_names[len(operator.scalars)] = names[0]
     author = Author(operator)
-    attributes = {**author.required(), **author.settings[0]}
+    attributes = {**author.required, **author.settings[0]}
     model = formula_model(
         operator, attributes, values, graph_name="question", input_names=input_names
     )

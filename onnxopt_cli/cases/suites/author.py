@@ -56,6 +56,8 @@ class Author:
             name: self.within(name, fraction)
             for name, fraction in zip(self.numeric, cycle(_ORDINARY), strict=False)
         }
+        required = {item.name for item in operator.attributes if item.required}
+        self.required = {name: it for name, it in self.ordinary.items() if name in required}
         self.settings = _settings(operator)
         self.turn = cycle(self.settings)
         self.double = dict.fromkeys(operator.tensors, WIDE)
@@ -78,11 +80,6 @@ class Author:
         ends = map(np.float32, self.limits.get(name, (0.0, 1.0)))
         below, above = (np.nextafter(middle, end) for end in ends)
         return [float(below), float(middle), float(above)]
-
-    def required(self) -> dict[str, AttributeValue]:
-        """Return the ordinary values of the attributes that cannot be left out."""
-        required = {item.name for item in self.operator.attributes if item.required}
-        return {name: value for name, value in self.ordinary.items() if name in required}
 
     def tensor(self, name: str, group: int, shape: tuple[int, ...]) -> Array:
         """Return ordinary doubles for a tensor, other ones in each group."""

@@ -156,7 +156,7 @@ class _Questions(Author):
             yield self.ask(
                 f"{name}_left_out_scaled", about, given=others, count=1000, tensors=scaled
             )
-            alone = self.required() | {name: self.ordinary[name]}
+            alone = self.required | {name: self.ordinary[name]}
             about = f"Only {name} given: catches one that takes effect only beside others."
             yield self.ask(f"{name}_alone", about, given=alone)
         for name, (least, largest) in self.limits.items():
@@ -197,11 +197,11 @@ class _Questions(Author):
         if self.unlimited:
             about = "In double, attributes below a half: catches 1 less one of them in float32."
             yield self.ask("double_below_half", about, changed=self.all_unlimited(0.2), wide=True)
-        if len(self.required()) < len(self.ordinary):
+        if len(self.required) < len(self.ordinary):
             about = "In double, with what can be left out left out: catches defaults with more "
             yield self.ask(
                 "double_defaults", f"{about}digits than float32 has.", wide=True, turn=False,
-                given=self.required(), tensors=self.combined((0.25, 1.0)),
+                given=self.required, tensors=self.combined((0.25, 1.0)),
             )  # fmt: skip
         if self.rate:
             about = "in double, the tensors in float: catches outputs of another's type."
@@ -291,13 +291,13 @@ class _Questions(Author):
         tensors = dict.fromkeys(self.operator.tensors, zero) | dict.fromkeys(small_names, small)
         if not self.operator.counts:
             yield self.ask(f"small_{small_names[0]}", about, tensors=tensors)
-            if len(self.required()) < len(self.ordinary):
+            if len(self.required) < len(self.ordinary):
                 name = f"small_{small_names[0]}_defaults"
-                yield self.ask(name, about, tensors=tensors, given=self.required())
+                yield self.ask(name, about, tensors=tensors, given=self.required)
         for count, setting in product((0, 1) if self.operator.counts else (), self.settings):
             ask = partial(self.ask, about=about, count=count, setting=setting, tensors=tensors)
             name = _name("small_step_T", count, *setting.values())
-            yield from (ask(name), ask(f"{name}_defaults", given=self.required()))
+            yield from (ask(name), ask(f"{name}_defaults", given=self.required))
         if self.of_whole_tensors:
             about = (
                 "Another tensor zero in each group: catches norms of nothing that are something."
