@@ -10,7 +10,7 @@ import errno
 import io
 import os
 import sys
-from typing import Any, cast
+from typing import Any
 
 from onnxopt_cli.core.files import working_folder
 from onnxopt_cli.core.text import printable
@@ -110,35 +110,26 @@ def _unfit_package(error: Exception) -> UsageError | None:
     )
 
 
-class _Stream(io.RawIOBase):
+class _Stream(io.FileIO):
     """A stream that keeps its first error and may go on in silence after it.
 
     Args:
-        raw: where bytes really go.
+        descriptor: where bytes go; it stays open.
         silent: whether to go on; else the error is raised.
 
     Attributes:
         error: the first error; None as long as there is none.
     """
 
-    def __init__(self, raw: io.RawIOBase, *, silent: bool) -> None:
-        self._raw = raw
+    def __init__(self, descriptor: int, *, silent: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
         self.silent = silent
         self.error: OSError | None = None
 
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._raw.fileno()
-
-    def isatty(self) -> bool:
-        return self._raw.isatty()
-
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         if self.error is None or not self.silent:
             try:
-                return self._raw.write(data)
+                return super().write(data)
             except OSError as error:
                 self.error = self.error or error
                 if not self.silent:
@@ -160,11 +151,11 @@ def guard_streams() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue
         stream.reconfigure(errors="backslashreplace")
-        if stream is getattr(sys, f"__{name}__"):
-            # Under python -u there is no buffer in between.
-            raw = cast("io.RawIOBase", getattr(stream.buffer, "raw", stream.buffer))
+        # Under python -u there is no buffer in between. A console of Windows is no file.
+        raw = getattr(stream.buffer, "raw", stream.buffer)
+        if stream is getattr(sys, f"__{name}__") and isinstance(raw, io.FileIO):
             guarded = io.TextIOWrapper(
-                io.BufferedWriter(_Stream(raw, silent=name == "stderr")),
+                io.BufferedWriter(_Stream(raw.fileno(), silent=name == "stderr")),
                 encoding=stream.encoding,
                 errors=stream.errors,
                 line_buffering=stream.line_buffering,

@@ -68,8 +68,7 @@ class Display:
 
     def begin(self) -> None:
         """Say what will run, and what is wrong with case files."""
-        if self._plan.problems:
-            tell_problems(self._plan.problems)
+        tell_problems(self._plan.problems)
         names = [backend.name for backend in self._plan.backends]
         if not self._quiet:
             count = len(self._plan.cases)
