@@ -82,7 +82,6 @@ def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     ]
     bars += [("inf or NaN", apart)] if apart else []
     y, ticks = _log_scale(0.7, max((count for _, count in bars), default=1))
-    width = (_RIGHT - _LEFT) / max(len(bars), _LEAST_BARS)
     # Room for about eight labels; the first and the last are always there.
     step, last = math.ceil(len(bars) / _MOST_TICKS), len(bars) - 1
     return {
@@ -91,14 +90,11 @@ def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         "height": _BOTTOM + 54,
         "sides": (_LEFT, _TOP, _RIGHT, _BOTTOM),
         "ticks": [(f"{tick:,.0f}", y(tick)) for tick in ticks],
+        "y": y,
+        "width": (_RIGHT - _LEFT) / max(len(bars), _LEAST_BARS),
+        "apart": bool(apart),
         "bars": [
-            {
-                "left": _LEFT + (place + 0.1) * width,
-                "right": _LEFT + (place + 0.9) * width,
-                "top": y(count) if count > 0 else None,
-                "look": "apart" if apart and place == last else "mark",
-                "label": label * (place == last or (place % step == 0 and place + step <= last)),
-            }
+            (label * (place == last or (place % step == 0 and place + step <= last)), count)
             for place, (label, count) in enumerate(bars)
         ],
     }
