@@ -137,7 +137,10 @@ class Evidence:
         if (*key, types) not in known:
             said = _of_cases(executor, node.op_type, self.neighbours, types)
             if said == _NO_CASE and types is None:
-                said = _of_cases(executor, node.op_type, _corpus(), types)
+                # They are made only where they are needed.
+                from onnxopt_cli.cases.onnx.corpora import corpus
+
+                said = _of_cases(executor, node.op_type, corpus("onnx-node")[0], types)
             known[*key, types] = said
         return known[*key, types]
 
@@ -238,13 +241,6 @@ def _likelihood(case: Case, name: str) -> int:
 def _words(case_id: str) -> tuple[str, list[str]]:
     words = case_id.split("/")[-2:][0].lower().removeprefix("test_").split("_")
     return "".join(words), words
-
-
-def _corpus() -> Sequence[Case]:
-    """Return onnx's own cases; they are made only where they are needed."""
-    from onnxopt_cli.cases.onnx.corpora import corpus
-
-    return corpus("onnx-node")[0]
 
 
 def _response(executor: Executor, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Response:
