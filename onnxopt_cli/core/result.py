@@ -104,6 +104,11 @@ class Result:
         return self.outcome not in HARMLESS and self.outcome not in NOT_ITS_FAULT
 
     @property
+    def wrong(self) -> list[Diff]:
+        """The outputs that are not as expected."""
+        return [diff for diff in self.diffs if not diff.agrees]
+
+    @property
     def conforms(self) -> bool:
         """True if the result is as expected; as long as nobody says else, that is a pass."""
         if self.standing is None:

@@ -184,7 +184,7 @@ def whole_row(results: Mapping[Key, Result], case: str, backends: Collection[str
 def contradiction(result: Result) -> str:
     """Say in which way a result contradicts itself; empty if it does not."""
     if result.outcome is Outcome.PASS:
-        if not all(diff.agrees for diff in result.diffs):
+        if result.wrong:
             return "that passes with outputs that differ"
         if result.returned:
             return "that passes with what explains a failure"

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.text import clipped, printable, some_of
@@ -92,13 +91,12 @@ def mistake_command(explanation: Explanation, cause: Cause) -> str:
 
 def _looks(result: Result) -> tuple[str, ...]:
     """Return what is the same of two results that look alike."""
-    wrong = [diff for diff in result.diffs if not diff.agrees]
-    structure = sorted({_structure(diff.structure, diff.kind) for diff in wrong if diff.structure})
-    said = _ACCIDENTAL.sub("N", _said(result, wrong).replace(result.case, "CASE"))
+    structure = sorted({_structure(it.structure, it.kind) for it in result.wrong if it.structure})
+    said = _ACCIDENTAL.sub("N", _said(result).replace(result.case, "CASE"))
     key = [result.outcome, result.standing or "", bool(result.flaky) * "flaky", said, *structure]
-    if wrong and not structure:
+    if result.wrong and not structure:
         # Values say little without the formula that they come from.
-        key += [*result.operators, *sorted({_NUMBER.sub("", diff.name) for diff in wrong})]
+        key += [*result.operators, *sorted({_NUMBER.sub("", diff.name) for diff in result.wrong})]
     return tuple(map(str, key))
 
 
@@ -110,21 +108,20 @@ def _structure(found: str, kind: str) -> str:
     return f"{without} where {_SHAPE.sub('', kind)} is expected"
 
 
-def _said(result: Result, wrong: Sequence[Diff]) -> str:
+def _said(result: Result) -> str:
     """Return the first and the last line of what a result says beside which values are wrong."""
     message = remark(result)
-    if wrong and _STEP.match(message):
+    if result.wrong and _STEP.match(message):
         return ""
     return headline(result) if "\n" in message else clipped(message, 2 * _LONGEST)
 
 
 def _title(example: Result, alike: Sequence[Result]) -> str:
     """Say what results that look alike have in common, and of which operators they are."""
-    wrong = [diff for diff in example.diffs if not diff.agrees]
-    parts = sorted({_structure(diff.structure, diff.kind) for diff in wrong if diff.structure})
-    if wrong and not parts:
-        parts = [f"{some_of([diff.name for diff in wrong], _NAMED)} off"]
-    if said := _said(example, wrong):
+    parts = sorted({_structure(it.structure, it.kind) for it in example.wrong if it.structure})
+    if example.wrong and not parts:
+        parts = [f"{some_of([diff.name for diff in example.wrong], _NAMED)} off"]
+    if said := _said(example):
         parts.append(clipped(said, _LONGEST))
     if example.standing is Standing.UNEXPECTED_PASS:
         parts.insert(0, "passes, which is not expected")

@@ -117,14 +117,13 @@ def failure_text(result: Result, where: str = "") -> str:
     lines = [printable(message, lines=True)] if message else []
     lines += [printable(result.printed, lines=True)] if result.printed else []
     lines += [printable(note) for note in (result.flaky, result.expectation) if note]
-    for diff in result.diffs:
-        if not diff.agrees:
-            parts = [diff.name, diff.kind, finding(diff), *errors(diff)]
-            lines.append("  ".join(map(printable, parts)))
-            if diff.tolerance is not None:
-                lines.append(f"  {allowed(diff)}")
-            if diff.worst:
-                lines += _aligned(worst_rows(diff, result))
+    for diff in result.wrong:
+        parts = [diff.name, diff.kind, finding(diff), *errors(diff)]
+        lines.append("  ".join(map(printable, parts)))
+        if diff.tolerance is not None:
+            lines.append(f"  {allowed(diff)}")
+        if diff.worst:
+            lines += _aligned(worst_rows(diff, result))
     return "\n".join(lines)
 
 

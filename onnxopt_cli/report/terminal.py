@@ -160,7 +160,7 @@ def failure_panel(
         ("\n".join(printed if whole else printed[-_ELEMENTS:]), "dim"),
     )
     parts: list[RenderableType] = [Text(text, style) for text, style in told if text]
-    wrong = [diff for diff in result.diffs if not diff.agrees]
+    wrong = result.wrong
     shown = wrong if whole else sorted(wrong, key=partial(_worst, message))[:1]
     for diff in shown:
         parts.append(_headline(diff))

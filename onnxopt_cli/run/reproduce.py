@@ -95,7 +95,7 @@ def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observ
     if not returned:
         large = total_bytes(seen.key.outputs.values()) > KEPT_BYTES
         return "large" if large else "not kept"
-    if result.diffs and all(diff.agrees for diff in result.diffs):
+    if result.diffs and not result.wrong:
         # What is wrong is not the values: the backend has written into its inputs.
         return "with right values"
     seen = replace(seen, returned=returned)
