@@ -157,7 +157,7 @@ _SHOWN = 2000
 _TAKEN = (
     "patterns", "operators", "tags", "rule", "rtol", "atol", "ulp", "budget", "signed_zeros",
     "lower", "timeout", "startup_timeout", "memory", "max_fail", "rerun", "expect",
-    "without",
+    "without", "shard", "backends",
 )  # fmt: skip
 
 
@@ -189,16 +189,14 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
             f"the log {printable(str(path))} is empty: it does not say what to run",
             hint="name the cases and the backend, too",
         )
-    given = {
-        parameter.name
-        for parameter in context.command.params
-        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-    }
     header = log.header
-    taken: dict[str, Any] = {name: header.options.get(name) for name in _TAKEN}
-    taken["shard"] = None if header.shard is None else str(header.shard)
-    taken["backends"] = [backend.name for backend in header.backends]
-    taken = {name: value for name, value in taken.items() if name not in given}
+    backends = [backend.name for backend in header.backends]
+    told = {**header.options, "shard": header.shard, "backends": backends}
+    taken: dict[str, Any] = {
+        name: told.get(name)
+        for name in _TAKEN
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+    }
     for name in taken.get("backends", ()):
         if name not in BUILT_IN:
             raise UsageError(
