@@ -31,18 +31,17 @@ _LIMIT = Number(min=0)
 # A path that the log has as it was typed. What is wrong with the file is said where it is opened.
 _FILE = click.Path(readable=False)
 
-#: The options of each part of the help; others stand at its end.
+#: The parts of the help, by the first parameter of each.
 _PARTS = {
-    "Which cases": ("patterns", "operators", "tags", "without", "lf", "ff", "shard"),
-    "Backends": ("backends", "lower", "isolation", "timeout", "startup_timeout", "memory", "jobs"),
-    "Other machines": ("cluster", "ship", "tls", "insecure"),
-    "Judging": ("rule", "rtol", "atol", "ulp", "budget", "signed_zeros"),
-    "What is expected": ("expect", "update_expect"),
-    "Stopping and going on": ("max_fail", "rerun", "log", "resume"),
-    "What is shown and written": (
-        "verbose", "quiet", "durations", "explain", "explain_time", "reports", "artifacts",
-    ),
-}  # fmt: skip
+    "targets": "Which cases",
+    "backends": "Backends",
+    "cluster": "Other machines",
+    "rule": "Judging",
+    "expect": "What is expected",
+    "max_fail": "Stopping and going on",
+    "verbose": "What is shown and written",
+    "profile": "Others",
+}
 
 
 class _Parts(click.Command):
@@ -50,21 +49,24 @@ class _Parts(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; see click."""
-        part_of = {name: part for part, names in _PARTS.items() for name in names}
-        rows: dict[str, list[tuple[str, str]]] = {part: [] for part in [*_PARTS, "Others"]}
+        rows: dict[str, list[tuple[str, str]]] = {}
+        part = ""
         for parameter in self.get_params(ctx):
-            row = parameter.get_help_record(ctx)
-            if row is not None:
-                rows[part_of.get(parameter.name or "", "Others")].append(row)
+            part = _PARTS.get(parameter.name or "", part)
+            if row := parameter.get_help_record(ctx):
+                rows.setdefault(part, []).append(row)
         for part, mine in rows.items():
-            if mine:
-                with formatter.section(part):
-                    formatter.write_dl(mine)
+            with formatter.section(part):
+                formatter.write_dl(mine)
 
 
 @click.command("run", cls=_Parts)
 @click.pass_context
 @targets_argument
+@case_options
+@option("--lf", "Only cases that failed when they last ran here.", is_flag=True)
+@option("--ff", "Those first, then the others.", is_flag=True)
+@shard_option("N, by a hash of the id")
 @backend_option(
     "What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
     "May be given several times.",
@@ -72,7 +74,10 @@ class _Parts(click.Command):
     multiple=True,
     default=("numpy",),
 )
-@case_options
+@lower_option
+@worker_options
+@jobs_option
+@cluster_options
 @tolerance_option
 @option("--rtol", "Judge by this relative tolerance.", type=_LIMIT)
 @option("--atol", "Judge by this absolute tolerance.", type=_LIMIT)
@@ -83,12 +88,6 @@ class _Parts(click.Command):
     type=_LIMIT,
 )
 @option("--signed-zeros", "Take 0.0 and -0.0 for different.", is_flag=True)
-@lower_option
-@jobs_option
-@worker_options
-@cluster_options
-@option("--lf", "Only cases that failed when they last ran here.", is_flag=True)
-@option("--ff", "Those first, then the others.", is_flag=True)
 @option(
     "--expect FILE",
     "What is expected to fail; a later file precedes an earlier one.",
@@ -100,12 +99,13 @@ class _Parts(click.Command):
     "Let an expectation file say what this run shows; it also counts as --expect.",
     type=_FILE,
 )
+@option("-x", "Stop after the first case that does not conform.", "max_fail", flag_value=1)
+@option("--max-fail", "Stop after so many that do not.", type=click.IntRange(min=1), default=None)
 @option(
     "--rerun N",
     "Run what does not conform N times more, to tell flaky from failing.",
     type=click.IntRange(min=1, max=1000),
 )
-@shard_option("N, by a hash of the id")
 @option("--log FILE", "Write each result to a log when it is there.", type=_FILE)
 @option(
     "--resume LOG",
@@ -113,8 +113,14 @@ class _Parts(click.Command):
     "that is not built in must be given again.",
     type=_FILE,
 )
-@option("-x", "Stop after the first case that does not conform.", "max_fail", flag_value=1)
-@option("--max-fail", "Stop after so many that do not.", type=click.IntRange(min=1), default=None)
+@option("-v, --verbose", "Show every output, and all of each failure.", is_flag=True)
+@option("-q, --quiet", "Show only which cases fail, and the summary.", is_flag=True)
+@option(
+    "--durations N",
+    "Show the N cases that took the backends longest.",
+    type=click.IntRange(min=1),
+)
+@explain_options("a fifth of the run's time, 10 at least")
 @report_option(
     "Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
     "html, PATH may be - for standard output."
@@ -124,14 +130,6 @@ class _Parts(click.Command):
     "Write each failing case as an ONNX test directory, with what the backend returned.",
     type=PATH,
 )
-@option(
-    "--durations N",
-    "Show the N cases that took the backends longest.",
-    type=click.IntRange(min=1),
-)
-@explain_options("a fifth of the run's time, 10 at least")
-@option("-v, --verbose", "Show every output, and all of each failure.", is_flag=True)
-@option("-q, --quiet", "Show only which cases fail, and the summary.", is_flag=True)
 def command(context: click.Context, targets: tuple[str, ...], **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
