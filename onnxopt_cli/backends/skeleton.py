@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
 
@@ -17,25 +16,15 @@ _PLACEHOLDER = "my_backend"
 _EXECUTABLE = frozenset({"adapter"})
 
 
-@dataclass(frozen=True, slots=True)
-class Skeleton:
-    """A backend that was written.
-
-    Attributes:
-        files: what was written.
-        check: the command that builds and checks it.
-    """
-
-    files: tuple[Path, ...]
-    check: str
-
-
-def write_skeleton(folder: Path, language: str) -> Skeleton:
+def write_skeleton(folder: Path, language: str) -> tuple[list[Path], str]:
     """Write a backend into a folder, whose name it takes.
 
     Args:
         folder: is created; an empty one is taken too.
         language: ``python``, ``cpp`` or ``shell``.
+
+    Returns:
+        The files that were written, and the command that builds and checks the backend.
 
     Raises:
         UsageError: if the folder is not empty, cannot be written, or has a name that a Python
@@ -64,7 +53,7 @@ def write_skeleton(folder: Path, language: str) -> Skeleton:
         raise UsageError(
             f"{printable(str(folder))} cannot be written: {error.strerror or error}"
         ) from error
-    return Skeleton(tuple(written), _check_command(folder, name, language))
+    return written, _check_command(folder, name, language)
 
 
 def _package_name(folder: Path) -> str:

@@ -80,10 +80,10 @@ def new(folder: Path, language: str) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.skeleton import write_skeleton
 
-    skeleton = write_skeleton(folder, language)
-    for file in skeleton.files:
+    files, then = write_skeleton(folder, language)
+    for file in files:
         click.echo(f"wrote {file}")
-    click.echo(f"next: {skeleton.check}")
+    click.echo(f"next: {then}")
 
 
 @command.command("protocol")
