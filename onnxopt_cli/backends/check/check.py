@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,6 @@ from onnxopt_cli.backends.specification import Specification, parse_specificatio
 from onnxopt_cli.errors import (
     BackendHangs,
     BackendUnavailable,
-    OnnxoptError,
     ProtocolBreach,
     UsageError,
 )
@@ -78,8 +76,7 @@ def _of_command(specification: Specification) -> Iterator[RuleResult]:
         for rule in COMMAND_RULES:
             yield apply_rule(rule, subject)
     finally:
-        with suppress(OnnxoptError):
-            subject.session.close()
+        subject.session.kill()
 
 
 def _of_plugin(text: str) -> Iterator[RuleResult]:
