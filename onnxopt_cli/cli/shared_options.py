@@ -251,10 +251,10 @@ def opened_cluster(
             raise UsageError("--ship, --tls and --insecure mean nothing without --cluster")
         yield None
         return
-    from onnxopt_cli.cluster.client import Address, Cluster
+    from onnxopt_cli.cluster.client import Cluster
 
-    address = Address(options["cluster"], ship, tls, insecure, packages)
-    with closing(Cluster(address, interruption, tell)) as cluster:
+    found = Cluster(options["cluster"], interruption, tell, ship, tls, insecure, packages)
+    with closing(found) as cluster:
         yield cluster
 
 

@@ -73,26 +73,6 @@ _LARGEST_FILE = 1 << 20
 _SENT = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a cluster is, and how to speak to it.
-
-    Attributes:
-        where: ``local`` or ``local:N``, the address of a scheduler, or its file.
-        ship: files and folders that every worker is sent.
-        tls: files of the certificates to trust, our own, and its key; none for what Dask's
-            configuration says.
-        insecure: whether to go without TLS to other machines.
-        packages: what workers must have in our version beside what all have.
-    """
-
-    where: str
-    ship: tuple[Path, ...] = ()
-    tls: tuple[str, ...] = ()
-    insecure: bool = False
-    packages: tuple[str, ...] = ()
-
-
 class LostError(Exception):
     """A worker was lost, or answered what is no answer, while it had a piece of work: who and how.
 
@@ -100,21 +80,24 @@ class LostError(Exception):
     """
 
 
+@dataclass(eq=False)
 class Cluster:
     """A connection to a cluster, in a thread of its own; a local one is started, and ended.
 
-    Args:
-        address: where it is; a local one that says no number has a worker for each processor.
+    Attributes:
+        where: ``local`` or ``local:N``, without a number with a worker for each processor; the
+            address of a scheduler, or its file.
         interruption: set when the user wants to end.
         tell: called with what the user should know: which workers are refused.
-
-    Attributes:
+        ship: files and folders that every worker is sent.
+        tls: files of the certificates to trust, our own, and its key; none for what Dask's
+            configuration says.
+        insecure: whether to go without TLS to other machines.
+        packages: what workers must have in our version beside what all have.
         client: Dask's client, which only the thread may use.
         local: whether all of it is on this machine, where files need not be sent.
         shipped: the files that every worker is sent.
         versions: what every worker must have.
-        interruption: the same.
-        tell: the same.
         workers: the workers that do something for us, once there are some.
 
     Raises:
@@ -122,22 +105,25 @@ class Cluster:
         BackendUnavailable: if nobody answers there.
     """
 
-    client: Client
+    where: str
+    interruption: Interruption
+    tell: Callable[[str], None]
+    ship: Sequence[Path] = ()
+    tls: Sequence[str] = ()
+    insecure: bool = False
+    packages: Sequence[str] = ()
+    client: Client = field(init=False)
+    workers: WorkerGroup | None = None
 
-    def __init__(
-        self, address: Address, interruption: Interruption, tell: Callable[[str], None]
-    ) -> None:
+    def __post_init__(self) -> None:
         if find_spec("distributed") is None:
             raise UsageError("--cluster needs Dask", hint='pip install "onnxopt[cluster]"')
-        self.interruption, self.tell = interruption, tell
-        self.workers: WorkerGroup | None = None
-        self.shipped = [*_files_below(address.ship)]
-        self.versions = versions(address.packages)
-        match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address.where)
+        self.shipped = [*_files_below(self.ship)]
+        self.versions = versions(self.packages)
+        match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", self.where)
         self.local = match is not None
-        self._where = _scheduler(address) if match is None else "this machine"
+        self._where = "this machine" if match else _scheduler(self.where, insecure=self.insecure)
         self._local_workers = int(match[1] or available_jobs()) if match else 0
-        self._tls = address.tls
         self._stack = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, daemon=True)
@@ -167,7 +153,7 @@ class Cluster:
             where = None
             if self._where.startswith("tls"):
                 names = ("tls_ca_file", "tls_client_cert", "tls_client_key")
-                given = dict(zip(names, self._tls, strict=False))
+                given = dict(zip(names, self.tls, strict=False))
                 security = module.Security(require_encryption=True, **given)
             if self.local:
                 folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
@@ -188,7 +174,7 @@ class Cluster:
                 printable(f"no scheduler answers at {self._where}: {why}")
             ) from None
         except (ValueError, TypeError) as error:
-            hint = "" if self._tls or not security else "--tls CA CERT KEY names certificates"
+            hint = "" if self.tls or not security else "--tls CA CERT KEY names certificates"
             raise UsageError(printable(f"--cluster {self._where}: {error}"), hint=hint) from None
 
     @property
@@ -240,13 +226,12 @@ class Cluster:
         return workers
 
 
-def _scheduler(address: Address) -> str:
+def _scheduler(where: str, *, insecure: bool) -> str:
     """Return a scheduler's address, if it may be used.
 
     Raises:
         UsageError: if it is none, or would be spoken to in the clear on another machine.
     """
-    where = address.where
     try:
         if "://" not in where:
             where = str(read_json(read_regular_file(where, _LARGEST_FILE))["address"])
@@ -260,7 +245,7 @@ def _scheduler(address: Address) -> str:
             hint="write local, local:N, tcp://HOST:PORT, tls://HOST:PORT, or the file's path",
         )
     with suppress(ValueError):
-        here = host == "localhost" or parts.scheme == "tls" or address.insecure
+        here = host == "localhost" or parts.scheme == "tls" or insecure
         if here or ip_address(host).is_loopback:
             return where
     raise UsageError(
