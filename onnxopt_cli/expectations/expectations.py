@@ -179,9 +179,7 @@ def _like(wanted: str, name: str) -> str:
     last, its_last = (_SEPARATORS.split(it)[-1] for it in (place, other))
     if colon and kind == same_kind and last and last == its_last.lstrip("*"):
         return f"{kind}:*{last}"
-    if nearest(name, [wanted], cutoff=0.9):
-        return name
-    return ""
+    return name if nearest(name, [wanted], cutoff=0.9) else ""
 
 
 _SEPARATORS = re.compile(r"[/\\]")
