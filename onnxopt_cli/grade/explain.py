@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from time import monotonic
 
 import numpy as np
@@ -94,8 +94,7 @@ def explain(
         _share([search.together(likely=likely) for search in searches], end)
     _share([search.described(ask, end) for search in searches], end)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
-    found = (search.explanation(stopped) for search in searches)
-    return [it for it in found if it is not None]
+    return [*filter(None, (search.explanation(stopped) for search in searches))]
 
 
 def _share(tasks: Sequence[Iterator[None]], end: float) -> None:
@@ -502,17 +501,14 @@ class _Search:
 
     def _refusing(self, errors: Sequence[Observation]) -> _Found | None:
         """Return the mistake that refuses most of what the backend refused, and nothing else."""
-        best, most = None, 1
-        for trial in self._possible:
+        counts = [(sum(refuses(it.mistake, seen) for seen in errors), it) for it in self._possible]
+        for count, trial in sorted(counts, key=itemgetter(0), reverse=True):
             mistake = trial.mistake
-            count = sum(refuses(mistake, seen) for seen in errors)
-            if (
-                count > most
-                and not any(refuses(mistake, seen) for seen in self._wrong)
-                and all(agrees_with(mistake, seen, self.judging) for seen in self._read_passed())
-            ):
-                best, most = trial, count
-        return best
+            if count <= 1 or any(refuses(mistake, seen) for seen in self._wrong):
+                continue
+            if all(agrees_with(mistake, seen, self.judging) for seen in self._read_passed()):
+                return trial
+        return None
 
 
 def _ids(seen: Iterable[Observation]) -> tuple[str, ...]:
