@@ -103,9 +103,7 @@ def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
 
     def answer(asked: Any, _: memoryview) -> bytes:
         found = (outcome(it, trials(it[0]), thorough=thorough) for it in asked["items"])
-        return json.dumps(
-            [verdict_to_json(it) if isinstance(it, Verdict) else it for it in found]
-        ).encode()
+        return json.dumps([*found], default=verdict_to_json).encode()
 
     yield [], answer
 
