@@ -78,7 +78,7 @@ class Edit:
         indent = "  "
         head: list[str] = []
         if self._layer.entries:
-            start, place = self._span(len(self._layer.entries) - 1)
+            start, place = self._span(-1)
             indent = _indent(self._lines[start])
         else:
             place, head = self._empty_list()
