@@ -56,11 +56,9 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Add the cases, before -k and -m choose among the items; see pytest."""
-    targets = config.getoption("--onnxopt")
-    if not targets:
-        return
-    root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, asked=_asked(config))
-    items += session.genitems(root)
+    if config.getoption("--onnxopt"):
+        root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, asked=_asked(config))
+        items += session.genitems(root)
 
 
 def _asked(config: pytest.Config) -> _Asked:
