@@ -20,7 +20,7 @@ from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
-from onnxopt_cli.operators import OPERATORS, operator_named
+from onnxopt_cli.operators import OPERATORS
 
 _YAML = (".yaml", ".yml", ".json")
 # Other JSON files than case files may lie beside these.
@@ -210,8 +210,8 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
             hint=next(filter(None, likely), f"the suites are {', '.join(known)}"),
         )
     # To make all of a suite for a case of one operator takes seconds.
-    operator = operator_named(rest.partition("/")[0])
-    operators = [operator] if operator else OPERATORS
+    stem = rest.partition("/")[0]
+    operators = [it for it in OPERATORS if it.name.lower() == stem] or OPERATORS
     part = suite, *operators
     if part not in suites:
         suites[part] = named_suite(suite, telling, operators)
