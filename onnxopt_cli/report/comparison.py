@@ -6,9 +6,8 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import compress
 from statistics import median
 
 from rich.table import Table
@@ -123,15 +122,14 @@ def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
 
 def comparison_table(changes: Sequence[Change]) -> Table:
     """Return changes as a table; one backend stands above it, and takes no room of its columns."""
-    titles = ("", "case", "backend", "what", "before", "now")
     backends = {it.backend for it in changes}
-    shown = [title != "backend" or len(backends) > 1 for title in titles]
-    rows: list[list[Text | str]] = [
-        [Text(direction.value, _STYLES[direction]), case, backend, what, before or "-", now or "-"]
-        for direction, case, backend, what, before, now in map(astuple, changes)
-    ]
-    table = plain_table([[*compress(row, shown)] for row in rows], [*compress(titles, shown)])
-    if len(backends) == 1:
+    many = len(backends) > 1
+    table = plain_table((), ("", "case", *["backend"] * many, "what", "before", "now"))
+    for it in changes:
+        direction = Text(it.direction.value, _STYLES[it.direction])
+        words = it.case, *[it.backend] * many, it.what, it.before or "-", it.now or "-"
+        table.add_row(direction, *map(Text, map(printable, words)))
+    if not many:
         table.title, table.title_justify = Text(printable(*backends)), "left"
     return table
 
