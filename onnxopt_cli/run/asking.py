@@ -69,8 +69,8 @@ class Asker:
 
     @property
     def _may_ask(self) -> bool:
-        unasked = {ToleranceRule.DERIVED, ToleranceRule.ONNX}
-        return self.judging.override is None and self.judging.rule not in unasked
+        by_rule = self.judging.rule in (None, ToleranceRule.CONDITIONED)
+        return by_rule and self.judging.override is None
 
     def ask(
         self, content: Content, key: AnswerKey, math: str = ""
