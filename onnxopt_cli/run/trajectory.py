@@ -46,7 +46,7 @@ def stepwise(
         total = _joined(total, response)
         if response.outputs is None:
             return replace(total, message=f"step {step}: {response.message}")
-        outputs, wrong = _usable(response.outputs, trajectory, state)
+        outputs, wrong = _usable(response.outputs, names, trajectory, state)
         if wrong:
             # One row, so that it says what it is beside what was expected.
             first = [value[np.newaxis, ...] for value in outputs]
@@ -70,10 +70,9 @@ def _joined(total: Response, response: Response) -> Response:
 
 
 def _usable(
-    outputs: list[Value], trajectory: Trajectory, state: Mapping[str, Array]
+    outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
 ) -> tuple[list[Array], str]:
     """Return the outputs that are tensors, and why they cannot be fed to the next step, if so."""
-    names = [value.name for value in trajectory.model.graph.output]
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
