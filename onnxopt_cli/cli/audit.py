@@ -96,7 +96,7 @@ def _graded(
 ) -> tuple[int, str]:
     """Show what implementations become of; return the exit code, and all of it as JSON."""
     from onnxopt_cli import api
-    from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
+    from onnxopt_cli.cli.console import stdout, tell_problems, ticking
     from onnxopt_cli.errors import NothingSelected
     from onnxopt_cli.isolation.interruption import Interruption
     from onnxopt_cli.report.audit_report import audit_json, audit_page
@@ -105,7 +105,7 @@ def _graded(
     rule = api.ToleranceRule(options["rule"]) if options["rule"] else None
     verbose, known = options["verbose"], len(problems)
     with (
-        opened_cluster(options, Interruption(), note) as cluster,
+        opened_cluster(options, Interruption()) as cluster,
         ticking("auditing", "implementations", cluster) as tick,
     ):
         grades = api.audit(

@@ -103,7 +103,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     shard = Shard.parse(options["shard"]) if options["shard"] else None
     with (
         interruptible() as interruption,
-        opened_cluster(options, interruption, note, "hypothesis") as cluster,
+        opened_cluster(options, interruption, "hypothesis") as cluster,
     ):
         display = FuzzDisplay(examples, options["seconds"], cluster)
         task = Task(

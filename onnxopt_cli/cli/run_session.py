@@ -246,7 +246,7 @@ def execute(options: Mapping[str, Any]) -> int:
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
                 found = collect(targets, options["memory"], each_unread, ticking)
-            cluster = stack.enter_context(opened_cluster(options, interruption, note))
+            cluster = stack.enter_context(opened_cluster(options, interruption))
             terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
         session = stack.enter_context(
             api.open_session(terms, lambda: found or find(), interruption, note)

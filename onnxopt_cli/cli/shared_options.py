@@ -228,17 +228,13 @@ cluster_options = _together(
 
 @contextmanager
 def opened_cluster(
-    options: Mapping[str, Any],
-    interruption: Interruption,
-    tell: Callable[[str], None],
-    *packages: str,
+    options: Mapping[str, Any], interruption: Interruption, *packages: str
 ) -> Iterator[Cluster | None]:
     """Open the cluster that the options ask for, if they do.
 
     Args:
         options: of the command.
         interruption: set when the user wants to end.
-        tell: called with what the user should know.
         packages: what workers must have in our version beside what all have.
 
     Raises:
@@ -251,9 +247,10 @@ def opened_cluster(
             raise UsageError("--ship, --tls and --insecure mean nothing without --cluster")
         yield None
         return
+    from onnxopt_cli.cli.console import note
     from onnxopt_cli.cluster.client import Cluster
 
-    found = Cluster(options["cluster"], interruption, tell, ship, tls, insecure, packages)
+    found = Cluster(options["cluster"], interruption, note, ship, tls, insecure, packages)
     with closing(found) as cluster:
         yield cluster
 
