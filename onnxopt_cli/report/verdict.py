@@ -122,16 +122,10 @@ def tallies(record: RunRecord) -> list[Tally]:
     rows = []
     for backend in record.backends:
         mine = [result for result in record.results if result.backend == backend.name]
-        rows.append(
-            Tally(
-                name=backend.name,
-                version=backend.version,
-                results=mine,
-                outcomes=counted(Outcome, (result.outcome for result in mine)),
-                lowered=sum(result.lowered for result in mine),
-                said=conformity(mine),
-            )
-        )
+        outcomes = counted(Outcome, (result.outcome for result in mine))
+        lowered = sum(result.lowered for result in mine)
+        name, version, said = backend.name, backend.version, conformity(mine)
+        rows.append(Tally(name, version, mine, outcomes, lowered, said))
     return rows
 
 
