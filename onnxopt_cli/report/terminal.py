@@ -286,13 +286,10 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     if not shown:
         return None
     named = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
-    cells: list[list[Text | str]] = [
-        [
-            *row[: len(named)],
-            *(Text(str(counts[*row, it] or ""), STYLES.get(it, "bold red")) for it in outcomes),
-        ]
-        for row in shown
-    ]
+    cells: list[list[Text | str]] = []
+    for row in shown:
+        numbers = (Text(str(counts[*row, it] or ""), STYLES.get(it, "bold red")) for it in outcomes)
+        cells.append([*row[: len(named)], *numbers])
     table = plain_table(cells, named, [outcome.value for outcome in outcomes])
     left = sum(map(bool, bad.values())) - sum(bool(bad[row]) for row in shown)
     others = {"others do not all pass": left, "others all pass": len(rows) - len(shown) - left}
