@@ -89,18 +89,13 @@ class FuzzDisplay:
         """Print how much was tried, and how to see the failures again."""
         seconds = monotonic() - self._began
         what = f"{self._found} distinct failure{'s' * (self._found != 1)}"
-        self._console.print_line(
-            Text(
-                f"{what} in {tried} examples, seed {options['seed']}, {seconds:.1f} s "
-                f"({tried / max(seconds, 1e-9):.0f} examples/s)",
-                "bold red" if self._found else "bold green",
-            )
-        )
+        pace = f"{tried / max(seconds, 1e-9):.0f} examples/s"
+        what += f" in {tried} examples, seed {options['seed']}, {seconds:.1f} s ({pace})"
+        self._console.print_line(Text(what, "bold red" if self._found else "bold green"))
         if self._found > 1:
             for cause, kept in sorted(self._causes.items(), key=lambda it: -len(it[1])):
-                self._console.print_line(
-                    Text(f"{printable(cause)}: {len(kept)} ({printable(', '.join(kept))})")
-                )
+                names = printable(", ".join(kept))
+                self._console.print_line(Text(f"{printable(cause)}: {len(kept)} ({names})"))
         if self._found:
             words = ["onnxopt", "run", str(options["output"]), "-b", options["backend"]]
             again = shlex.join([*words, *operator_options(it.name for it in OPERATORS)])
