@@ -227,9 +227,8 @@ def _own_limits(
     if [it.expected.shape for it in limits] != [it.shape for it in outputs]:
         return []
     # What it yields is right by any limit, also where the bound's formula yields something else.
-    return [
-        Branch(it, np.zeros(it.shape), by.branch) for it, by in zip(outputs, limits, strict=True)
-    ]
+    pairs = zip(outputs, limits, strict=True)
+    return [Branch(it, np.zeros(it.shape), by.branch) for it, by in pairs]
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
