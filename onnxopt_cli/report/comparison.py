@@ -172,13 +172,13 @@ def _direction(before: Result | None, now: Result | None) -> Direction:
     """Say where a change of outcome leads; a case that came or went leads nowhere."""
     if before is None or now is None or Outcome.NOT_RUN in {before.outcome, now.outcome}:
         return Direction.OTHER
-    old, new = (
-        # What passes now and then is worse than what passes, and better than what fails.
-        min(rank, 2.5) if it.flaky else rank
-        for it in (before, now)
-        for rank in [_RANKS.get(it.outcome, _WORST)]
-    )
-    return _towards(old, new)
+    return _towards(_rank(before), _rank(now))
+
+
+def _rank(result: Result) -> float:
+    """Return how bad an outcome is: what passes now and then is between passing and failing."""
+    rank = _RANKS.get(result.outcome, _WORST)
+    return min(rank, 2.5) if result.flaky else rank
 
 
 def _towards(old: float, new: float) -> Direction:
