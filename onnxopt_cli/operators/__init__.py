@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 from onnxopt_cli.formula.operator import Operator
@@ -68,6 +69,8 @@ def find_operator(domain: str, name: str) -> Operator | None:
 
 def _reduced(operator: Operator) -> tuple[Callable[..., Any], tuple[str, str]]:
     """Return what finds an operator in another process, which has the same ones."""
+    if find_operator(operator.domain, operator.name) is not operator:
+        raise PicklingError(f"{operator.name} is changed, and would be found as it was")
     return find_operator, (operator.domain, operator.name)
 
 

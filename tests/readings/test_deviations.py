@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 
 import ml_dtypes
@@ -463,3 +464,9 @@ def test_a_deviation_that_changes_nothing_is_an_error():
     seven = Deviation("seven", "Seven.", replace={"H_new + 7": "H_new"})
     with pytest.raises(ValueError, match=r"adam has no 'H_new \+ 7'"):
         deviations(replace(ADAM, deviations=(seven,)))
+
+
+def test_a_changed_operator_does_not_travel_as_the_one_of_its_name():
+    assert pickle.loads(pickle.dumps(ADAM)) is ADAM  # noqa: S301 - our own bytes
+    with pytest.raises(pickle.PicklingError, match="Adam is changed"):
+        pickle.dumps(replace(ADAM, formula=ADAGRAD.formula))
