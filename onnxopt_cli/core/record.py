@@ -80,10 +80,8 @@ class Explanation:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
         total = sum(count for _, count in counts)
         total += sum(sum(kinds.values()) for kinds in rest.values())
-        if not counts and UNEXPLAINED in rest:
-            counts = [(self.note, sum(rest.pop(UNEXPLAINED).values()))]
-        elif self.note:
-            counts = counts or [(self.note, 0)]
+        if not counts and (self.note or UNEXPLAINED in rest):
+            counts = [(self.note, sum(rest.pop(UNEXPLAINED, {}).values()))]
         said = [f"{words} {count}" if count else words for words, count in counts]
         if counts and counts[0][1]:
             whole = f"{said[0]} of {total} failing cases"
