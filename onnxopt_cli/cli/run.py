@@ -53,7 +53,7 @@ class _Parts(click.Command):
         part = ""
         for parameter in self.get_params(ctx):
             part = _PARTS.get(parameter.name or "", part)
-            if row := parameter.get_help_record(ctx):
+            if isinstance(parameter, click.Option) and (row := parameter.get_help_record(ctx)):
                 rows.setdefault(part, []).append(row)
         for part, mine in rows.items():
             with formatter.section(part):
