@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from onnx import defs
 
 from onnxopt_cli import operators
 from onnxopt_cli.cases.suites import suites
@@ -131,6 +132,9 @@ def _operators_of_a_test_are_its_own(monkeypatch):
     known = [operators.OPERATORS, operators.OPERATOR_FILES, operators._BY_NAME]
     before = [it.copy() for it in known]
     yield
+    for added in [it for it in operators.OPERATORS if it not in before[0]]:
+        if defs.has(added.name, added.domain):
+            defs.deregister_schema(added.name, added.version, added.domain)
     for now, it in zip(known, before, strict=True):
         now.clear()
         (now.update if isinstance(now, dict) else now.extend)(it)
