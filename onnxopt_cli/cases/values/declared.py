@@ -159,7 +159,7 @@ class RandomTensor:
             )
         values = _DEFAULTS[self.distribution] | given
         low, high = values.get("low", 0.0), values.get("high", 1.0)
-        if not np.isfinite([*values.values(), high - low]).all() or low > high:
+        if not all(map(math.isfinite, (*values.values(), high - low))) or low > high:
             raise ValueError(f"{values}, expected a finite range that does not go backwards")
 
     def make(self) -> Array:
