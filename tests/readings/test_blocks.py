@@ -112,16 +112,19 @@ def test_what_works_element_by_element_is_known_from_the_vocabulary():
     assert not found & {"AdmmUpdate", "AdmmPenalty"}
 
 
-def compare_looks(expected, actual, budget, location):
-    """See that one look at an output, and at one just beyond its limits, tells as all looks do."""
+def compare_looks(expected, actual, budget, agrees, location):
+    """See that one look at an output, and at one just beyond its limits, tells as all looks do.
+
+    Those at the output have been taken.
+    """
     if not isinstance(budget, Budget):
         return
     limit = budget.at(np.arange(expected.size)).limit.reshape(expected.shape)
     with np.errstate(all="ignore"):
         beyond = np.asarray(expected + 1.5 * limit, expected.dtype)
-    for it in (actual, beyond):
-        (diff,) = compare.compare_outputs({"it": expected}, [it], {"it": budget}.get)
-        assert compare.surely_agrees(expected, it, budget) == diff.agrees, location
+    (diff,) = compare.compare_outputs({"it": expected}, [beyond], {"it": budget}.get)
+    for it, right in ((actual, agrees), (beyond, diff.agrees)):
+        assert compare.surely_agrees(expected, it, budget) == right, location
 
 
 def compare_parts(content, location, random, monkeypatch):
@@ -150,8 +153,9 @@ def compare_parts(content, location, random, monkeypatch):
         monkeypatch.setattr(compare, "BLOCK", block)
         key = answer_key(content, location, JudgeOptions())
         diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
-        for (name, expected), actual in zip(key.outputs.items(), outputs, strict=True):
-            compare_looks(expected, actual, key.tolerances[name], location)
+        for diff, actual in zip(diffs[-1], outputs, strict=True):
+            expected, budget = key.outputs[diff.name], key.tolerances[diff.name]
+            compare_looks(expected, actual, budget, diff.agrees, location)
     for whole, parts in zip(*diffs, strict=True):
         assert parts.budget_used == pytest.approx(whole.budget_used, rel=1e-6), location
         assert parts.budget_median >= whole.budget_median * (1 - 1e-6)
