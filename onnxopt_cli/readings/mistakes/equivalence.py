@@ -83,7 +83,7 @@ def _differences(probe: Probe, outputs: list[Array]) -> list[Array] | None:
     )
     if not same:
         return None
-    residue = _RESIDUE * _largest(probe.call)
+    residue = _RESIDUE * probe.largest
     return [
         _relative(output, expected, residue, finite=probe.finite)
         for output, expected in zip(outputs, probe.expected, strict=True)
@@ -101,11 +101,6 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
     return np.where(agrees, 0, relative).astype(np.float64)
-
-
-def _largest(call: Call[Array]) -> float:
-    magnitudes = [np.abs(tensor[np.isfinite(tensor)]) for group in call.groups for tensor in group]
-    return max(float(np.max(values, initial=0)) for values in magnitudes)
 
 
 def _described(call: Call[Array]) -> tuple[Attributes, dict[str, Array]]:

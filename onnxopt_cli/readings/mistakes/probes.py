@@ -13,6 +13,7 @@ from itertools import chain, product
 
 import numpy as np
 
+from onnxopt_cli.core.blocks import LARGE
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, bind, complete_attributes
 from onnxopt_cli.formula.operator import AttributeValue, Operator
@@ -55,21 +56,26 @@ class Probe:
         expected: its outputs.
         dense: True if it has one group, of many elements that are probes on their own.
         finite: True if all its inputs are finite numbers.
+        largest: the largest magnitude among its tensors that is finite.
     """
 
     call: Call[Array]
     expected: tuple[Array, ...]
     dense: bool
     finite: bool
+    largest: float
 
 
 @cache
 def probes(operator: Operator) -> tuple[Probe, ...]:
-    """Return the operator's probes, always the same ones; most mistakes show in the first."""
+    """Return the operator's probes, always the same ones; most mistakes show in the first.
+
+    The large ones come last: what shows in another need not be computed for them.
+    """
     draw = _Draw(operator)
     first, *dense = [probe_of(call, dense=True) for call in draw.dense()]
     small = map(probe_of, chain(draw.structures(), draw.limits(), draw.not_finite()))
-    return (first, *small, *dense)
+    return tuple(sorted((first, *small, *dense), key=lambda probe: probe.call.size >= LARGE))
 
 
 def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:
@@ -77,7 +83,9 @@ def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:
     for array in call.inputs:
         array.setflags(write=False)
     finite = all(np.isfinite(array).all() for array in call.inputs)
-    return Probe(call, tuple(evaluate(call)), dense, finite)
+    tensors = [tensor for group in call.groups for tensor in group]
+    largest = max(float(np.abs(it[np.isfinite(it)]).max(initial=0)) for it in tensors)
+    return Probe(call, tuple(evaluate(call)), dense, finite, largest)
 
 
 class _Draw:
