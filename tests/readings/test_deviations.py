@@ -255,6 +255,11 @@ def test_there_are_many_each_with_a_name_and_a_description(operator):
     assert all(item.about.endswith((".", ")")) for item in found)
 
 
+def test_what_shows_in_large_tensors_alone_is_a_mistake_and_not_another_one():
+    names = {item.name for item in deviations(MOMENTUM)}
+    assert {f"only the first {size} elements updated" for size in (1024, 65536)} <= names
+
+
 @each_operator
 def test_none_equals_the_formula(operator):
     assert [item.name for item in deviations(operator) if equivalent(operator, item)] == []
