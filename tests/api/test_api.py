@@ -39,10 +39,12 @@ def test_a_case_reads_as_its_id():
 
 @pytest.mark.slow
 def test_the_examples_satisfy_a_strict_type_checker(tmp_path):
+    # Our configuration is strict but for this. With other options mypy would read all of onnxopt
+    # anew, and once more when it is next run for onnxopt itself.
     for place, text in enumerate(EXAMPLES):
-        (tmp_path / f"example{place}.py").write_text(text)
+        (tmp_path / f"example{place}.py").write_text(f"# mypy: warn-return-any\n{text}")
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", REPOSITORY / ".mypy_cache",
+        [sys.executable, "-m", "mypy", "--cache-dir", REPOSITORY / ".mypy_cache",
          *tmp_path.iterdir()],
         capture_output=True, text=True, check=False, cwd=REPOSITORY,
     )  # fmt: skip
