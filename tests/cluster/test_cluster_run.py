@@ -7,12 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import ExitStack, suppress
 
 import pytest
 from dask_processes import DaskProcesses, until
+from forked import run_command
 from isolated import HOSTILE, run_to_end, start, write_cases
 from places import PLUGINS
 
@@ -156,10 +156,9 @@ def test_operators_of_the_users_travel(two, tmp_path):
     (tmp_path / "lamb.py").write_text(lamb + seen)
     (tmp_path / "mine.yaml").write_text(LAMB)
     # In a process of its own: an operator stays known.
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxopt_cli", "run", "mine.yaml", "--operators", "lamb.py",
-         "--ship", "lamb.py", "-b", "numpy", "--cluster", two.address],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    done = run_command(
+        "run", "mine.yaml", "--operators", "lamb.py", "--ship", "lamb.py", "-b", "numpy",
+        "--cluster", two.address, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # The workers read what they were sent, where the client's file is in reach, too.

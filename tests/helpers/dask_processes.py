@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import count
 from pathlib import Path
 
-from places import REPOSITORY
+from forked import start_command
 
 # To start a run's workers takes longer than most runs; the processes beside Dask's start as ever.
 _FORKS = f"""\
@@ -67,22 +65,9 @@ class DaskProcesses:
         return [str(it) for it in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
 
     def _start(self, program: str, *options: str, first: Path | None = None):
-        command = [sys.executable, "-m", f"distributed.cli.dask_{program}", "--no-dashboard"]
-        command += [
-            "--host",
-            "127.0.0.1",
-            "--scheduler-file",
-            str(self.file),
-            *self.options,
-            *options,
-        ]
-        paths = [str(it) for it in (first, REPOSITORY) if it]
+        common = ("--no-dashboard", "--host", "127.0.0.1", "--scheduler-file", str(self.file))
         with (self.folder / "errors").open("ab") as errors:
-            return subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
+            return start_command(
+                *common, *self.options, *options, module=f"distributed.cli.dask_{program}",
+                cwd=self.folder, customize=first, stdout=subprocess.DEVNULL, stderr=errors,
+            )  # fmt: skip

@@ -11,6 +11,8 @@ all commands; /proc shows the command line and environment of the process that f
 about how the command starts must not come here. What Python or a library reads as it starts (a
 variable of :data:`_READ_EARLY`, another PYTHONPATH) is noticed, and an interpreter started.
 
+:func:`start_command` is the same for one that is not waited for, and for Dask's own programs.
+
 :func:`fork_or_start` does likewise for the workers that a command starts, and for those in which a
 plugin is checked: the process that asks forks, and the child forgets all modules that are ours.
 """
@@ -29,14 +31,15 @@ import os
 import pkgutil
 import random
 import runpy
+import select
 import selectors
 import signal
+import site
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import types
 import warnings
@@ -45,6 +48,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 _READ_EARLY = (
@@ -72,37 +76,67 @@ def run_command(
     Raises:
         subprocess.TimeoutExpired: after so many seconds; it has been killed.
     """
-    folder, arguments = os.fspath(cwd or Path.cwd()), [os.fspath(word) for word in words]
-    command = [sys.executable, "-m", "onnxopt_cli", *arguments]
-    environment = dict(os.environ if env is None else env)
-    if not _starts_as_others(environment):
-        return subprocess.run(
-            command, cwd=folder, env=environment, text=text, timeout=timeout, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True,
-        )  # fmt: skip
-    answers, theirs = socket.socketpair()
-    pipes = [os.pipe(), os.pipe()]
-    with answers, theirs, Path(os.devnull).open("rb") as nothing:
-        given = [nothing.fileno(), *(writer for _, writer in pipes), theirs.fileno()]
-        workers = subprocess._fork_exec is fork_or_start
-        message = json.dumps([folder, arguments, environment, workers]).encode()
-        socket.send_fds(_forker(), [message], given)
-        theirs.close()
-        for _, writer in pipes:
-            os.close(writer)
-        number = int(_line(answers))
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_command(*words, cwd=cwd, env=env, text=text, **streams) as process:
         try:
-            printed = _read([reader for reader, _ in pipes], time.monotonic() + timeout)
-            answers.settimeout(timeout)
-            code = int(_line(answers))
-        except TimeoutError:
-            os.kill(number, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(command, timeout) from None
-        finally:
-            for reader, _ in pipes:
-                os.close(reader)
-    out, err = (part.decode().replace("\r\n", "\n") if text else part for part in printed)
-    return subprocess.CompletedProcess(command, code, out, err)
+            printed = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *printed)
+
+
+def start_command(
+    *words: str | Path,
+    module: str = "onnxopt_cli",
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    customize: Path | None = None,
+    **streams: Any,
+) -> subprocess.Popen:
+    """Start ``onnxopt``, or another module, with nothing to read.
+
+    Args:
+        customize: the folder of a ``sitecustomize.py``, for it and all that it starts.
+    """
+    environment = dict(os.environ if env is None else env)
+    kind = _Forked if _starts_as_others(environment) else subprocess.Popen
+    if customize is not None:
+        environment["PYTHONPATH"] = f"{customize}{os.pathsep}{REPOSITORY}"
+    return kind(
+        [sys.executable, "-m", module, *map(os.fspath, words)], cwd=cwd or Path.cwd(),
+        env=environment, stdin=subprocess.DEVNULL, **streams,
+    )  # fmt: skip
+
+
+class _Forked(subprocess.Popen):
+    """A process that the one process forks, where ``Popen`` starts one."""
+
+    def _execute_child(self, arguments: list[str], *more: Any) -> None:
+        folder, environment = more[4:6]
+        pipes = more[9:15]
+        streams = [its if its >= 0 else at for at, its in enumerate((pipes[0], *pipes[3::2]))]
+        self._answers, theirs = socket.socketpair()
+        workers = subprocess._fork_exec is fork_or_start
+        message = json.dumps([os.fspath(folder), arguments[2:], environment, workers]).encode()
+        with theirs:
+            socket.send_fds(_forker(), [message], [*streams, theirs.fileno()])
+        self._close_pipe_fds(*pipes)
+        self.pid = int(_line(self._answers))
+        self._child_created = True
+
+    def _internal_poll(self, **_: Any) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self._wait(0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = int(_line(self._answers))
+            self._answers.close()
+        return self.returncode
 
 
 def _starts_as_others(environment: Mapping[str, str]) -> bool:
@@ -125,27 +159,6 @@ def _line(answers: socket.socket) -> bytes:
     while not line.endswith(b"\n"):
         line += answers.recv(1) or b"the process that forks has ended\n"
     return line
-
-
-def _read(descriptors: list[int], end: float) -> list[bytes]:
-    """Read all of them to their ends.
-
-    Raises:
-        TimeoutError: if they do not come in time.
-    """
-    found = {descriptor: [] for descriptor in descriptors}
-    with selectors.DefaultSelector() as selector:
-        for descriptor in descriptors:
-            selector.register(descriptor, selectors.EVENT_READ)
-        while selector.get_map():
-            ready = selector.select(max(0, end - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            for key, _ in ready:
-                found[key.fd].append(os.read(key.fd, 1 << 16))
-                if not found[key.fd][-1]:
-                    selector.unregister(key.fd)
-    return [b"".join(parts) for parts in found.values()]
 
 
 @cache
@@ -179,8 +192,8 @@ def _import_libraries() -> None:
     gc.freeze()
 
 
-def _serve(control: socket.socket) -> bool:
-    """Fork for each command that comes; return True in the child, False when no more come."""
+def _serve(control: socket.socket) -> str:
+    """Fork for each command that comes; return its module in the child, "" when no more come."""
     running: dict[int, tuple[int, socket.socket]] = {}
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
@@ -192,7 +205,12 @@ def _serve(control: socket.socket) -> bool:
                 continue
             message, given, _, _ = socket.recv_fds(control, _LONGEST_MESSAGE, 4)
             if not message:
-                return False
+                return ""
+            command = json.loads(message)
+            if "--cluster" in command[1] or command[1][0].startswith("distributed."):
+                # Half of what it takes to start a worker, and few tests need it.
+                import_module("distributed")
+                gc.freeze()
             number = os.fork()
             if not number:
                 selector.close()
@@ -200,8 +218,8 @@ def _serve(control: socket.socket) -> bool:
                 for ended, (_, answers) in running.items():
                     os.close(ended)
                     answers.close()
-                _become(json.loads(message), given)
-                return True
+                _become(command, given)
+                return command[1][0]
             for descriptor in given[:3]:
                 os.close(descriptor)
             answers = socket.socket(fileno=given[3])
@@ -241,10 +259,12 @@ def _become(command: list, given: list[int]) -> None:
     # The first is this file's folder.
     known = [path for path in sys.path[1:] if path not in before]
     sys.path[:] = [folder, *filter(None, after), *known]
-    sys.argv = ["-m", *arguments]
-    sys.orig_argv = [sys.executable, "-m", "onnxopt_cli", *arguments]
+    sys.argv = ["-m", *arguments[1:]]
+    sys.orig_argv = [sys.executable, "-m", *arguments]
     random.seed()
     sys.modules["numpy"].random.seed()
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
 
 
 # Tests may let it stand for what cannot be started.
@@ -377,5 +397,5 @@ def _execute(code: str, *arguments: str) -> int:
 
 if __name__ == "__main__":
     _import_libraries()
-    if _serve(socket.socket(fileno=int(sys.argv[1]))):
-        runpy.run_module("onnxopt_cli", run_name="__main__", alter_sys=True)
+    if module := _serve(socket.socket(fileno=int(sys.argv[1]))):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

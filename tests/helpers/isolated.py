@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forked import run_command
+from forked import run_command, start_command
 from places import PLUGINS, REPOSITORY
 
 HOSTILE = PLUGINS / "hostile.py"
@@ -103,6 +103,10 @@ def start(
     starting another would take most of the time.
     """
     mark, report, words, env = _asked(folder, backend, options, ways)
+    if "--cluster" in options:
+        # Most of its time would go into importing Dask.
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return Run(start_command(*words, cwd=folder, env=env, text=True, **streams), mark, report)
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", "onnxopt_cli", *words], cwd=folder, env=env, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

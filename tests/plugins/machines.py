@@ -8,14 +8,15 @@ from hostile import BAD, Well
 
 
 def _dask_worker():
-    process = os.getpid()
+    """Return the process above our agent; those that it forks look like it."""
+    process, found = os.getpid(), None
     while process > 1:
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         process = int(fields[1])
-        command = Path(f"/proc/{process}/cmdline").read_bytes()
-        if b"dask_worker" in command:
-            return process
-    raise LookupError
+        if b"onnxopt_cli.cluster.agent" in command:
+            found = process
+    return found
 
 
 class KillsTheMachine(Well):
