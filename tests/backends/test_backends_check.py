@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 
 import pytest
 from exec_commands import spec
+from forked import run_command
 from places import PLUGINS
 
 from onnxopt_cli.backends.check.check import check_backend
@@ -118,8 +118,7 @@ def test_a_plugin_that_answers_in_place_of_its_process_breaks_the_rule(workplace
         "        time.sleep(30)\n"
     )
     # In a process of its own the requests are numbered from 1.
-    check = [sys.executable, "-m", "onnxopt_cli", "backends", "check", "python:forger.py:Forger"]
-    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    done = run_command("backends", "check", "python:forger.py:Forger")
     assert (done.returncode, done.stderr) == (1, "")
     assert "its process sends something else than what was found" in done.stdout
 
