@@ -135,6 +135,23 @@ class Call(Generic[T]):
         }
         return replace(self, groups=(self.groups[index],), attributes=attributes)
 
+    @property
+    def in_a_row(self: Call[Array]) -> Call[Array]:
+        """The call of the first group with the elements of all groups, one after the other."""
+        full = [[_flat(it, group[0].shape) for it in group] for group in self.groups]
+        joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
+        return replace(self.group(0), groups=(joined,))
+
+    def apart(self: Call[Array], outputs: Sequence[Array]) -> list[Array]:
+        """Return the outputs of all groups, given those of the call in a row."""
+        firsts = [first for first, *_ in self.groups]
+        ends = np.cumsum([it.size for it in firsts])[:-1]
+        return [
+            part.reshape(first.shape)
+            for output in outputs
+            for part, first in zip(np.split(output, ends), firsts, strict=True)
+        ]
+
     def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
         """Compute the node's outputs group by group; at once if something is carried over them."""
         if any(map(self.operator.carries, self.operator.outputs)):

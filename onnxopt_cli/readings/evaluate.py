@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -241,14 +241,14 @@ def computed_in_blocks(
     return [output.reshape(first.shape) for output in outputs]
 
 
-@cache
+@lru_cache
 def is_elementwise(operator: Operator) -> bool:
     """Tell whether each element of a result depends on the elements in its place alone."""
     rows = _rows(operator)
     return rows is not None and not any(isinstance(it, Reduction | Percentile) for it in rows)
 
 
-@cache
+@lru_cache
 def _rows(operator: Operator) -> list[Row] | None:
     """Return the rows of the vocabulary that a formula uses, called with operands that note them.
 

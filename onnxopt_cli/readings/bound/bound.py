@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from onnxopt_cli.core.blocks import LARGE
 from onnxopt_cli.core.tolerance import Branch, Budget
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call, Operand
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.readings.bound.bounded import Bounded, given, number, output
-from onnxopt_cli.readings.evaluate import WIDE, evaluate, rounded
+from onnxopt_cli.readings.evaluate import WIDE, evaluate, is_elementwise, rounded
 from onnxopt_cli.readings.vocabulary import (
     Choice,
     Elementwise,
@@ -96,6 +97,15 @@ class DerivedOutput:
             judgement = replace(judgement, otherwise=other)
         return judgement
 
+    def apart(self, call: Call[Array]) -> list[DerivedOutput]:
+        """Return what each output of a call must be, if this is of the elements of all in a row."""
+        arrays = (call.apart([it]) for it in (self.expected, self.value, self.error))
+        others = self.otherwise.apart(call) if self.otherwise else [None] * len(call.groups)
+        return [
+            DerivedOutput(expected, value, error, self.factor, other)
+            for expected, value, error, other in zip(*arrays, others, strict=True)
+        ]
+
     @property
     def weak(self) -> int:
         """Number of elements that the case cannot judge."""
@@ -117,7 +127,26 @@ def bound(
             less than 2^-28 of the bound of float32.
     """
     with np.errstate(all="ignore"):
-        return call.by_group(lambda part: _judgements(part, factor, wide))
+        if (row := _in_a_row(call)) is None:
+            return call.by_group(lambda part: _judgements(part, factor, wide))
+        judgements = (it.apart(call) for it in _judgements(row, factor, wide))
+        return [each for of_kind in judgements for each in of_kind]
+
+
+def _in_a_row(call: Call[Array]) -> Call[Array] | None:
+    """Return :attr:`Call.in_a_row` of small tensors, where each costs as much as all of them.
+
+    None where that is not the same: an element depends on others, or the groups differ in more than
+    their values.
+    """
+    first, *others = call.groups
+    if not others or call.size >= LARGE or not is_elementwise(call.operator):
+        return None
+    types = [it.dtype for it in first]
+    each = any(isinstance(it, tuple) and len(it) > 1 for it in call.attributes.values())
+    if each or any([it.dtype for it in group] != types for group in others):
+        return None
+    return call.in_a_row
 
 
 def least_errors(call: Call[Any]) -> list[float]:

@@ -584,15 +584,8 @@ def _first_in_double(call: Call[Array], outputs: list[Array]) -> list[Array]:
 
 def _joined(call: Call[Array]) -> list[Array]:
     """Compute all groups as one that holds all elements; the types are those of the first."""
-    full = [[_full(tensor, group[0]) for tensor in group] for group in call.groups]
-    joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
-    ends = np.cumsum([tensors[0].size for tensors in full])[:-1]
-    outputs = evaluate(replace(call.group(0), groups=(joined,)))
-    parts = [part for output in outputs for part in np.split(output, ends)]
-    return [
-        part.reshape(first.shape).astype(like.dtype)
-        for part, (like, first) in zip(parts, call.sources, strict=True)
-    ]
+    outputs = call.apart(evaluate(call.in_a_row))
+    return [it.astype(like.dtype) for it, (like, _) in zip(outputs, call.sources, strict=True)]
 
 
 def _through(dtype: np.dtype[Any]) -> Callable[[Array], Array]:
