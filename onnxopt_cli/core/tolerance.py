@@ -82,7 +82,7 @@ class Branch:
     def wrong(self, actual: Array) -> Array:
         """Tell which elements of one output, or of several, are right in no way."""
         with np.errstate(all="ignore"):
-            one, other = self.expected.astype(np.float64), actual.astype(np.float64)
+            one, other = (np.asarray(it, np.float64) for it in (self.expected, actual))
             near = np.abs(other - one) <= self.limit
         alike = (one == other) | (np.isnan(one) & np.isnan(other))
         wrong: Array = ~(near | alike | np.isinf(self.limit))

@@ -21,7 +21,7 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.grade.further_inputs import further, mixed
-from onnxopt_cli.grade.traits import WRONG, Trait, features, traits
+from onnxopt_cli.grade.traits import WRONG, Trait, by_tensor, features, traits
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 
@@ -78,13 +78,13 @@ class Sample:
 
     Attributes:
         call: the node.
-        marked: by output, for each tensor, flat: _IS_WRONG for elements that are; for others the
-            effects that would show there, a bit each.
+        marked: by output, for the elements of all tensors in a row: _IS_WRONG for those that are;
+            for others the effects that would show there, a bit each.
         effects: by output that has wrong elements, those that all of them may have, a bit each.
     """
 
     call: Call[Array]
-    marked: Mapping[str, Sequence[Array]]
+    marked: Mapping[str, Array]
     effects: Mapping[str, int]
 
     @property
@@ -97,50 +97,63 @@ def sample(
     call: Call[Array], right: Sequence[Branch], returned: Sequence[Array] | None = None
 ) -> Sample:
     """Return what a backend's outputs say of a node; None for what is right."""
-    marked: dict[str, list[Array]] = {name: [] for name in call.operator.outputs}
+    marked: dict[str, Array] = {}
     effects: dict[str, int] = {}
-    if returned is None:
-        returned = [it.expected for it in right]
-    elif len(returned) != len(right):
+    if returned is not None and len(returned) != len(right):
         returned = [np.array(None)] * len(right)
-    for judged, output, (name, source) in zip(right, returned, _outputs(call), strict=True):
+    for name, own, old in _outputs(call):
+        judged = _joined(right[own])
         new = judged.expected
-        instead = np.stack([it(new, source) for it in _INSTEAD.values()])
+        instead = np.stack([it(new, old) for it in _INSTEAD.values()])
         shown = judged.wrong(instead)
         # NaN and infinity times zero are not zero.
         finite = np.isfinite(new)
         shown[0] &= finite
         # A fault shows for sure where it does whether zero or the old value comes instead.
         marks = _bits([*shown, ~finite, shown[0] & shown[1], shown[0]]) | _STRUCTURE
-        if (output.dtype, output.shape) != (new.dtype, new.shape):
-            wrong, may = np.ones(new.shape, bool), _STRUCTURE
-        else:
-            wrong = judged.wrong(output)
-            unlike = Branch(output, np.zeros(output.shape)).wrong(instead)[:, wrong]
-            may = int(_bits([*~np.any(unlike, axis=1), not np.any(finite[wrong])]))
-            may |= _ANYTHING | _NO_ZERO
-        if wrong.any() or may == _STRUCTURE:
-            effects[name] = effects.get(name, may) & may
+        if returned is not None:
+            wanted = [it.expected for it in right[own]]
+            pairs = list(zip(wanted, returned[own], strict=True))
+            fit = [(it.dtype, it.shape) == (by.dtype, by.shape) for it, by in pairs]
+            actual = _row(by if fits else it for fits, (it, by) in zip(fit, pairs, strict=True))
+            unlike = Branch(actual, np.zeros(actual.shape)).wrong(instead)
+            may = _bits([*~unlike, ~finite]) | _ANYTHING | _NO_ZERO
+            misfit = ~np.repeat(fit, [it.size for it in wanted])
+            may[misfit] = _STRUCTURE
+            wrong = judged.wrong(actual) | misfit
+            if wrong.any() or not all(fit):
+                most = -1 if all(fit) else _STRUCTURE
+                effects[name] = int(np.bitwise_and.reduce(may[wrong], initial=most))
+            marks[wrong] = _IS_WRONG
         if call.operator.carries(name):
-            mark = _IS_WRONG if wrong.any() else np.bitwise_or.reduce(marks, axis=None)
-            marked[name] = [np.full(it[0].size, mark) for it in call.groups]
-        else:
-            marked[name].append(np.where(wrong, _IS_WRONG, marks).reshape(-1))
+            # What is wrong has all bits.
+            size = sum(first.size for first, *_ in call.groups)
+            marks = np.full(size, np.bitwise_or.reduce(marks))
+        marked[name] = marks
     return Sample(call, marked, effects)
 
 
-def _bits(masks: Sequence[Array | bool]) -> Array:
+def _bits(masks: Sequence[Array]) -> Array:
     return np.packbits(np.array(masks), axis=0, bitorder="little")[0].astype(np.int16)
 
 
-def _outputs(call: Call[Array]) -> Iterator[tuple[str, Array]]:
-    """Yield each output's name, and what it replaces."""
-    operator, inputs = call.operator, call.inputs
-    places = iter(operator.places(len(call.groups)))
-    for name in operator.outputs:
-        for _ in call.groups[:1] if operator.carries(name) else call.groups:
-            like, base = next(places)
-            yield name, np.broadcast_to(inputs[like], inputs[base].shape)
+def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
+    """Yield each output's name, its place among the node's, and what it replaces, in a row."""
+    old, end = [np.broadcast_to(like, base.shape) for like, base in call.sources], 0
+    for name in call.operator.outputs:
+        begin, end = end, end + (1 if call.operator.carries(name) else len(call.groups))
+        yield name, slice(begin, end), _row(old[begin:end])
+
+
+def _joined(branches: Sequence[Branch]) -> Branch:
+    """Return what is right of the elements of several outputs, in a row."""
+    several = any(it.otherwise for it in branches)
+    other = _joined([it.otherwise or it for it in branches]) if several else None
+    return Branch(_row(it.expected for it in branches), _row(it.limit for it in branches), other)
+
+
+def _row(arrays: Iterable[Array]) -> Array:
+    return np.concatenate([it.reshape(-1) for it in arrays])
 
 
 def common_condition(
@@ -273,7 +286,7 @@ class _Conditions:
         shares = []
         for it in found:
             rows, marks = self._features(it)
-            has = self._columns(conditions, rows).all(axis=1)
+            has = _holding(conditions, rows).all(axis=1)
             shares.append(np.mean(marks[has] == WRONG))
         return float(np.median(shares))
 
@@ -285,12 +298,12 @@ class _Conditions:
         """
         known = sorted(traits(self._node, {}), key=lambda it: it.cost)
         failed = np.array([it.failed for it in self._samples])
-        columns = [self._columns(known, self._features(it)[0]) for it in self._samples]
+        columns = self._holding(known, self._samples)
         given = np.flatnonzero(failed)[: self._given]
         # Pairs of those traits that all given failures have.
         kept = np.all([columns[at].any(axis=0) for at in given], axis=0)
         known = [it for it, usable in zip(known, kept, strict=True) if usable]
-        numbers = [np.unique(it[:, kept], axis=0).astype(np.float32) for it in columns]
+        numbers = [_unique(it[:, kept]) for it in columns]
         has = np.stack([np.triu(it.T @ it > 0) for it in numbers])
         # Of each pair: inputs that have it and those that do not; how many of either fail.
         where = np.stack([has, ~has])
@@ -324,25 +337,25 @@ class _Conditions:
             if not it.failed:
                 right.append(rows)
             elif (marks == WRONG).any():
-                wrong.append(rows[marks == WRONG])
+                wrong.append(rows[:, marks == WRONG])
         if not wrong:
             self._pairs = self._pairs[:0]
             return
-        bad = np.concatenate(wrong)
+        bad = np.concatenate(wrong, axis=1)
         seen: dict[int, list[float]] = {}
-        for feature, column in enumerate(bad.T):
+        for feature, column in enumerate(bad):
             values = np.unique(column)
             if np.all(np.isfinite(values)) and np.all(values == np.round(values)):
                 seen[feature] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
         known = sorted(traits(self._node, seen), key=lambda it: it.cost)
-        columns = self._columns(known, bad)
-        ends = np.cumsum([len(it) for it in wrong])[:-1]
+        columns = _holding(known, bad)
+        ends = np.cumsum([it.shape[1] for it in wrong])[:-1]
         holds = [part.any(axis=0) for part in np.split(columns, ends)]
         # Where there are several reasons, further inputs may fail for others.
         share, least = (self._given, _ENOUGH) if self._several else (len(wrong), 1)
         kept = np.flatnonzero(np.mean(holds[:share], axis=0) >= least)
         self._known, parts = [known[at] for at in kept], np.split(columns[:, kept], ends)
-        passed = _unique(self._columns(self._known, np.concatenate([bad[:0], *right])))
+        passed = _unique(_holding(self._known, np.concatenate([bad[:, :0], *right], axis=1)))
         alive = self._hold([*map(_unique, parts[:share])], passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
@@ -363,12 +376,14 @@ class _Conditions:
     def _hold(self, failing: Sequence[Array], alive: Array) -> Array:
         """Tell which of some pairs of traits hold in all failing samples, or in as many as any."""
         reached = np.zeros(alive.shape, np.int32)
-        for number, own in enumerate(failing, 1):
-            reached += own.T @ own > 0
-            if not self._several and not (alive := alive & (reached == number)).any():
+        for own in failing:
+            holds = own.T @ own > 0
+            if self._several:
+                reached += holds
+            elif not (alive := alive & holds).any():
                 break
-        most = np.max(reached, where=alive, initial=1) if self._several else len(failing)
-        return alive & (reached == most)
+        most = np.max(reached, where=alive, initial=1)
+        return alive & (reached == most) if self._several else alive
 
     def _features(self, node: Sample) -> tuple[Array, Array]:
         """Return the features of a node's elements that may be wrong, and marks of them."""
@@ -376,23 +391,22 @@ class _Conditions:
             self._rows[node] = features(node.call, self._marks(node))
         return self._rows[node]
 
-    def _marks(self, node: Sample) -> list[Array]:
-        outputs = (
-            [np.where(it < 0, WRONG, it >> effect & 1) for it in node.marked[name]]
+    def _marks(self, node: Sample) -> Array:
+        outputs = [
+            np.where(node.marked[name] < 0, WRONG, node.marked[name] >> effect & 1)
             for name, effect in self._effects.items()
-        )
-        # Where one output may not show a fault, it may be another's that is not there.
-        return [
-            np.where(np.max(each, axis=0) == WRONG, WRONG, np.min(each, axis=0))
-            for each in zip(*outputs, strict=True)
         ]
+        # Where one output may not show a fault, it may be another's that is not there.
+        return np.where(np.max(outputs, axis=0) == WRONG, WRONG, np.min(outputs, axis=0))
 
-    def _columns(self, known: Sequence[Trait], rows: Array) -> Array:
-        found = np.empty((len(rows), len(known)), bool)
-        with np.errstate(all="ignore"):
-            for column, it in zip(found.T, known, strict=True):
-                column[:] = it.holds(rows[:, it.feature])
-        return found
+    def _holding(self, known: Sequence[Trait], nodes: Sequence[Sample]) -> list[Array]:
+        """Tell for each node which of its elements, by row, have which traits.
+
+        Of all nodes at once: to ask it of each takes longer than all the rest.
+        """
+        rows = [self._features(it)[0] for it in nodes]
+        ends = np.cumsum([it.shape[1] for it in rows])[:-1]
+        return np.split(_holding(known, np.concatenate(rows, axis=1)), ends)
 
     def _fill_pool(self) -> None:
         """Draw further inputs, most near to failing ones."""
@@ -410,11 +424,9 @@ class _Conditions:
                 call = mixed(self._random, call, self._random.choice(others))
             changed = further(self._random, call, (2, 3, 4, 5) if wide else (1, 1, 1, 2, 2, 3))
             if changed is not None:
-                outputs = evaluate(changed)
-                steps = (_VISIBLE * np.finfo(it.dtype).eps * np.abs(it) for it in outputs)
-                it = sample(changed, [*map(Branch, outputs, map(np.nan_to_num, steps))])
+                it = sample(changed, [Branch(it, _visible(it)) for it in evaluate(changed)])
                 # Where a fault may not show, less is learnt.
-                shows = [marks.any() for marks in self._marks(it) if marks.size]
+                shows = [marks.any() for marks in by_tensor(changed, self._marks(it)) if marks.size]
                 if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
                     yield it
 
@@ -424,10 +436,7 @@ class _Conditions:
         first, second = places.reshape(self._pairs.shape).T
         known = [self._known[at] for at in used]
         said = np.zeros((len(self._pairs), len(self._pool)), bool)
-        rows = [self._features(it)[0] for it in self._pool]
-        # Of all nodes at once: to ask it of each takes longer than all the rest.
-        ends = np.cumsum([len(it) for it in rows])[:-1]
-        for at, columns in enumerate(np.split(self._columns(known, np.concatenate(rows)), ends)):
+        for at, columns in enumerate(self._holding(known, self._pool)):
             said[:, at] = np.any(columns[:, first] & columns[:, second], axis=0)
         return said
 
@@ -461,7 +470,25 @@ class _Conditions:
     def _says(self, conditions: Sequence[Trait], node: Sample) -> bool:
         """Tell whether an element of a node has all of some traits."""
         rows, _ = self._features(node)
-        return bool(self._columns(conditions, rows).all(axis=1).any())
+        return bool(_holding(conditions, rows).all(axis=1).any())
+
+
+def _holding(known: Sequence[Trait], rows: Array) -> Array:
+    """Tell which elements have which traits; a row of features has all elements.
+
+    Returns:
+        A row for each element and a column for each trait.
+    """
+    found = np.empty((len(known), rows.shape[1]), bool)
+    with np.errstate(all="ignore"):
+        for row, it in zip(found, known, strict=True):
+            row[:] = it.holds(rows[it.feature])
+    return found.T
+
+
+def _visible(output: Array) -> Array:
+    step = _VISIBLE * np.finfo(output.dtype).eps * np.abs(output)
+    return np.where(np.isfinite(output), step, 0)
 
 
 def _effects(samples: Sequence[Sample]) -> dict[str, int]:
@@ -470,7 +497,7 @@ def _effects(samples: Sequence[Sample]) -> dict[str, int]:
     for name in sorted({name for it in samples for name in it.effects}):
         may = reduce(and_, (it.effects[name] for it in samples if name in it.effects))
         may = may or _ANYTHING | _NO_ZERO
-        marks = (mark for it in samples for mark in it.marked[name])
+        marks = (it.marked[name] for it in samples)
         if not any(((mark > 0) & (mark & _ANYTHING > 0)).any() for mark in marks):
             # What moves data returns zero or what it was.
             may &= ~_ANYTHING

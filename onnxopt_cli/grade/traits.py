@@ -7,7 +7,7 @@ condition on one feature, with the words for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,7 +35,7 @@ class Trait:
     """A condition on a feature.
 
     Attributes:
-        feature: the feature's column.
+        feature: the feature's row.
         words: says the condition, of an element or of what it is in.
         cost: how far from plain it is; 1 for the plainest.
         holds: tells it of a feature's values, NaN where an element has none.
@@ -58,11 +58,11 @@ def traits(call: Call[Array], seen: Mapping[int, Iterable[float]]) -> Iterator[T
 
     Args:
         call: a node of the operator, whichever.
-        seen: further numbers at which a count may turn, by its column.
+        seen: further numbers at which a count may turn, by its row.
     """
-    for column, (_, conditions) in enumerate(_features(call, 0, np.empty(0, int))):
-        for condition in conditions(seen.get(column, ())):
-            yield Trait(column, *condition)
+    for row, (_, conditions) in enumerate(_features(call, {0: np.empty(0, int)})):
+        for condition in conditions(seen.get(row, ())):
+            yield Trait(row, *condition)
 
 
 def _counts(
@@ -117,29 +117,31 @@ def _near(most: float, values: Array) -> Array:
     return (values != 0) & (np.abs(values) <= most)
 
 
-def features(call: Call[Array], marked: Sequence[Array]) -> tuple[Array, Array]:
+def features(call: Call[Array], marked: Array) -> tuple[Array, Array]:
     """Return the features of a node's elements, and which of them are marked.
 
     Args:
         call: the node.
-        marked: for each tensor, flat, 1 for elements that matter, 2 for those that matter most, 0
-            for elements that are to be left out.
+        marked: for the elements of all tensors in a row, 1 for those that matter, 2 for those that
+            matter most, 0 for those that are to be left out.
 
     Returns:
-        A row for each element and a column for each feature; and the mark of each row.
+        A row for each feature and a column for each element; and the mark of each element.
     """
-    rows, marks = [], []
-    order = sorted(range(len(call.groups)), key=lambda at: -int(np.max(marked[at], initial=0)))
-    chosen = {*order[: _GROUPS // 2], *range(_GROUPS // 4), len(call.groups) - 1}
-    for group in sorted(chosen & set(order)):
-        kept = _kept(marked[group])
-        own = [value for value, _ in _features(call, group, kept)]
-        values = np.empty((len(own), kept.size))
-        for column, value in zip(values, own, strict=True):
-            column[:] = value
-        rows.append(values.T)
-        marks.append(marked[group][kept])
-    return np.concatenate(rows), np.concatenate(marks)
+    marks = by_tensor(call, marked)
+    order = sorted(range(len(marks)), key=lambda at: -int(np.max(marks[at], initial=0)))
+    chosen = {*order[: _GROUPS // 2], *range(_GROUPS // 4), len(marks) - 1}
+    kept = {group: _kept(marks[group]) for group in sorted(chosen & set(order))}
+    own = [value for value, _ in _features(call, kept)]
+    rows = np.empty((len(own), sum(it.size for it in kept.values())))
+    for row, value in zip(rows, own, strict=True):
+        row[:] = value
+    return rows, np.concatenate([marks[group][places] for group, places in kept.items()])
+
+
+def by_tensor(call: Call[Array], row: Array) -> list[Array]:
+    """Return what there is of the elements of all tensors, in a row, for each tensor."""
+    return np.split(row, np.cumsum([first.size for first, *_ in call.groups])[:-1])
 
 
 def _kept(marked: Array) -> Array:
@@ -154,25 +156,33 @@ def _kept(marked: Array) -> Array:
     return np.unique(np.concatenate(ends))
 
 
-def _features(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[Any, _Conditions]]:
-    """Yield the features of a tensor's elements at some flat places, with the conditions on them.
+def _features(call: Call[Array], kept: Mapping[int, Array]) -> Iterator[tuple[Any, _Conditions]]:
+    """Yield the features of elements at some flat places of tensors, with the conditions on them.
 
     Each is for all elements or one by one, and NaN where there is none. They have one order in all
     nodes of an operator.
     """
-    operator, tensors = call.operator, call.groups[group]
-    x, first = operator.tensors[0], tensors[0]
-    rows, columns = first.shape[-2:] if first.ndim > 1 else (np.nan, np.nan)
+    operator, x = call.operator, call.operator.tensors[0]
+    groups, index = [call.groups[at] for at in kept], np.concatenate([*kept.values()])
+    tensor = np.repeat(np.arange(len(kept)), [it.size for it in kept.values()])
+
+    def each(values: Iterable[Any]) -> Array:
+        """Return what is said of each tensor for each of its elements."""
+        return np.array([*values])[tensor]
+
+    size, rank = each(it.size for it, *_ in groups), each(it.ndim for it, *_ in groups)
+    ends = [it.shape[-2:] if it.ndim > 1 else (np.nan, np.nan) for it, *_ in groups]
+    rows, columns = map(each, zip(*ends, strict=True))
     few, many = _COUNTS[:60], (*range(1, 13), *_AROUND[:24])
     yield len(call.groups), partial(_counts, "there {are} {k} tensor{s}", many, 1)
-    yield group + 1, partial(_counts, "the tensor's number is {k}", range(1, 10), 1)
-    yield first.size, partial(_counts, f"{x} has {{k}} element{{s}}", _COUNTS, 1)
-    yield first.ndim, partial(_counts, f"{x} has {{k}} dimension{{s}}", range(9), 0)
+    yield each(kept) + 1, partial(_counts, "the tensor's number is {k}", range(1, 10), 1)
+    yield size, partial(_counts, f"{x} has {{k}} element{{s}}", _COUNTS, 1)
+    yield rank, partial(_counts, f"{x} has {{k}} dimension{{s}}", range(9), 0)
     yield rows, partial(_counts, f"{x} has {{k}} row{{s}}", few, 1)
     yield columns, partial(_counts, f"{x} has {{k}} column{{s}}", few, 1)
-    yield kept, partial(_counts, "the element's index is {k}", _COUNTS, 0)
-    yield kept // columns % rows, partial(_counts, "the element's row is {k}", few, 0)
-    yield kept % columns, partial(_counts, "the element's column is {k}", few, 0)
+    yield index, partial(_counts, "the element's index is {k}", _COUNTS, 0)
+    yield index // columns % rows, partial(_counts, "the element's row is {k}", few, 0)
+    yield index % columns, partial(_counts, "the element's column is {k}", few, 0)
     scalars = list(zip(operator.scalars, call.scalars, strict=True))
     for item, scalar in scalars:
         if "int64" in item.dtypes:
@@ -182,19 +192,25 @@ def _features(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[Any,
             yield scalar.item(), partial(_values, item.name)
     for attribute in operator.attributes:
         value = call.attributes[attribute.name]
-        number = value[group % len(value)] if isinstance(value, tuple) else value
+        number = each(value[at % len(value)] for at in kept) if isinstance(value, tuple) else value
         yield np.nan if isinstance(number, str) else number, partial(_values, attribute.name)
-    for name, tensor in zip(operator.tensors, tensors, strict=True):
-        elements = np.broadcast_to(tensor, first.shape).reshape(-1)[kept]
-        yield elements, partial(_values, name)
-    for words, cost, holds in _flags(call, group, kept):
+    for place, name in enumerate(operator.tensors):
+        elements = [
+            np.broadcast_to(it[place], it[0].shape).reshape(-1)[places]
+            for it, places in zip(groups, kept.values(), strict=True)
+        ]
+        yield np.concatenate(elements), partial(_values, name)
+    for words, cost, holds in _flags(call, kept, each):
         yield holds, partial(_flag, words, cost)
 
 
-def _flags(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[str, float, Any]]:
+def _flags(
+    call: Call[Array], kept: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
+) -> Iterator[tuple[str, float, Any]]:
     """Yield the features that hold or do not: the words of each, their cost, and where it holds."""
-    operator, tensors = call.operator, call.groups[group]
-    x, first = operator.tensors[0], tensors[0]
+    operator, x = call.operator, call.operator.tensors[0]
+    groups, index = [call.groups[at] for at in kept], np.concatenate([*kept.values()])
+    size, rank = each(it.size for it, *_ in groups), each(it.ndim for it, *_ in groups)
     for item, scalar in zip(operator.scalars, call.scalars, strict=True):
         yield f"{item.name} is double", 1, scalar.dtype == np.float64
         yield f"{item.name} has a dimension", 1.5, scalar.ndim > 0
@@ -204,30 +220,39 @@ def _flags(call: Call[Array], group: int, kept: Array) -> Iterator[tuple[str, fl
             yield f"{name} is {choice}", 1, value == choice
         yield f"{name} is left out", 1, name in call.omitted
         shares = value if isinstance(value, tuple) else (np.nan,)
-        rank = (first.size - 1) * shares[group % len(shares)] / 100
-        yield f"{name} falls on a whole rank", 1.5, rank % 1 == 0
+        at_rank = (size - 1) * each(shares[at % len(shares)] for at in kept) / 100
+        yield f"{name} falls on a whole rank", 1.5, at_rank % 1 == 0
         yield f"each tensor has its {name}", 1.5, len(shares) > 1
-    for name, tensor in zip(operator.tensors, tensors, strict=True):
-        other, rank = tensor.shape != first.shape, tensor.ndim
-        yield f"{name} is double", 1.1, tensor.dtype == np.float64
+    for place, name in enumerate(operator.tensors):
+        other = each(it[place].shape != it[0].shape for it in groups)
+        own = each(it[place].ndim for it in groups)
+        yield f"{name} is double", 1.1, each(it[place].dtype == np.float64 for it in groups)
         yield f"{name} broadcasts to {x}", 1.3, other
-        yield f"{name} has no dimension and {x} has", 1.3, other and rank == 0
-        yield f"{name} has fewer dimensions than {x}", 1.3, rank < first.ndim
-        yield f"{name} has one element and {x} has more", 1.3, other and tensor.size == 1
+        yield f"{name} has no dimension and {x} has", 1.3, other & (own == 0)
+        yield f"{name} has fewer dimensions than {x}", 1.3, own < rank
+        single = each(it[place].size == 1 for it in groups)
+        yield f"{name} has one element and {x} has more", 1.3, other & single
         inner = "has an inner dimension of one and as many as"
-        yield f"{name} {inner} {x}", 1.3, other and rank == first.ndim
-    doubles = [it.dtype == np.float64 for it in tensors]
-    yield "a tensor is double", 1, any(doubles)
-    yield "a tensor is float32", 1, not all(doubles)
-    yield "types are mixed within a tensor's group", 1, any(doubles) and not all(doubles)
-    yield f"an operand broadcasts to {x}", 1, any(it.shape != first.shape for it in tensors)
-    rate = next((it.dtype for it in call.scalars if it.dtype.kind == "f"), first.dtype)
-    yield f"R's type is not that of {x}", 1, rate != first.dtype
-    yield "the element is the last one", 1, kept == first.size - 1
-    yield "the tensor is the last of several", 1, 0 < group == len(call.groups) - 1
+        yield f"{name} {inner} {x}", 1.3, other & (own == rank)
+    doubles = [[it.dtype == np.float64 for it in group] for group in groups]
+    some, every = each(map(any, doubles)), each(map(all, doubles))
+    yield "a tensor is double", 1, some
+    yield "a tensor is float32", 1, ~every
+    yield "types are mixed within a tensor's group", 1, some & ~every
+    broadcast = each(any(it.shape != group[0].shape for it in group) for group in groups)
+    yield f"an operand broadcasts to {x}", 1, broadcast
+    rates = [it.dtype for it in call.scalars if it.dtype.kind == "f"][:1]
+    other_rate = each(any(it != first.dtype for it in rates) for first, *_ in groups)
+    yield f"R's type is not that of {x}", 1, other_rate
+    yield "the element is the last one", 1, index == size - 1
+    last = len(call.groups) - 1
+    yield "the tensor is the last of several", 1, each(0 < at == last for at in kept)
     yield "a tensor of the node has no element", 1, any(it.size == 0 for it, *_ in call.groups)
     for block in _BLOCKS:
-        tail = kept >= first.size - first.size % block
-        yield f"the element is one of the last n mod {block} of n", 1.2, tail
-        yield f"{x}'s length is a multiple of {block}", 1.2, first.size % block == 0
-        yield f"the element's index is a multiple of {block}", 1.3, kept % block == 0
+        yield (
+            f"the element is one of the last n mod {block} of n",
+            1.2,
+            index >= size - size % block,
+        )
+        yield f"{x}'s length is a multiple of {block}", 1.2, size % block == 0
+        yield f"the element's index is a multiple of {block}", 1.3, index % block == 0
