@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -73,6 +74,31 @@ def test_the_limit_is_a_multiple_of_the_error_and_says_that_it_is_derived():
         assert judgement.branch.limit == judgement.limit
         assert judgement.budget.factor == factor
         assert judgement.budget.provenance is Provenance.DERIVED
+
+
+def sides(judgement):
+    """Yield what is right of each element, and how far off, on every side of a choice."""
+    while judgement is not None:
+        yield judgement.expected, judgement.value, judgement.error
+        judgement = judgement.otherwise
+
+
+def test_tensors_are_bounded_together_as_each_is_alone():
+    special = [0.5, np.inf, -2.0, np.nan, 0.0, 3e38]
+    shapes, random = [(2, 3), (), (1, 4), (0,), (6,)], np.random.default_rng(0)
+    tensors = [random.choice(special, it).astype("f4") for _ in ADAM.tensors for it in shapes]
+    # One that broadcasts.
+    tensors[len(shapes)] = tensors[len(shapes)][:1]
+    inputs = [np.asarray(0.1, "f4"), np.asarray(3), *tensors]
+    call = bind(ADAM, inputs, complete_attributes(ADAM, {"epsilon": 0.5}))
+    alone = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
+    for together, own in zip(bound(call), chain.from_iterable(alone), strict=True):
+        several, wanted = list(sides(together)), list(sides(own))
+        # Beside another tensor's choice, the same once more.
+        wanted += wanted[-1:] * (len(several) - len(wanted))
+        for one, other in zip(several, wanted, strict=True):
+            for mine, right in zip(one, other, strict=True):
+                np.testing.assert_array_equal(mine, right, strict=True)
 
 
 def test_outputs_come_in_the_node_s_order_and_in_the_shapes_of_their_first_tensors():
