@@ -777,6 +777,8 @@ def test_dropout_of_what_is_not_finite_is_no_failure():
     ignored=st.sampled_from([None, -1, 1]),
     weighted=st.booleans(),
 )
+@hypothesis.example(shape=(3, 4), dtype="float64", reduction="mean", ignored=-1, weighted=False)
+@hypothesis.example(shape=(3, 4), dtype="float16", reduction="mean", ignored=None, weighted=False)
 def test_fast_losses_are_the_references_to_the_bit(shape, dtype, reduction, ignored, weighted):
     random = np.random.default_rng(1)
     x = random.standard_normal(shape).astype(dtype)
@@ -862,6 +864,23 @@ def test_columns_of_all_windows_at_once_are_the_references_to_the_bit(drawn, gro
     slow, fast = at_once(
         model_of([("Conv", ["x", "w"], attributes | {"group": group})], inputs), inputs
     )
+    assert slow == fast
+
+
+@hypothesis.given(windows(), st.booleans())
+def test_columns_are_added_up_at_once_as_the_reference_does_to_the_bit(drawn, biased):
+    attributes, x = drawn
+    w = np.random.default_rng(3).standard_normal((2, 2, *attributes["kernel_shape"]))
+    inputs = {"x": x, "w": w.astype(x.dtype), "b": np.ones(2, x.dtype) / 3}
+    given = list(inputs)[: 2 + biased]
+    inputs = {name: inputs[name] for name in given}
+    model = model_of([("ConvTranspose", given, attributes)], inputs)
+    # What pads cut off may be more than there is.
+    names = "strides", "kernel_shape", "dilations"
+    strides, kernel, apart = (np.array(attributes[name]) for name in names)
+    whole = (np.array(x.shape[2:]) - 1) * strides + (kernel - 1) * apart + 1
+    hypothesis.assume((whole > np.reshape(attributes["pads"], (2, -1)).sum(axis=0)).all())
+    slow, fast = at_once(model, inputs)
     assert slow == fast
 
 

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value, dtype_name
-from onnxopt_cli.readings.conditioned.windows import fast_columns, fast_pool
+from onnxopt_cli.readings.conditioned.windows import fast_columns, fast_image, fast_pool
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -163,6 +163,9 @@ def wrong_about(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
 # It takes one window of a pool after the other, and looks up each element of a convolution's.
 instead_of("op_pool_common.pool")(fast_pool)
 instead_of("op_conv.im2col")(fast_columns)
+instead_of(*(f"{it}.col2im_naive_implementation" for it in ("op_col2im", "op_conv_transpose")))(
+    fast_image
+)
 
 
 @instead_of("op_lp_normalization.LpNormalization._run")

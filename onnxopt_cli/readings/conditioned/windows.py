@@ -32,8 +32,8 @@ def fast_pool(
 ) -> Array:
     """Pool, given the reference's own function and its arguments.
 
-    Windows without NaN, which is padding that does not count, are averaged together, the others one
-    by one. Averages that count NaN are left to the reference.
+    Windows are averaged together that have as many elements beside NaN, which is padding that does
+    not count. Averages that count NaN are left to the reference.
     """
     rank = len(kernel)
     steps, spread = strides or [1] * rank, [1] * rank if dilations is None else dilations
@@ -62,10 +62,11 @@ def fast_pool(
         power = p or 1
         means = np.nansum(np.abs(values) ** power, axis=-1) ** (1 / power)
     else:
-        means = np.mean(values, axis=-1)
-        for at in zip(*np.nonzero(np.isnan(values).any(axis=-1)), strict=True):
-            window = values[at]
-            means[at] = np.average(window[~np.isnan(window)])
+        means, counted = np.mean(values, axis=-1), ~np.isnan(values)
+        sizes = counted.sum(axis=-1)
+        for size in set(sizes[sizes < values.shape[-1]].tolist()):
+            at = sizes == size
+            means[at] = values[at][counted[at]].reshape(np.count_nonzero(at), size).mean(axis=-1)
     pooled = np.zeros([*x_shape[:2], *out_shape], dtype=padded.dtype)
     pooled[tuple(map(slice, means.shape))] = means
     return pooled
@@ -89,6 +90,32 @@ def fast_columns(
     axes = (1, *range(2 + rank, 2 + 2 * rank), 0, *range(2, 2 + rank))
     columns = windows.transpose(axes).reshape(-1, len(x) * prod(count))
     return np.ascontiguousarray(columns), count
+
+
+def fast_image(
+    kept: Any,
+    columns: Array,
+    image_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    strides: Sequence[int],
+) -> Array:
+    """Add up the columns of a transposed convolution: ``col2im``.
+
+    What lies at one place of all windows is added at once.
+    """
+    apart, step, around = np.array(dilations), np.array(strides), np.reshape(pads, (2, -1))
+    sizes = np.array(image_shape) + around.sum(axis=0)
+    count = (sizes - (np.array(kernel_shape) - 1) * apart - 1) // step + 1
+    if around.min() < 0 or columns.shape != (prod(kernel_shape), prod(count)):
+        result: Array = kept(columns, image_shape, kernel_shape, dilations, pads, strides)
+        return result
+    whole = np.zeros(sizes, columns.dtype)
+    for place, column in zip(np.ndindex(*kernel_shape), columns, strict=True):
+        start = np.array(place) * apart
+        whole[tuple(map(slice, start, start + step * count, step))] += column.reshape(count)
+    return whole[tuple(map(slice, around[0], around[0] + image_shape))]
 
 
 def _windows(whole: Array, reach: Array, step: Array, apart: Array) -> Array:
