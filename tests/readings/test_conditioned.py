@@ -17,6 +17,7 @@ from onnxopt_cli.readings.conditioned.conditioned import UNITS, CannotAskError, 
 from onnxopt_cli.readings.conditioned.distributions import drawn
 from onnxopt_cli.readings.conditioned.reference import fast_loss, functions
 from onnxopt_cli.readings.conditioned.replaced import replaced
+from onnxopt_cli.readings.conditioned.rows import _LISTED
 from onnxopt_cli.readings.conditioned.windows import fast_pool
 
 
@@ -882,6 +883,37 @@ def test_columns_are_added_up_at_once_as_the_reference_does_to_the_bit(drawn, bi
     hypothesis.assume((whole > np.reshape(attributes["pads"], (2, -1)).sum(axis=0)).all())
     slow, fast = at_once(model, inputs)
     assert slow == fast
+
+
+X = np.random.default_rng(4).uniform(0.1, 4, (1, 2, 3, 4)).astype(np.float32)
+ROW = X[:, :, :1] + 1
+LISTED = {
+    **dict.fromkeys(("Exp", "Log", "Sqrt", "Flatten", "Transpose"), (X,)),
+    **dict.fromkeys(("Add", "Div", "Mul", "Pow", "Sub"), (X, ROW)),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), (X, [0])),
+    "Concat": (X, ROW),
+    "Expand": (X, [5, 2, 3, 4]),
+    "Gather": (X, [2, 0]),
+    "Reshape": (X, [4, 3, 2]),
+    "Slice": (X, [0, 1], [1, 2]),
+    "Split": (X,),
+    "Where": (X > 2, X, ROW),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_is_listed_of_common_operators_is_what_asking_finds(monkeypatch, name):
+    inputs = {f"x{at}": np.asarray(it) for at, it in enumerate(LISTED[name])}
+    attributes = {"Concat": {"axis": 2}, "Gather": {"axis": 2}, "Split": {"num_outputs": 1}}
+    node = name, list(inputs), attributes.get(name, {})
+    for nodes in ([node], [node, ("Softmax", ["t0"], {})]):
+        model = model_of(nodes, inputs)
+        listed = condition(model, inputs)
+        with monkeypatch.context() as patch:
+            patch.delitem(_LISTED, name)
+            asked = condition(model, inputs)
+        for mine, theirs in zip(listed[0].right, asked[0].right, strict=True):
+            assert [it.tobytes() for it in mine] == [it.tobytes() for it in theirs]
 
 
 @pytest.mark.parametrize("operator", ["MatMul", "Gemm"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Site:
     @property
     def moved(self) -> bool:
         """Whether a node's inputs are moved, beside its outputs."""
-        return self.row not in {Rounds.EXACT, Rounds.ELEMENT, Rounds.PRODUCT}
+        return self.row not in (Rounds.EXACT, Rounds.ELEMENT, Rounds.PRODUCT)
 
 
 # What is not found by asking, each with its reason in docs/conditioned.md.
@@ -56,6 +57,10 @@ DEFINED = frozenset(
 _LISTED = {
     # Rounding to another type is defined to the bit, and so is a constant.
     **dict.fromkeys(DEFINED, Rounds.EXACT),
+    # Most nodes are of these. Asking would find the same, and takes long.
+    **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), Rounds.EXACT),
+    **dict.fromkeys(("Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), Rounds.EXACT),
+    **dict.fromkeys(("Add", "Div", "Exp", "Log", "Mul", "Pow", "Sqrt", "Sub"), Rounds.ELEMENT),
     # Fast algorithms: a zero that comes from cancellation is zero only to the scale.
     **dict.fromkeys(("DFT", "STFT", "Conv", "ConvTranspose", "DeformConv"), Rounds.MIX),
     # One minus a gate that is nearly open is right only to the range of an activation, which is 1;
@@ -121,9 +126,9 @@ def site(
     places = floats(node.op_type, inputs)
     results = [it for it in outputs if is_wide(it) and it.size]
     listed = _LISTED.get(node.op_type)
-    if listed is Rounds.EXACT or (not results and listed is None):
+    if listed is Rounds.EXACT or (not results and listed in (None, Rounds.ELEMENT)):
         return Site(Rounds.EXACT)
-    if not places:
+    if not places or listed is Rounds.ELEMENT:
         return Site(listed or Rounds.ELEMENT)
     if listed in {None, Rounds.COORDINATES} and _moves(node, compute, inputs, outputs):
         return Site(Rounds.EXACT if listed is None else Rounds.PICKS)
@@ -226,6 +231,7 @@ def _length(
     return longest, product
 
 
+@lru_cache(1024)
 def _some_places(size: int) -> list[int]:
     """Return places that are generic along each axis, each second one opposite of the first."""
     steps = (np.arange(1, 1 + _LOOKS // 2) * _GOLDEN) % 1.0
