@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import combinations
 from typing import Any
 
@@ -90,7 +90,7 @@ class Judgement:
     reason: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class _Form:
     """One output of one form of a model, run.
 
@@ -119,6 +119,11 @@ class _Form:
     step: float = 1.0
     alone: bool = False
     units: float = UNITS
+
+    @cached_property
+    def moves(self) -> list[tuple[Array, Array]]:
+        """How far each draw is off, and it."""
+        return [*_distances(self.draws, self.exact)]
 
 
 def condition(
@@ -217,8 +222,7 @@ def _measure(
     beyond: set[str] = set()
 
     def note(node: Any, compute: Compute, given: Sequence[Any], _at: int) -> tuple[Any, ...]:
-        with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
-            outputs = compute(*given)
+        outputs = compute(*given)
         beyond.update(_left_range(given, outputs))
         before, after = _coarsest(given), _coarsest(outputs)
         narrows = after > before > 0
@@ -229,7 +233,9 @@ def _measure(
             raise CannotAskError(f"it runs more than {_MOST_VISITS} nodes")
         return outputs
 
-    own = Evaluated(model, looked_into).run(inputs, note)
+    narrow = Evaluated(model, looked_into)
+    with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
+        own = narrow.run(inputs, note)
     wide = Evaluated(model, looked_into, wide=True)
     asking = _Asking(kinds, math)
     doubles = {name: widened_value(it) for name, it in inputs.items()}
@@ -248,7 +254,7 @@ def _measure(
             form.in_order = it
     tried = [own] if _OVERFLOW in beyond else []
     if _SUBNORMAL in beyond:
-        tried.append(Evaluated(model, looked_into).run(inputs, _flushing))
+        tried.append(narrow.run(inputs, _flushing))
     for at, form in enumerate(forms):
         form.alone = asking.alone
         # What has 16 bits is computed in float32: but for a few roundings it is exact.
@@ -439,15 +445,16 @@ class _Drawing:
         """Return 1 or -1 for each element, so that elements that cancel move apart once."""
         row = self._row
         first = self._elements % row.size
+        end = first + array.size
         self._elements += array.size
-        again = np.broadcast_to(row, (-(-(first + array.size) // row.size), row.size))
-        return again.reshape(-1)[first : first + array.size].reshape(array.shape)
+        again = row if end <= row.size else np.tile(row, -(-end // row.size))
+        return again[first:end].reshape(array.shape)
 
 
 def _error(output: Array, roundoff: float, scale: Any, least: float) -> Array:
     """Return how far a rounding moves each element; one that is subnormal not beyond zero."""
     size: Array = np.abs(output)
-    error = size + np.abs(scale)
+    error = size + abs(scale)
     error = np.where(np.isfinite(error), error, 0.0)
     return np.asarray(roundoff * error + np.minimum(least, size))
 
@@ -490,7 +497,7 @@ def _jumps(form: _Form) -> bool:
     if not is_wide(exact) or getattr(own, "dtype", None) not in ROUNDOFF:
         return False
     far = min(4096 * ROUNDOFF[own.dtype] * form.step, 0.02) * _largest(exact)
-    return any((it > far).any() for it, _ in _distances(form.draws, exact))
+    return any((it > far).any() for it, _ in form.moves)
 
 
 def _judgement(forms: Sequence[_Form]) -> Judgement:
@@ -580,8 +587,8 @@ def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
         return unit, []
     # Where a draw overflows, or has no root, the others say how far it is.
     moves, finer = (
-        [(np.where(np.isfinite(move), move, 0.0), it) for move, it in _distances(some, form.exact)]
-        for some in (form.draws, form.finer)
+        [(np.where(np.isfinite(move), move, 0.0), it) for move, it in some]
+        for some in (form.moves, _distances(form.finer, form.exact))
     )
     largest, least = (
         reduce(np.maximum, (move for move, _ in some), unit) for some in (moves, finer)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,9 +19,6 @@ from onnxopt_cli.readings.conditioned.reference import operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.widen import widened, widened_value
 
-if TYPE_CHECKING:
-    from onnx.reference.op_run import OpRun
-
 _ADDED = (np.float32, np.float64)
 _MATRIX = 2
 # More are not added up one by one: that takes seconds.
@@ -29,9 +27,9 @@ _MOST_PRODUCTS = 1 << 26
 Compute = Callable[..., tuple[Any, ...]]
 
 
-#: Called for each node that runs, returns its outputs. It is given the node, what computes it, its
-#: inputs, and how many nodes were visited before.
-Visitor = Callable[["OpRun", Compute, Sequence[Any], int], Sequence[Any]]
+#: Called for each node that runs, returns its outputs. It is given the node, as far as it is looked
+#: at, what computes it, its inputs, and how many nodes were visited before.
+Visitor = Callable[[SimpleNamespace, Compute, Sequence[Any], int], Sequence[Any]]
 
 
 class Evaluated:
@@ -49,9 +47,9 @@ class Evaluated:
         self, model: onnx.ModelProto, looked_into: Sequence[str] = (), *, wide: bool = False
     ) -> None:
         from onnx.reference import ReferenceEvaluator
-        from onnx.reference.op_run import OpRunExpand
+        from onnx.reference.op_run import OpFunction, OpRunExpand
 
-        prepare = self._prepare
+        prepare = partial(self._prepare, OpFunction)
         better = [*(type(it, (OpRunExpand,), {}) for it in looked_into), *operators()]
 
         class Visited(ReferenceEvaluator):
@@ -66,8 +64,7 @@ class Evaluated:
 
             def _init(self) -> None:
                 super()._init()
-                for node in self.rt_nodes_:
-                    prepare(node)
+                self.rt_nodes_ = [*map(prepare, self.rt_nodes_)]
 
         self._wide = wide
         self._visitor: Visitor = _pass
@@ -75,20 +72,28 @@ class Evaluated:
         complete = spell_out_defaults(model)
         self._evaluator = Visited(widened(complete) if wide else complete)
 
-    def _prepare(self, node: Any) -> None:
-        from onnx.reference.op_run import OpFunction
-
+    def _prepare(self, function: type, node: Any) -> SimpleNamespace:
+        """Return what the evaluator looks at; to look into the node's message takes long."""
         # A number of NumPy makes what is computed with Python's float32.
         for name, value in list(vars(node).items()) if self._wide else ():
             if isinstance(value, np.floating):
                 setattr(node, name, float(value))
-            elif name == "stash_type" and not isinstance(node, OpFunction):
+            elif name == "stash_type" and not isinstance(node, function):
                 # Of what has no body here the reference knows no other, and computes in double.
                 setattr(node, name, onnx.TensorProto.FLOAT)
-        if not node.has_subgraph and not isinstance(node, OpFunction):
-            node.run = partial(self._visited, node, node.run)
+        # It would ask three others whether to say anything.
+        node._log = lambda *_: None  # noqa: SLF001
+        copied = {"input": [*node.input], "output": [*node.output]}
+        for name in ("onnx_node", "op_type", "has_linked_attribute", "need_context", "run"):
+            copied[name] = getattr(node, name)
+        step = SimpleNamespace(**copied)
+        if not node.has_subgraph and not isinstance(node, function):
+            step.run = partial(self._visited, step, node.run)
+        return step
 
-    def _visited(self, node: OpRun, run: Compute, *inputs: Any, **context: Any) -> tuple[Any, ...]:
+    def _visited(
+        self, node: SimpleNamespace, run: Compute, *inputs: Any, **context: Any
+    ) -> tuple[Any, ...]:
         def compute(*given: Any) -> tuple[Any, ...]:
             outputs = map(_array, run(*given, **context))
             # Some yield float32 whatever they are given, others scalars that are no arrays.
@@ -150,5 +155,5 @@ def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _pass(_node: OpRun, compute: Compute, inputs: Sequence[Any], _at: int) -> Sequence[Any]:
+def _pass(_node: Any, compute: Compute, inputs: Sequence[Any], _at: int) -> Sequence[Any]:
     return compute(*inputs)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 
 @contextmanager
 def replaced(*functions: tuple[Any, str, Any]) -> Iterator[None]:
     """Let functions be others meanwhile, each given with its module and name."""
-    with ExitStack() as stack:
-        for module, name, function in functions:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, function)
+    kept = [(module, name, getattr(module, name)) for module, name, _ in functions]
+    try:
+        for replacement in functions:
+            setattr(*replacement)
         yield
+    finally:
+        for it in kept:
+            setattr(*it)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
+from functools import cache
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -37,8 +37,10 @@ ROUNDOFF: dict[np.dtype[Any], float] = {
     np.dtype(np.complex64): 2.0**-24,
     np.dtype(np.complex128): 2.0**-53,
 }
+_DOUBLES = {np.dtype(np.float64), np.dtype(np.complex128)}
 
 
+@cache
 def smallest_normal(dtype: np.dtype[Any]) -> float:
     """Return the smallest normal number of a dtype in :data:`ROUNDOFF`."""
     return float(ml_dtypes.finfo(dtype).smallest_normal)  # type: ignore[no-untyped-call]
@@ -47,7 +49,7 @@ def smallest_normal(dtype: np.dtype[Any]) -> float:
 def is_wide(value: object) -> bool:
     """Tell whether a value is a tensor of doubles, or of pairs of them."""
     # Of the types of 8 bits some are floats to NumPy.
-    return isinstance(value, np.ndarray) and value.dtype in (np.float64, np.complex128)
+    return isinstance(value, np.ndarray) and value.dtype in _DOUBLES
 
 
 def widened_value(value: Value) -> Value:
@@ -56,9 +58,9 @@ def widened_value(value: Value) -> Value:
         return [widened_value(item) for item in value]
     if isinstance(value, dict):
         return {key: widened_value(item) for key, item in value.items()}
-    if value is None or value.dtype not in ROUNDOFF:
+    if value is None or value.dtype not in ROUNDOFF or value.dtype in _DOUBLES:
         return value
-    return value.astype(np.complex128 if value.dtype.kind == "c" else np.float64, copy=False)
+    return value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
 
 
 def widened(proto: _Proto) -> _Proto:
@@ -85,5 +87,5 @@ def _widen(message: Message) -> None:
             message.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for it in value if isinstance(value, Sequence) else [value]:
+            for it in [value] if isinstance(value, Message) else value:
                 _widen(it)
