@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -231,6 +232,10 @@ def main() -> int:
         def forget() -> None:
             subprocess.run(["rm", "-rf", str(folder / "cache")], check=True)  # noqa: S607
 
+        def forget_answers() -> None:
+            for it in (folder / "cache").glob("asked-*"):
+                shutil.rmtree(it)
+
         # As the runner judges.
         on_runtime = ["-q", "-b", "onnxruntime", "--tolerance", "onnx"]
         comparisons = [
@@ -246,6 +251,10 @@ def main() -> int:
             Comparison("onnx-node, second time | from directories",
                        [*ONNXOPT, "run", "onnx-node", *on_runtime],
                        [*ONNXOPT, "run", str(nodes), *on_runtime], 1.1, 3),
+            Comparison("onnx-node, asked for the first time | by ONNX's tolerance",
+                       [*ONNXOPT, "run", "onnx-node", *on_runtime[:3], "-j", "2"],
+                       [*ONNXOPT, "run", "onnx-node", *on_runtime, "-j", "2"],
+                       4.0, 3, forget_answers),
             Comparison("run conformance on numpy | 10^6 additions",
                        [*ONNXOPT, "run", "cases/conformance", "-q"], ADDITIONS, 2.5, 5),
             Comparison("audit of all operators | 10^6 additions",
