@@ -249,10 +249,7 @@ def _flags(
     yield "the tensor is the last of several", 1, each(0 < at == last for at in kept)
     yield "a tensor of the node has no element", 1, any(it.size == 0 for it, *_ in call.groups)
     for block in _BLOCKS:
-        yield (
-            f"the element is one of the last n mod {block} of n",
-            1.2,
-            index >= size - size % block,
-        )
+        tail = index >= size - size % block
+        yield f"the element is one of the last n mod {block} of n", 1.2, tail
         yield f"{x}'s length is a multiple of {block}", 1.2, size % block == 0
         yield f"the element's index is a multiple of {block}", 1.3, index % block == 0

@@ -196,8 +196,8 @@ def _coarse(
     """Return the type that a mistake computes in where that is coarser than the right one."""
     if implementation.precision is not None:
         return implementation.precision
-    for output, (like, _) in zip(outputs, call.operator.places(len(call.groups)), strict=False):
-        if output.dtype.kind == "f" and output.itemsize < call.inputs[like].itemsize:
+    for output, (like, _) in zip(outputs, call.sources, strict=False):
+        if output.dtype.kind == "f" and output.itemsize < like.itemsize:
             return output.dtype
     return None
 
