@@ -21,7 +21,7 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.grade.further_inputs import further, mixed
-from onnxopt_cli.grade.traits import WRONG, Trait, by_tensor, features, traits
+from onnxopt_cli.grade.traits import WRONG, Trait, features, traits
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 
@@ -426,7 +426,7 @@ class _Conditions:
             if changed is not None:
                 it = sample(changed, [Branch(it, _visible(it)) for it in evaluate(changed)])
                 # Where a fault may not show, less is learnt.
-                shows = [marks.any() for marks in by_tensor(changed, self._marks(it)) if marks.size]
+                shows = [marks.any() for marks in changed.apart([self._marks(it)]) if marks.size]
                 if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
                     yield it
 

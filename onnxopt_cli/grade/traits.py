@@ -128,7 +128,7 @@ def features(call: Call[Array], marked: Array) -> tuple[Array, Array]:
     Returns:
         A row for each feature and a column for each element; and the mark of each element.
     """
-    marks = by_tensor(call, marked)
+    marks = [it.reshape(-1) for it in call.apart([marked])]
     order = sorted(range(len(marks)), key=lambda at: -int(np.max(marks[at], initial=0)))
     chosen = {*order[: _GROUPS // 2], *range(_GROUPS // 4), len(marks) - 1}
     kept = {group: _kept(marks[group]) for group in sorted(chosen & set(order))}
@@ -137,11 +137,6 @@ def features(call: Call[Array], marked: Array) -> tuple[Array, Array]:
     for row, value in zip(rows, own, strict=True):
         row[:] = value
     return rows, np.concatenate([marks[group][places] for group, places in kept.items()])
-
-
-def by_tensor(call: Call[Array], row: Array) -> list[Array]:
-    """Return what there is of the elements of all tensors, in a row, for each tensor."""
-    return np.split(row, np.cumsum([first.size for first, *_ in call.groups])[:-1])
 
 
 def _kept(marked: Array) -> Array:
