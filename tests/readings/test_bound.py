@@ -83,14 +83,15 @@ def sides(judgement):
         judgement = judgement.otherwise
 
 
-def test_tensors_are_bounded_together_as_each_is_alone():
+@pytest.mark.parametrize("epsilon", [0.5, (0.5, 0.25, 1.0, 2.0, 4.0)], ids=["one", "each its own"])
+def test_tensors_are_bounded_together_as_each_is_alone(epsilon):
     special = [0.5, np.inf, -2.0, np.nan, 0.0, 3e38]
     shapes, random = [(2, 3), (), (1, 4), (0,), (6,)], np.random.default_rng(0)
     tensors = [random.choice(special, it).astype("f4") for _ in ADAM.tensors for it in shapes]
     # One that broadcasts.
     tensors[len(shapes)] = tensors[len(shapes)][:1]
     inputs = [np.asarray(0.1, "f4"), np.asarray(3), *tensors]
-    call = bind(ADAM, inputs, complete_attributes(ADAM, {"epsilon": 0.5}))
+    call = bind(ADAM, inputs, complete_attributes(ADAM, {}) | {"epsilon": epsilon})
     alone = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
     for together, own in zip(bound(call), chain.from_iterable(alone), strict=True):
         several, wanted = list(sides(together)), list(sides(own))
