@@ -37,7 +37,7 @@ Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
 # Bytes of case files from which on other processes are worth starting to read them.
-_LONG = 1 << 20
+_LONG = 4 << 20
 
 
 class Collection(NamedTuple):

@@ -25,7 +25,7 @@ Done = TypeVar("Done")
 
 # Chunks that a process has at a time, so that it need not wait; and how far all may be ahead.
 _ASKED = 2
-_AHEAD = 4
+_AHEAD = 8
 
 
 def parallel(
@@ -66,7 +66,9 @@ def parallel(
             ahead = number + _AHEAD * jobs
             while number not in done and not stop():
                 for helper in helpers:
-                    while unasked and unasked[0] < ahead and len(helper.asked) < _ASKED:
+                    # The last ones go to whoever is idle.
+                    most = _ASKED if len(unasked) > len(helpers) * _ASKED else 1
+                    while unasked and unasked[0] < ahead and len(helper.asked) < most:
                         helper.ask(unasked.popleft())
                 ready = wait([it.connection for it in helpers if it.asked], TICK_SECONDS)
                 for helper in [it for it in helpers if it.connection in ready]:

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 # many times it does.
 _FEWEST = 20
 _CHUNK = 32
-_CHUNKS = 400
+_CHUNKS = 1000
 # How many cases other processes may go on with while one here waits for a worker that starts.
-_AHEAD = 100
+_AHEAD = 500
 # Bytes of a case.
 _LARGE = 16 << 20
 # What may come out otherwise where the case is the only one that runs.
@@ -138,11 +138,11 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
                 stopped = "interrupted" if plan.interruption.signal else "stopped by --max-fail"
                 break
             ahead = max((executor.ahead for executor in plan.backends), default=1)
-            waits = judged is not None and asked and not isinstance(asked[0][1], tuple)
-            ahead = _AHEAD if waits else ahead
             while len(asked) < ahead and (case := next(cases, None)) is not None:
                 row = next(judged, None) if judged else None
                 asked.append((case, row or _ask(plan, case)))
+                if judged and not isinstance(asked[0][1], tuple):
+                    ahead = _AHEAD
             if not asked:
                 break
             case, begun = asked.popleft()

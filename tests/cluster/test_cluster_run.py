@@ -96,7 +96,7 @@ def write_folder(folder):
         write_cases(folder, RATES)
         written = (folder / "demo.yaml").rename(folder / f"{name}.yaml")
         with written.open("a") as file:
-            file.write(f"# {'.' * 1_000_000}\n")
+            file.write(f"# {'.' * 2_500_000}\n")
 
 
 @pytest.mark.slow

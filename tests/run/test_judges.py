@@ -15,6 +15,8 @@ from forked import run_command
 from isolated import Run
 from places import REPOSITORY
 
+from onnxopt_cli.run import runner
+
 # Where X is 7 the formula does something to the process, or to the one that forked it.
 OPERATOR = """\
 import os, signal
@@ -91,7 +93,7 @@ def test_results_are_the_same_with_one_process_and_with_more(write):
 
 def test_long_files_say_the_same_read_by_one_process_and_by_more(write, workplace):
     write(UNEQUAL)
-    text = (workplace / "demo.yaml").read_text() + "# long\n" * 100_000
+    text = (workplace / "demo.yaml").read_text() + "# long\n" * 200_000
     (workplace / "cases").mkdir()
     for name in "ab":
         (workplace / "cases" / f"{name}.yaml").write_text(text)
@@ -108,6 +110,27 @@ def test_long_files_say_the_same_read_by_one_process_and_by_more(write, workplac
     assert len(found[0][0]) == 1
     assert len(found[0][1]) == 4 * (CASES + 2) - 1
     assert found[0] == found[1]
+
+
+def test_while_the_first_case_is_at_a_worker_others_are_taken(write, onnxopt, monkeypatch):
+    write(UNEQUAL)
+    taken, awaited = [], []
+
+    def judged(plan):
+        for case in plan.cases:
+            taken.append(case.id)
+            yield None
+
+    def results(plan, asked):
+        awaited.append(len(taken))
+        return waiting(plan, asked)
+
+    waiting = runner._results
+    monkeypatch.setattr(runner, "_judged", judged)
+    monkeypatch.setattr(runner, "_results", results)
+    onnxopt(*words("-j", "2"))
+    assert len(awaited) == len(taken) == CASES + 2
+    assert awaited[0] == len(taken)
 
 
 def test_a_file_of_a_folder_that_is_not_there_is_named_and_the_others_run(write, workplace):
