@@ -129,6 +129,7 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     cases = iter(plan.cases)
     asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
     failed = plan.failed
+    here = 0
     stopped = ""
     many = plan.judges > 1 and len(plan.cases) >= _FEWEST
     judged = _judged(plan) if plan.elsewhere or many else None
@@ -137,18 +138,22 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             if plan.interruption.signal or 0 < plan.max_fail <= failed:
                 stopped = "interrupted" if plan.interruption.signal else "stopped by --max-fail"
                 break
-            ahead = max((executor.ahead for executor in plan.backends), default=1)
-            while len(asked) < ahead and (case := next(cases, None)) is not None:
+            most = max((executor.ahead for executor in plan.backends), default=1)
+            # What is asked here is kept whole until it is answered; results are small.
+            while here <= most:
+                waits = judged is not None and asked and not isinstance(asked[0][1], tuple)
+                if len(asked) >= (_AHEAD if waits else most) or not (case := next(cases, None)):
+                    break
                 row = next(judged, None) if judged else None
                 asked.append((case, row or _ask(plan, case)))
-                if judged and not isinstance(asked[0][1], tuple):
-                    ahead = _AHEAD
+                here += not row
             if not asked:
                 break
             case, begun = asked.popleft()
             if isinstance(begun, tuple):
                 results = _told(plan, case, begun)
             else:
+                here -= 1
                 results = _results(plan, begun)
             failed += any(not result.conforms for result in results)
             yield results
