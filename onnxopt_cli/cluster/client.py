@@ -67,8 +67,10 @@ _WORKERS_SECONDS = 60.0
 # How long what is left may take to end.
 _ENDING_SECONDS = 10.0
 _TICK_SECONDS = 0.05
-# Bytes that a scheduler's file may have.
+# Bytes that a scheduler's file may have, and how long it may have none: it is there before it is
+# written.
 _LARGEST_FILE = 1 << 20
+_FILE_SECONDS = 2.0
 # Bytes of files that are sent at once.
 _SENT = 32 << 20
 
@@ -234,7 +236,10 @@ def _scheduler(where: str, *, insecure: bool) -> str:
     """
     try:
         if "://" not in where:
-            where = str(read_json(read_regular_file(where, _LARGEST_FILE))["address"])
+            until = monotonic() + _FILE_SECONDS
+            while not (text := read_regular_file(where, _LARGEST_FILE)) and monotonic() < until:
+                sleep(_TICK_SECONDS)
+            where = str(read_json(text)["address"])
         parts = urlsplit(where)
         host, known = str(parts.hostname), parts.scheme in {"tcp", "tls"} and parts.port
     except (Malformed, ValueError, KeyError, TypeError):

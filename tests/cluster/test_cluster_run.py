@@ -332,6 +332,17 @@ def test_a_file_of_a_scheduler_is_a_short_one(workplace, onnxopt, make):
     assert "neither the address of a scheduler nor its file" in answer.err
 
 
+def test_a_file_of_a_scheduler_may_be_about_to_be_written(workplace, onnxopt):
+    path = workplace / "scheduler.json"
+    path.touch()
+    writing = threading.Timer(0.3, path.write_text, ['{"address": "tcp://192.0.2.1:8786"}'])
+    writing.start()
+    answer = onnxopt("run", "spec", "--cluster", "scheduler.json")
+    writing.join()
+    assert answer.code == 2
+    assert "could run code on every machine" in answer.err
+
+
 @pytest.mark.slow
 def test_who_is_no_scheduler_is_said_to_be_none(tmp_path):
     pytest.importorskip("distributed")

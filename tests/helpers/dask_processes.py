@@ -37,7 +37,8 @@ class DaskProcesses:
         self._numbers = count()
         self.file = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--port", "0")
-        until(self.file.exists)
+        # It is there before it is written.
+        until(lambda: self.file.exists() and self.file.stat().st_size)
         self.address = json.loads(self.file.read_text())["address"]
         self.workers: list[subprocess.Popen[bytes]] = []
 
