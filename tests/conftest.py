@@ -144,6 +144,12 @@ def _operators_of_a_test_are_its_own(monkeypatch):
         (now.update if isinstance(now, dict) else now.extend)(it)
 
 
+@pytest.fixture(autouse=True)
+def _same_path_afterwards(monkeypatch):
+    """Which of two plugins of one name is imported must not depend on the tests before."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
 @pytest.fixture
 def onnxopt(capsys, monkeypatch):
     """Call ``onnxopt`` with arguments and return its exit code and output.

@@ -17,11 +17,6 @@ from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
 INPUTS = {"x": np.array([1, 2, 3], np.float32)}
 
 
-@pytest.fixture(autouse=True)
-def _same_path_afterwards(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
 def plugin(file, attribute, options=""):
     return resolve_backend(f"python:{PLUGINS / file}.py:{attribute}{options}")
 
