@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ LARGE = 4 * BLOCK
 
 
 def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> Iterator[T]:
-    """Yield what is computed of the blocks of a flat array, in order.
+    """Yield what is computed of the blocks of a flat array, in order; of an empty one, of one.
 
     Args:
         compute: is given the places of a block; called in threads where the array is large, which
@@ -33,7 +33,7 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
         size: number of elements of the array.
         block: number of elements of a block.
     """
-    places = (slice(start, min(start + block, size)) for start in range(0, size, block))
+    places = (slice(start, min(start + block, size)) for start in range(0, max(size, 1), block))
     if size < LARGE or (jobs := available_jobs()) == 1:
         yield from map(compute, places)
         return
@@ -72,9 +72,16 @@ def room(count: int, dtype: np.dtype[Any]) -> Array:
         raise MemoryError from error
 
 
-def joined(blocks: Sequence[Array]) -> Array:
-    """Return the flat array that has these blocks."""
-    return np.concatenate(blocks, out=room(sum(map(np.size, blocks)), blocks[0].dtype))
+def joined(blocks: Iterable[Sequence[Array]], size: int) -> list[Array]:
+    """Return flat arrays of a size that have the parts of these blocks, none of which is kept."""
+    arrays: list[Array] = []
+    start = 0
+    for parts in blocks:
+        arrays = arrays or [room(size, np.result_type(part)) for part in parts]
+        places = slice(start, start := start + parts[0].size)
+        for array, part in zip(arrays, parts, strict=True):
+            array[places] = part
+    return arrays
 
 
 def available_jobs() -> int:

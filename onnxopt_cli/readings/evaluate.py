@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.core.blocks import LARGE, in_blocks, room
+from onnxopt_cli.core.blocks import LARGE, in_blocks, joined
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.call import Call
@@ -202,9 +202,8 @@ def has_blocks(call: Call[Any]) -> bool:
     Where something is reduced, tensors must be alike, as none is reduced before it is broadcast,
     and finite, so that right forms yield the same.
     """
-    if not any(np.size(group[0]) >= LARGE for group in call.groups):
-        return False
-    if _rows(call.operator) is None:
+    large = any(np.size(group[0]) >= LARGE for group in call.groups)
+    if not large or _rows(call.operator) is None:
         return False
     return is_elementwise(call.operator) or all(
         it.dtype == group[0].dtype and it.shape == group[0].shape and np.isfinite(it).all()
@@ -230,15 +229,8 @@ def computed_in_blocks(
         compute: returns flat outputs of a call of flat tensors, whatever their number of elements.
     """
     first = call.groups[0][0]
-    outputs = [room(first.size, it.dtype) for it in compute(call.at(slice(0, 0)))]
-
-    def fill(places: slice) -> None:
-        for output, values in zip(outputs, compute(call.at(places)), strict=True):
-            output[places] = values
-
-    for _ in in_blocks(fill, first.size):
-        pass
-    return [output.reshape(first.shape) for output in outputs]
+    found = in_blocks(lambda places: compute(call.at(places)), first.size)
+    return [output.reshape(first.shape) for output in joined(found, first.size)]
 
 
 @lru_cache

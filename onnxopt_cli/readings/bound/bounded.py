@@ -53,22 +53,14 @@ class _Operand(Joining):
             "what holds may differ from element to element: write np.where instead of if"
         )
 
-    @staticmethod
-    def joined(blocks: Sequence[Any]) -> Bounded:
-        """Return one operand of flat blocks, or of one scalar that comes with each, to reduce."""
-        blocks = list(map(_covered, blocks))
-        first: Bounded = blocks[0]
+    def joined(self, blocks: Iterable[Any], size: int) -> Bounded:
+        """Return one operand of flat blocks, of which this is the first, or a scalar, to reduce."""
+        first: Bounded = _covered(self)
         if not np.ndim(first.value):
             return first
-
-        def all_of(name: str) -> Array:
-            return joined([np.broadcast_to(getattr(it, name), it.value.shape) for it in blocks])
-
-        doubt = all_of("doubtful") if any(it.doubt is not None for it in blocks) else None
-        may_cross = any(np.any(it.may_cross) for it in blocks)
-        return Bounded(
-            all_of("value"), all_of("error"), np.bool_(may_cross), first.precision, doubt
-        )
+        parts = ((it.value, it.error, it.may_cross, it.doubtful) for it in map(_covered, blocks))
+        value, error, may_cross, doubt = joined(parts, size)
+        return Bounded(value, error, may_cross.any(), first.precision, doubt)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
         """Apply a function to its operands: to both results of a choice, if there is one.
