@@ -25,7 +25,7 @@ LARGE = 4 * BLOCK
 
 
 def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> Iterator[T]:
-    """Yield what is computed of the blocks of a flat array, in order; of an empty one, of one.
+    """Yield what is computed of the blocks of a flat array, in order; an empty array is one block.
 
     Args:
         compute: is given the places of a block; called in threads where the array is large, which
