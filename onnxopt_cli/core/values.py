@@ -7,6 +7,7 @@ strings), a sequence a list of values, an empty optional ``None`` and a map a di
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum, auto
@@ -59,6 +60,26 @@ def _dtypes() -> dict[str, np.dtype[Any]]:
 #: Every element type of ONNX by its name; a string tensor is an array of Python objects.
 DTYPES = _dtypes()
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class _Mine(threading.local):
+    """What each thread has for itself."""
+
+    def __init__(self) -> None:
+        self.random = np.random.RandomState()
+
+
+_MINE = _Mine()
+
+
+def random_state(seed: int) -> np.random.RandomState:
+    """Return the generator of this thread, which draws what ``RandomState(seed)`` does.
+
+    Its stream is frozen by NumPy; that of the newer Generator is not. To make one takes longer than
+    to draw a small tensor, so it is the same one again: whoever had it before has drawn.
+    """
+    _MINE.random.seed(seed)
+    return _MINE.random
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:

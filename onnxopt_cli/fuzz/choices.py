@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.core.values import DTYPES, Array, random_state
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator, Scalar
 from onnxopt_cli.readings.evaluate import WIDE, undefined_at
 
@@ -105,7 +105,7 @@ def draw_tensor(
 def _values(chosen: int, shape: Shape, dtype: np.dtype[Any]) -> Array:
     if chosen < len(_CONSTANTS):
         return np.full(shape, _CONSTANTS[chosen])
-    random = np.random.RandomState(chosen)
+    random = random_state(chosen)
     values = _decimals(random, shape)
     style = chosen % _STYLES
     if style == _STYLES - 2:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.core.values import STRING, Array, Value, dtype_name
+from onnxopt_cli.core.values import STRING, Array, Value, dtype_name, random_state
 
 # It has no type information.
 _iinfo: Any = ml_dtypes.iinfo
@@ -168,8 +168,7 @@ class RandomTensor:
         Raises:
             ValueError: if a draw exceeds the dtype's range.
         """
-        # Its stream is frozen by NumPy; that of the newer Generator is not.
-        state, given = np.random.RandomState(self.seed), dict(self.parameters)
+        state, given = random_state(self.seed), dict(self.parameters)
         if self.distribution == "integers":
             found = state.randint(int(given["low"]), int(given["high"]), self.shape, np.int64)
         else:

@@ -69,10 +69,12 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
     _require_opset(lowered)
     sweep = _Sweep(UniqueNames(lowered))
     # What ONNX cannot infer through an operator that it does not know, it can once that is lowered.
-    while formula_operators(lowered):
+    while True:
         before = len(sweep.replaced)
         sweep.lower_graph(lowered.graph, _inferred(lowered).graph, {})
-        if sweep.obstacle and len(sweep.replaced) == before:
+        if not sweep.obstacle:
+            break
+        if len(sweep.replaced) == before:
             raise sweep.obstacle
         sweep.obstacle = None
     _drop_unused_imports(lowered)
