@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,9 @@ class Evidence:
                 from onnxopt_cli.cases.onnx.corpora import corpus
 
                 said = _of_cases(executor, node.op_type, corpus("onnx-node")[0], types)
-            known[*key, types] = said
-        return known[*key, types]
+            # What it has computed once, it computes, whatever it was fed.
+            known[(*key, types) if said else key] = said
+        return known.get((*key, types), "")
 
 
 def _types(content: Content) -> frozenset[np.dtype[Any]]:
@@ -186,8 +188,9 @@ def _shortcoming(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
 def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
     """Yield cases of one node of an operator with an output that has to be computed."""
     # Reading all cases that do not say their operators would take long.
-    likelihood = partial(_likelihood, name=name)
-    for case in sorted(filter(likelihood, cases), key=likelihood, reverse=True):
+    own = name.lower()
+    rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, own))]
+    for _, case in sorted(rated, key=itemgetter(0), reverse=True):
         try:
             content = case.read()
         except InvalidCase:
@@ -224,14 +227,14 @@ def _is_new(value: Array, content: Content) -> bool:
     return bool((np.abs(value) != np.concatenate([[0.0, 1.0], *alike])).all())
 
 
-def _likelihood(case: Case, name: str) -> int:
-    """Tell how likely a case is one of an operator; 0 if it is not.
+def _likelihood(case: Case, name: str, own: str) -> int:
+    """Tell how likely a case is one of an operator, ``own`` being its name in lower case; 0 if not.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """
     if case.operators:
         return 3 * (case.operators == (name,))
-    own, (together, words) = name.lower(), _words(case.id)
+    together, words = _words(case.id)
     if together.startswith(own):
         return 2
     return int(own in words or own.startswith(words[0]))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
+from onnx import helper
+from onnx_directories import make_directory, tensor
 from places import PLUGINS
 
 from onnxopt_cli.cases.collect import collect
-from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.onnx.node_model import formula_model, tensor_info, whole_model
 from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.cases.suites.plain_node import computes, is_trivial, plain_pair
 from onnxopt_cli.core.result import Outcome
@@ -104,8 +107,8 @@ cases:
 
 def test_a_refusal_is_compared_with_the_same_types(onnxopt, workplace):
     double = "{dtype: float64, data: [1.0, 2.0]}"
-    for name, tensor, outcome in (("single", "[1.0, 2.0]", "pass"), ("double", double, "unproven")):
-        (workplace / f"{name}.yaml").write_text(REFUSED % (tensor, tensor, tensor))
+    for name, values, outcome in (("single", "[1.0, 2.0]", "pass"), ("double", double, "unproven")):
+        (workplace / f"{name}.yaml").write_text(REFUSED % (values, values, values))
         found, _ = run(onnxopt, workplace, f"{name}.yaml", "-b", backend("RefusesDoubles"))
         assert outcomes(found["RefusesDoubles"]) == {outcome: 1}
 
@@ -234,6 +237,26 @@ def test_zeros_that_are_right_count_for_who_computes_the_cases_beside(onnxopt, w
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
     found, _ = run(onnxopt, workplace, "relu.yaml", *backends)
     assert outcomes(found["Zeros"]) == {"pass": 1}
+
+
+@pytest.mark.parametrize(
+    ("folder", "outcome"),
+    [
+        ("test_relu_example", "unproven"),
+        ("test_basic_relu", "unproven"),
+        ("test_re_example", "unproven"),
+        ("test_other", "pass"),
+    ],
+)
+def test_a_directory_beside_is_known_by_its_name(onnxopt, workplace, folder, outcome):
+    (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
+    X = np.array([-1, 2, 3], np.float32)
+    x, y = (tensor_info(name, X.dtype, X.shape) for name in ("X", "Y"))
+    graph = helper.make_graph([helper.make_node("Relu", ["X"], ["Y"])], "relu", [x], [y])
+    model = whole_model(graph, [("", 13)])
+    make_directory(workplace / folder, model, [tensor(X, "X")], [tensor(np.maximum(X, 0), "Y")])
+    found, _ = run(onnxopt, workplace, ".", "-b", backend("Zeros"))
+    assert outcomes(found["Zeros"]) == {outcome: 1, "fail": 1}
 
 
 FLOAT32_ALONE = """\
