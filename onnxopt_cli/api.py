@@ -33,12 +33,13 @@ from onnxopt_cli.backends.configuration import (
     read_configuration,
 )
 from onnxopt_cli.backends.lowering import LoweringMode
-from onnxopt_cli.cases.collect import Collection, collect, find_again
+from onnxopt_cli.cases.collect import Collection, collect, find_again, suite_versions
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.errors import (
     BackendUnavailable,
@@ -55,8 +56,8 @@ from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report.diff_text import failure_text, headline
 from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
 from onnxopt_cli.run.executors import Isolation, Setting
-from onnxopt_cli.run.runner import Plan, run_case
 from onnxopt_cli.run.runner import run as run_plan
+from onnxopt_cli.run.runner import run_case
 from onnxopt_cli.run.select import CAPABILITIES, Selection
 from onnxopt_cli.run.session import Session, Terms, open_session
 
@@ -245,8 +246,8 @@ def run(
 ) -> Iterator[Result]:
     """Yield the results of cases, those of a case on all backends together, in order.
 
-    What backends do outside of any case comes last, as results of the suite ``(run)``. Backends are
-    ended when the iterator is, or is closed.
+    What backends do outside of any case comes last, as results of the suite ``worker``. Backends
+    are ended when the iterator is, or is closed.
 
     Args:
         cases: from :func:`load`.
@@ -289,20 +290,23 @@ def check(
     """
     __tracebackhide__ = True  # pytest shows the line of the test.
     (one,), (name,) = _cases([case]), _backends([backend])
-    (result,) = run_case(_kept(name, *_checked(setting, judging), _files(expect)), one)
+    session = _kept(name, *_checked(setting, judging), _files(expect))
+    session.expectations.require_suites(suite_versions([one]))
+    (result,) = run_case(session.plan, one)
     if not result.conforms:
         raise NotConformingError(result)
     return result
 
 
 @cache
-def _kept(backend: str, setting: Setting, judging: JudgeOptions, expect: tuple[Path, ...]) -> Plan:
+def _kept(
+    backend: str, setting: Setting, judging: JudgeOptions, expect: tuple[Path, ...]
+) -> Session:
     """Open a backend until this process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
     terms = Terms((backend,), setting=setting, judging=judging, expect=expect)
-    opened = open_session(terms, lambda: Collection((), ()), Interruption())
-    return stack.enter_context(opened).plan
+    return stack.enter_context(open_session(terms, lambda: Collection((), ()), Interruption()))
 
 
 def _files(paths: Sequence[Path | str]) -> tuple[Path, ...]:
@@ -482,9 +486,12 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     """
     from onnxopt_cli.cases.suites.author import unreadable
 
+    for path in map(os.path.realpath, paths):
+        if os.pathsep in path:
+            raise UsageError(f"{printable(path)}: its path must not have {os.pathsep}")
     added = [it for path in paths for it in known_operators.add_operators(Path(path))]
     variable = known_operators.VARIABLE
-    given = [os.environ.get(variable, ""), *(str(Path(path).resolve()) for path in paths)]
+    given = [*os.environ.get(variable, "").split(os.pathsep), *map(os.path.realpath, paths)]
     os.environ[variable] = os.pathsep.join(dict.fromkeys(filter(None, given)))
     # With those that the variable names, which are known since the import.
     mine = [it for it in known_operators.OPERATORS if it.file in known_operators.OPERATOR_FILES]

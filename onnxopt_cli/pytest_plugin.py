@@ -69,6 +69,7 @@ def _asked(config: pytest.Config) -> _Asked:
     """
     from onnxopt_cli import api
     from onnxopt_cli.backends.configuration import find_configuration
+    from onnxopt_cli.cases.collect import suite_versions
     from onnxopt_cli.expectations.expectations import Expectations
 
     expect = config.getoption("--onnxopt-expect")
@@ -79,10 +80,11 @@ def _asked(config: pytest.Config) -> _Asked:
             api.add_operators(*configuration.operators)
             backends = [configuration.backend(it) for it in backends]
         cases = api.load(*config.getoption("--onnxopt"))
-        without = Expectations.read(tuple(map(Path, expect))).without
+        expectations = Expectations.read(tuple(map(Path, expect)))
+        expectations.require_suites(suite_versions(cases))
     except api.OnnxoptError as error:
         raise pytest.UsageError(f"--onnxopt: {_in_words(error)}") from None
-    return cases, [*dict.fromkeys(backends)], without
+    return cases, [*dict.fromkeys(backends)], expectations.without
 
 
 def _in_words(error: OnnxoptError) -> str:

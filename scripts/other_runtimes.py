@@ -102,7 +102,7 @@ class OpenCV:
         read = cv2.dnn.readNetFromONNX(np.frombuffer(model.SerializeToString(), np.uint8))
         for name, value in inputs.items():
             read.setInput(value, name)
-        # Of what is empty there is none, which is no tensor.
+        # Of what is empty there is none, which is not a tensor.
         return list(map(np.asarray, read.forward([it.name for it in model.graph.output])))
 
 

@@ -140,7 +140,7 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
     def table(value: object, known: Collection[str], *keys: str) -> dict[str, Any]:
         """Return a table, without what nobody knows; all is known if nothing is."""
         if not isinstance(value, dict):
-            report(f"{'.'.join(keys) or 'tool.onnxopt'} is no table", *keys)
+            report(f"{'.'.join(keys) or 'tool.onnxopt'} is not a table", *keys)
             return {}
         for key in [key for key in value if known and key not in known]:
             hint = nearest(key, known)
@@ -224,7 +224,9 @@ def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
         options["math"] = written["math"]
     for key, value in options.items():
         if not isinstance(value, (str, int, float)) or "," in str(value) or "=" in key:
-            raise ValueError(f"has {printable(key)} = {printable(repr(value))}, which is no option")
+            raise ValueError(
+                f"has {printable(key)} = {printable(repr(value))}, which is not an option"
+            )
         backend += f",{key}={str(value).lower() if isinstance(value, bool) else value}"
     if "unsupported" in written:
         backend += f",unsupported={written['unsupported']}"
@@ -236,7 +238,7 @@ def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
 def _table(written: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = written.get(name, {})
     if not isinstance(found, dict):
-        raise ValueError(f"has {name} that is no table")  # noqa: TRY004 - one kind of error
+        raise ValueError(f"has {name} that is not a table")  # noqa: TRY004 - one kind of error
     return dict(found)
 
 

@@ -91,7 +91,7 @@ def _code_below(folder: Path) -> Iterator[Path]:
 
 def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
     """Yield a file and what it imports from its own folder, and so on."""
-    folder = file.resolve().parent
+    folder = Path(os.path.realpath(file)).parent
     seen = {file.name}
     unread = [file]
     while unread:

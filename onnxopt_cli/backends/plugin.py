@@ -24,6 +24,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from contextlib import suppress
 from copy import deepcopy
@@ -172,9 +173,9 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
 
 
 def _load_file(backend: str, path: Path) -> ModuleType:
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     if not path.is_file():
-        what = "is no file" if path.exists() else "does not exist"
+        what = "is not a file" if path.exists() else "does not exist"
         raise unavailable(backend, f": {printable(str(path))} {what}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -194,7 +195,7 @@ def _module_name(path: Path) -> str:
 
 def _import_module(backend: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        what = f": {printable(name)!r} is no module's name"
+        what = f": {printable(name)!r} is not a module's name"
         raise misused(backend, what, "a file's name ends in .py")
     with suppress(FileNotFoundError):
         # The current folder may be gone, and the module elsewhere.

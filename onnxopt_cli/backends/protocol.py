@@ -173,10 +173,10 @@ def _value(returned: object, declared: TypeProto, place: str) -> Value:
     try:
         array = _array(returned, declared.tensor_type.elem_type)
     except Exception as error:
-        raise UnusableOutput(f"{place} is no tensor: {exception_text(error)}") from error
+        raise UnusableOutput(f"{place} is not a tensor: {exception_text(error)}") from error
     if array.dtype == object and any(type(item) not in _TEXT for item in array.flat):
         found = printable(type(returned).__name__)
-        raise UnusableOutput(f"{place} is a {found}, which is no tensor of numbers or strings")
+        raise UnusableOutput(f"{place} is a {found}, which is not a tensor of numbers or strings")
     return array
 
 
@@ -227,4 +227,4 @@ def _key(key: object, place: str) -> int | str:
         return int(key)
     if type(key) in (int, str):
         return key  # type: ignore[return-value]
-    raise UnusableOutput(f"{place} is no map: a key is a {printable(type(key).__name__)}")
+    raise UnusableOutput(f"{place} is not a map: a key is a {printable(type(key).__name__)}")

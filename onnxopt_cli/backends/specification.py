@@ -144,7 +144,7 @@ def _options(text: str, written: str) -> dict[str, str]:
     before, last, pattern = written.partition(f",{_LAST}")
     for option in before.split(",")[1:]:
         if not re.fullmatch(_OPTION, option, re.DOTALL):
-            what = f": {printable(option)!r} is no option"
+            what = f": {printable(option)!r} is not an option"
             raise misused(text, what, "write options as ,name=value")
         name, _, value = option.partition("=")
         if name in options:

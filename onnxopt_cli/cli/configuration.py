@@ -91,7 +91,7 @@ def apply_configuration(
 
 
 def _takes_many(parameter: click.Parameter) -> bool:
-    return parameter.multiple or parameter.nargs == -1
+    return parameter.multiple or parameter.nargs != 1
 
 
 def _checked(
@@ -117,8 +117,11 @@ def _checked(
 
 
 def _own_path(folder: Path, value: object) -> str:
-    """Return a path, or ``FORMAT=PATH``, of the file; a suite or an id is no path."""
+    """Return a path, or ``FORMAT=PATH``, of the file; a suite or an id is not a path."""
+    from onnxopt_cli.cases.suites.suites import suite_names
+
     before, equals, path = str(value).rpartition("=")
-    if path == "-" or (not equals and not (folder / path).exists() and "/" not in path):
+    suite = "/" not in path or path.partition("/")[0].partition("@")[0] in suite_names()
+    if path == "-" or (suite and not equals and not (folder / path).exists()):
         return str(value)
     return f"{before}{equals}{relative(folder, path)}"

@@ -195,11 +195,11 @@ class Display:
             self._console.print(Text(said, "yellow"))
 
     def _reasons(self, results: Sequence[Result]) -> None:
-        """Print once each reason for which cases are unsupported, or do not apply."""
+        """Print once each reason for which cases are unsupported, do not apply or did not run."""
         reasons: Counter[tuple[Outcome, str, str]] = Counter()
         for result in results:
             unsupported = result.outcome is Outcome.UNSUPPORTED and not result.conforms
-            if unsupported or result.outcome is Outcome.SKIP:
+            if unsupported or result.outcome in {Outcome.SKIP, Outcome.NOT_RUN}:
                 said = printable(result.message, lines=True) if self._verbose else headline(result)
                 reasons[result.outcome, result.backend, said] += 1
         shown = reasons.most_common(None if self._verbose else _REASONS)
@@ -286,12 +286,12 @@ def _terms(options: Mapping[str, Any]) -> api.Terms:
     log, resume, update = options["log"], options["resume"], options["update_expect"]
     if shard and update:
         raise UsageError("--update-expect needs a whole run, --shard runs a part of one")
-    if log and resume and Path(log).resolve() != Path(resume).resolve():
+    if log and resume and os.path.realpath(log) != os.path.realpath(resume):
         raise UsageError("--resume goes on writing the log it reads; --log names another one")
     files = [Path(path) for path in options["expect"]]
     if update:
         require_place("--update-expect", Path(update))
-        files = [path for path in files if path.resolve() != Path(update).resolve()]
+        files = [it for it in files if os.path.realpath(it) != os.path.realpath(update)]
         files += [Path(update)] if Path(update).exists() else []
     return api.Terms(
         backends=options["backends"],

@@ -54,7 +54,7 @@ def _size(written: str) -> int:
         return 0
     match = _SIZE.fullmatch(written)
     if match is None:
-        raise click.BadParameter(f"{written!r} is no size; write it as in 2GiB, or none")
+        raise click.BadParameter(f"{written!r} is not a size; write it as in 2GiB, or none")
     size = int(match[1]) * _UNITS[match[2].upper()]
     if size < _LEAST_MEMORY:
         raise click.BadParameter("a worker cannot start with less than 64MiB")

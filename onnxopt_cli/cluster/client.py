@@ -635,7 +635,7 @@ class WorkerGroup:
                 work.lose(batch, worker.address, str(error))
                 raise
             except (ValueError, KeyError, TypeError, AttributeError):
-                said = "sent what is no answer"
+                said = "sent what is not an answer"
                 work.lose(batch, worker.address, f"{worker.address} {said}")
                 raise BackendUnavailable(said) from None
 
@@ -643,7 +643,7 @@ class WorkerGroup:
         seconds = self._patience and self._patience * items
         found = await self._call(worker, Agent.ask, worker.agent, message, seconds=seconds)
         if not isinstance(found, bytes):
-            raise BackendUnavailable("sent what is no answer")
+            raise BackendUnavailable("sent what is not an answer")
         return found
 
     async def _deliver(self, worker: _Worker, paths: Sequence[str]) -> None:

@@ -83,7 +83,7 @@ def read_json(text: bytes, most_parts: int = _MOST_PARTS) -> Any:
     try:
         return _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError:
-        raise ValueError("bytes that are no UTF-8") from None
+        raise ValueError("bytes that are not UTF-8") from None
     except RecursionError:
         raise ValueError("too much nesting") from None
     except json.JSONDecodeError as error:
@@ -98,7 +98,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name}, which is no JSON")
+    raise ValueError(f"{name}, which is not JSON")
 
 
 def _integer(digits: str) -> int:
@@ -108,8 +108,15 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
+def _double(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"a number beyond the range of doubles: {digits[:40]}")
+    return number
+
+
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_constant=_no_constant, parse_int=_integer
+    object_pairs_hook=_object, parse_constant=_no_constant, parse_int=_integer, parse_float=_double
 )
 
 
@@ -323,7 +330,10 @@ class ValueReader:
         if fields == {"sequence"} and isinstance(described["sequence"], list):
             return [self.value(item, depth + 1) for item in described["sequence"]]
         if fields == {"map"} and isinstance(described["map"], list):
-            return dict(self._pair(pair, depth) for pair in described["map"])
+            pairs = [self._pair(pair, depth) for pair in described["map"]]
+            if len(dict(pairs)) < len(pairs):
+                raise ProtocolBreach("described a map that has a key twice")
+            return dict(pairs)
         if {"dtype", "shape"} <= fields <= {"dtype", "shape", "data"}:
             return self._tensor(described["dtype"], described["shape"], described.get("data"))
         raise ProtocolBreach("described a value that is not valid")

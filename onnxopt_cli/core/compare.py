@@ -384,7 +384,9 @@ class _Statistics:
             counts = zip_longest(self.ulp_counts, np.bincount(bits).tolist(), fillvalue=0)
             self.ulp_counts = list(map(sum, counts))
             if self.options.signed_zeros:
-                it.distance[differs_in_sign_of_zero(it.expected, it.actual)] = np.inf
+                unlike = differs_in_sign_of_zero(it.expected, it.actual)
+                # What is judged in ulp has no other limit than all or nothing.
+                it.distance[unlike], it.limit[unlike] = np.inf, 0.0
         share, relative = it.share, it.relative
         wrong = ~(it.distance <= it.limit)
         self._raise(max_absolute=it.distance, max_relative=relative, budget_used=share)

@@ -52,6 +52,13 @@ class Standing(StrEnum):
 
 #: The suite of results that are about a backend's worker and about no case.
 OUTSIDE_CASES = "worker"
+#: The ids of these results.
+OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")
+
+
+def is_outside_cases(case: str) -> bool:
+    """Tell whether an id is that of a result outside of all cases."""
+    return case.startswith(f"{OUTSIDE_CASES}/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ class Edit:
         # From the end, so that the numbers of the lines before stay right.
         for start, end, new in sorted(self.changes, key=lambda it: it[:2], reverse=True):
             lines[start:end] = new
-        return "".join(f"{line}\n" for line in lines)
+        line_end = "\r\n" if "\r\n" in self._layer.text else "\n"
+        return "".join(f"{line}{line_end}" for line in lines)
 
     def _empty_list(self) -> tuple[int, list[str]]:
         """Return where entries can begin in a file that has none, and the line before them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from onnxopt_cli.cases.collect import require_version
 from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.record import BackendIdentity
-from onnxopt_cli.core.result import HARMLESS, Outcome, Result, Standing
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Outcome, Result, Standing
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import InvalidCase, Problem, UsageError
 from onnxopt_cli.expectations.file import Entry, Layer, Pattern, parse_layer, version_number
@@ -155,6 +155,7 @@ class Expectations:
             backends: what is under test; entries for other backends are not looked at.
         """
         found: list[Problem] = []
+        known = (*cases, *OUTSIDE_IDS)
         for layer in self.layers:
             found += _repeated(layer)
             for entry in layer.entries:
@@ -163,8 +164,8 @@ class Expectations:
                 if any(entry.applies_to(backend) for backend in named):
                     if entry.expired(self.today):
                         found.append(Problem(entry.where, f"expired on {entry.expires}"))
-                    found += _unmatched(layer.path, entry.patterns, cases)
-            found += _unmatched(layer.path, layer.must_pass, cases)
+                    found += _unmatched(layer.path, entry.patterns, known)
+            found += _unmatched(layer.path, layer.must_pass, known)
         return tuple(found)
 
 

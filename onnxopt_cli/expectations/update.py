@@ -11,7 +11,7 @@ from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.record import SUITE, BackendIdentity, RunRecord
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.expectations.edit import Edit, FlowStyle
@@ -93,7 +93,7 @@ class _Update:
             kept = []
             for pattern in entry.patterns:
                 key = pattern.text, entry.backend, entry.version
-                stale = meant and not any(map(pattern.matches, self.ids))
+                stale = meant and not any(map(pattern.matches, (*self.ids, *OUTSIDE_IDS)))
                 if key not in seen and not stale:
                     kept.append(pattern.text)
                 seen.add(key)

@@ -79,7 +79,9 @@ def installed_operators(known: Iterable[Operator]) -> list[Operator]:
             ) from error
         new = operators_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
         if not new or not all(isinstance(it, Operator) for it in new):
-            raise UsageError(f"{printable(where)} of {GROUP} is no operator, nor a module with one")
+            raise UsageError(
+                f"{printable(where)} of {GROUP} is not an operator, nor a module with one"
+            )
         _require_right(new, [*known, *found], where)
         found += new
     return found
@@ -191,7 +193,7 @@ def _signature(operator: Operator) -> Iterator[str]:
         )
     for output, like in operator.outputs.items():
         if like not in expected:
-            yield f"the output {output} is like {like}, which is no scalar or tensor"
+            yield f"the output {output} is like {like}, which is not a scalar or tensor"
     for groups in (1, 2):
         both = {*operator.input_names(groups)} & {*operator.output_names(groups)}
         if both:

@@ -134,7 +134,7 @@ def joined(
                     found = {(grade["operator"], kind, it["name"]): it for it in grade[kind]}
                     known |= {key: it for key, it in found.items() if "excess" in it}
         except (Malformed, ValueError, KeyError, TypeError, AttributeError) as error:
-            said = printable(f"{path} is no shard of an audit: {exception_text(error)}")
+            said = printable(f"{path} is not a shard of an audit: {exception_text(error)}")
             raise UsageError(said, hint="audit --shard I/N --json FILE writes one") from None
         if asked != ours:
             raise UsageError(

@@ -132,7 +132,7 @@ def plant(cases: Sequence[Case], jobs: int, tick: Callable[[int, int], None]) ->
     found: list[Planted] = []
     waiting: deque[Callable[[], Iterator[Planted]]] = deque()
     with open_executors((), setting, Interruption(), asker):
-        for at, case in enumerate(cases):
+        for at, case in enumerate(cases, start=1):
             waiting.extend(_asked(case, judging, asker))
             if len(waiting) > 2 * jobs:
                 found += waiting.popleft()()

@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from google.protobuf.message import EncodeError
+
 from onnxopt_cli.backends.conversation import TICK_SECONDS
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UnusableOutput, UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.private_folder import sweep_folders
 from onnxopt_cli.isolation.processes import HAS_WORKERS
@@ -198,11 +200,11 @@ class Pool:
 
     def _assign(self, worker: Worker, job: Job) -> None:
         try:
-            model = job.order.model.SerializeToString()
-        except ValueError as error:
-            job.result = f"the model cannot be sent to a worker: {printable(str(error))}"
+            asked = worker.ask(job.order, job.order.model.SerializeToString())
+        except (ValueError, EncodeError, UnusableOutput) as error:
+            job.result = f"the case cannot be sent to a worker: {printable(str(error))}"
             return
-        if worker.ask(job.order, model):
+        if asked:
             job.order.started()
             self._running[worker] = job
         else:

@@ -123,6 +123,9 @@ class Worker:
         Args:
             order: the case; its number does not matter.
             model: its model, serialised.
+
+        Raises:
+            UnusableOutput: if its inputs cannot be sent.
         """
         # It may have spoken since the last look.
         self.poll()
@@ -208,9 +211,9 @@ class Worker:
                 request["shared"] = size
                 values.buffers.clear()
             self._conversation.ask(request, self.limits.timeout, values)
-        except UnusableOutput as error:
-            message = f"the case cannot be sent to a worker: {error.message}"
-            self._reply(Response(failure=Outcome.ERROR, message=message))
+        except UnusableOutput:
+            self._begin(State.IDLE)
+            raise
 
     def _handle(self, message: Any, payload: memoryview) -> None:
         if self.state is State.STARTING:

@@ -87,7 +87,7 @@ class Shard:
         """
         if not 1 <= self.index <= self.count <= _MOST:
             part = f"{self.index}/{self.count}"
-            raise UsageError(f"--shard {part} is no part: I goes from 1 to N, N to {_MOST}")
+            raise UsageError(f"--shard {part} is not a part: I goes from 1 to N, N to {_MOST}")
 
     def holds(self, case: str) -> bool:
         """Tell whether the case of this id belongs here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Cause, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import OUTSIDE_CASES, Result, worse
+from onnxopt_cli.core.result import Result, is_outside_cases, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.expectations.expectations import exit_code
@@ -28,7 +29,7 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
         UsageError: naming every shard that is missing, given twice, not finished or of another
             run; if a log cannot be read, or the output not written or too long.
     """
-    if output.resolve() in {path.resolve() for path in paths}:
+    if os.path.realpath(output) in map(os.path.realpath, paths):
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
     read = [(path, read_log(path, keep_lines=True)) for path in paths]
     logs = [log for _, log in read if log is not None]
@@ -99,7 +100,7 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
 
 def _cases(log: Log) -> list[str]:
     found = dict.fromkeys(case for case, _ in log.results)
-    return [case for case in found if not case.startswith(f"{OUTSIDE_CASES}/")]
+    return [case for case in found if not is_outside_cases(case)]
 
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:

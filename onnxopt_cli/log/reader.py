@@ -99,7 +99,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
         ) from error
     if b'\n{"record":"%s"' % SPOILED.encode() in data:
         raise UsageError(
-            f"{printable(str(path))} is no evidence: something else wrote to it during the run",
+            f"{printable(str(path))} is not evidence: something else wrote to it during the run",
             hint="run it again with another log",
         )
     whole = data[: data.rfind(b"\n") + 1]

@@ -39,7 +39,7 @@ def add_operators(path: Path) -> list[Operator]:
     Raises:
         UsageError: naming file and line, if it defines none, or one that is wrong.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     found = read_operators(path, [it for it in OPERATORS if it.file != path])
     if path not in OPERATOR_FILES:
         OPERATOR_FILES.append(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
@@ -61,17 +62,17 @@ def require_apart(wanted: Sequence[tuple[str, Path]], others: Iterable[Path]) ->
     Raises:
         UsageError: naming the first report that does.
     """
-    taken = {path.resolve() for path in others}
+    taken = set(map(os.path.realpath, others))
     for name, path in wanted:
         # Devices and pipes take more than one.
         if name == SUMMARY or str(path) == _STDOUT or (path.exists() and not path.is_file()):
             continue
-        if path.resolve() in taken:
+        if os.path.realpath(path) in taken:
             raise UsageError(
                 f"--report {name}={path} would replace a file that is read or written beside it",
                 hint="give the report another path",
             )
-        taken.add(path.resolve())
+        taken.add(os.path.realpath(path))
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:

@@ -19,7 +19,7 @@ from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
-from onnxopt_cli.core.result import OUTSIDE_CASES
+from onnxopt_cli.core.result import is_outside_cases
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.log.header import SCHEMA as LOG_SCHEMA
@@ -93,7 +93,11 @@ def read_saved_run(path: Path) -> RunRecord:
             # A byte more than is taken, so that too much is refused as it is of a file.
             copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
             copy.flush()
-            return read_saved_run(Path(copy.name))
+            try:
+                return read_saved_run(Path(copy.name))
+            except UsageError as error:
+                error.message = error.message.replace(copy.name, "standard input")
+                raise
     try:
         data = read_regular_file(path, MAX_BYTES)
     except Malformed as error:
@@ -114,14 +118,14 @@ def read_saved_run(path: Path) -> RunRecord:
         log = log_of(path, _records(document))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         what = f"it has no field {error}" if isinstance(error, KeyError) else error
-        raise UsageError(f"{printable(str(path))} is no report of onnxopt: {what}") from error
+        raise UsageError(f"{printable(str(path))} is not a report of onnxopt: {what}") from error
     return log.record
 
 
 def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the records of the log of a report's run, so that the rules of logs hold for it."""
     results, options = document["results"], document["options"]
-    cases = {it["case"] for it in results if not it["case"].startswith(f"{OUTSIDE_CASES}/")}
+    cases = {it["case"] for it in results if not is_outside_cases(it["case"])}
     expect = options.get("expect") or options.get("update_expect")
     yield {
         "record": "header",

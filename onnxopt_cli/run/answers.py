@@ -115,7 +115,7 @@ class Answers:
         except OSError as error:
             return error.strerror or str(error)
         if not stat.S_ISDIR(status.st_mode):
-            return "it is no folder"
+            return "it is not a folder"
         return "" if is_private(status) else "others may write to it"
 
     def _index(self) -> dict[str, list[Any]]:

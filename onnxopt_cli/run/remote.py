@@ -13,7 +13,7 @@ from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
 from onnxopt_cli.core.result import Outcome, Result, unanswered
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import ProtocolBreach
+from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 from onnxopt_cli.isolation.messages import pack_order, read_answer
 from onnxopt_cli.isolation.response import Incident, Order, Response
 
@@ -54,7 +54,11 @@ class Remote:
 
     def submit(self, order: Order) -> Callable[[], Response | str]:
         """Have a model run on a worker."""
-        message, values = pack_order(order, order.model.SerializeToString())
+        try:
+            message, values = pack_order(order, order.model.SerializeToString())
+        except UnusableOutput as error:
+            said = f"the case cannot be sent to a worker: {error.message}"
+            return lambda: said
         more = {"backend": self._place, "returned": order.returned, "ours": order.ours}
         frames = values.message({**message, **more})
         order.started()
@@ -133,5 +137,5 @@ def _response(answer: bytes, order: Order) -> Response | str:
     except ProtocolBreach as breach:
         what = breach.message
     else:
-        what = "sent what is no answer"
+        what = "sent what is not an answer"
     return Response(failure=Outcome.PROTOCOL, message=f"the machine {what}")

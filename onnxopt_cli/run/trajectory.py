@@ -77,7 +77,7 @@ def _usable(
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
     if len(arrays) != len(outputs):
-        return arrays, "returned what is no tensor"
+        return arrays, "returned what is not a tensor"
     for name, value in zip(names, arrays, strict=True):
         like = state.get(trajectory.feedback.get(name, ""))
         if like is not None and (value.dtype, value.shape) != (like.dtype, like.shape):

@@ -119,6 +119,9 @@ def test_a_check_knows_what_was_expected(tmp_path):
     assert (result.outcome, result.standing) == (api.Outcome.FAIL, api.Standing.EXPECTED)
     with pytest.raises(api.NotConformingError):
         api.check(case, "numpy", expect=[expected])
+    expected.write_text("onnxopt-expect: 1\nsuites: [spec@99]\n")
+    with pytest.raises(api.UsageError, match="spec@99 is asked for"):
+        api.check(case, setting=HERE, expect=[str(expected)])
 
 
 def test_failures_are_explained():
@@ -164,7 +167,7 @@ def run_with(**options):
         (lambda: run_with(isolation="nome"), "'nome' is not a valid Isolation"),
         (lambda: run_with(jobs=0), "expected positive numbers"),
         (lambda: run_with(limits=api.Limits(memory="1GiB")), "expected positive numbers"),
-        (lambda: api.Shard(0, 3), "0/3 is no part"),
+        (lambda: api.Shard(0, 3), "0/3 is not a part"),
         (lambda: list(api.fuzz("numpy", examples=0)), "expected 1 or more"),
     ],
 )

@@ -121,9 +121,11 @@ def test_markers_say_what_cases_need_and_processes_share_them(pytester, processe
         (["--onnxopt", "nowhere"], "*there is no path, suite or case*"),
         (["--onnxopt", "spec", "--onnxopt-backend", "nobody"], "*there is no backend*known are*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
+        (["--onnxopt", "spec", "--onnxopt-expect", "pin.txt"], "*spec@99 is asked for*"),
     ],
 )
 def test_what_is_misspelt_ends_the_session(pytester, arguments, says):
+    pytester.maketxtfile(pin="onnxopt-expect: 1\nsuites: [spec@99]\n")
     result = pytester.runpytest(*arguments, "-m", "onnxopt")
     assert result.ret not in {0, 1}
     text = [*result.outlines, *result.errlines]

@@ -215,12 +215,12 @@ def test_a_map_has_tensors_under_pythons_own_keys():
 
 
 def test_a_map_with_other_keys_is_unusable():
-    with pytest.raises(UnusableOutput, match="y is no map: a key is a float"):
+    with pytest.raises(UnusableOutput, match="y is not a map: a key is a float"):
         normalised([{0.5: 1.0}], map_type(TensorProto.INT64))
 
 
 def test_an_unusable_place_is_named():
-    with pytest.raises(UnusableOutput, match=r"^y\[1\] is a object, which is no tensor"):
+    with pytest.raises(UnusableOutput, match=r"^y\[1\] is a object, which is not a tensor"):
         normalised([[1.0, object()]], SEQUENCE)
 
 

@@ -178,7 +178,7 @@ def test_an_interrupt_while_a_plugin_is_imported_passes(tmp_path):
 def test_a_file_that_does_not_exist_is_unavailable(tmp_path):
     with pytest.raises(BackendUnavailable, match=r"none\.py does not exist"):
         resolve_backend(f"python:{tmp_path}/none.py:Backend")
-    with pytest.raises(BackendUnavailable, match="is no file"):
+    with pytest.raises(BackendUnavailable, match="is not a file"):
         resolve_backend(f"python:{tmp_path}/:Backend")
 
 
@@ -202,7 +202,7 @@ def test_a_module_that_lacks_another_is_unavailable(tmp_path, monkeypatch):
 
 
 def test_what_is_no_modules_name_is_a_usage_error():
-    with pytest.raises(UsageError, match=r"is no module's name"):
+    with pytest.raises(UsageError, match=r"is not a module's name"):
         resolve_backend("python:..os:Backend")
 
 

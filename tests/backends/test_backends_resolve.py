@@ -57,7 +57,7 @@ def test_a_python_attribute_that_is_incomplete_is_explained(text):
 
 @pytest.mark.parametrize("text", ["numpy,fast", "numpy,", "numpy,=1", "numpy,a b=1"])
 def test_what_is_no_option_is_explained(text):
-    with pytest.raises(UsageError, match="is no option"):
+    with pytest.raises(UsageError, match="is not an option"):
         parse_specification(text)
 
 

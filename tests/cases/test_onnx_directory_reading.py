@@ -436,8 +436,8 @@ def test_a_light_model_without_its_output_is_a_problem(tmp_path):
 @pytest.mark.parametrize(
     ("declared", "what"),
     [
-        (tensor_type(TensorProto.INT64, [2]), "is no float32 tensor, and no other kind"),
-        (SEQUENCE, "is no float32 tensor, and no other kind can be made"),
+        (tensor_type(TensorProto.INT64, [2]), "is not a float32 tensor, and no other kind"),
+        (SEQUENCE, "is not a float32 tensor, and no other kind can be made"),
         (tensor_type(shape=[2**40]), r"has the shape \[1099511627776\], which is negative or too"),
         (tensor_type(shape=[-1, -1]), r"has the shape \[-1, -1\], which is negative or too large"),
     ],

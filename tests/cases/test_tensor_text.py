@@ -245,20 +245,20 @@ def npy_header(*shape):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("x.npy", b"", "is no .npy data"),
-        ("x.npy", b"\x93NUMPY\x03\x00", "is no .npy data of version 1 or 2"),
+        ("x.npy", b"", "is not .npy data"),
+        ("x.npy", b"\x93NUMPY\x03\x00", "is not .npy data of version 1 or 2"),
         ("x.npy", npy(np.zeros(3))[:-1], "has 23 bytes of data; float64[3] needs 24"),
         ("x.npy", npy(np.zeros(3)) + b"x", "has 25 bytes of data; float64[3] needs 24"),
         ("x.npy", npy(np.array([{}], object)), "holds Python objects"),
-        ("x.npy", npy(np.array(["a"])), "holds <U1, which is no element type"),
-        ("x.npy", npy(np.zeros(1, "M8[s]")), "which is no element type of ONNX"),
+        ("x.npy", npy(np.array(["a"])), "holds <U1, which is not an element type"),
+        ("x.npy", npy(np.zeros(1, "M8[s]")), "which is not an element type of ONNX"),
         ("x.npy", npy(np.zeros(1, "f8,f4")), "bytes an element of unknown meaning"),
-        ("x.npy", npy(np.zeros(3)).replace(b"(3,)", b"(((("), "is no .npy data"),
+        ("x.npy", npy(np.zeros(3)).replace(b"(3,)", b"(((("), "is not .npy data"),
         ("x.npy", npy_header(-3), "has a negative dimension: [-3]"),
         ("x.npy", npy_header(2**32), "has shape [4294967296], expected at most"),
         ("x.npy", npy_header(0, 2**62, 4), "expected at most 2147483648 elements"),
         ("x.npy", npy(np.array([True])).replace(b"\n\x01", b"\n\x02"), "has the byte 2 for a bool"),
-        ("x.npz", b"PK not a zip", "is no readable .npz file"),
+        ("x.npz", b"PK not a zip", "is not a readable .npz file"),
         ("x.pb", b"\x08", "is not a TensorProto"),
         ("x.pb", onnx.TensorProto(data_type=1, dims=[-1]).SerializeToString(), "negative dimensio"),
         ("x.pb", onnx.TensorProto(data_type=1, dims=[9]).SerializeToString(), "has no elements"),
@@ -300,7 +300,9 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, path):
     folder = tmp_path / "inner"
     folder.mkdir()
     quoted = path if path == '""' else f"'{path}'"
-    assert "is no path inside the folder of the case file" in refusal(f"{{file: {quoted}}}", folder)
+    assert "is not a path inside the folder of the case file" in refusal(
+        f"{{file: {quoted}}}", folder
+    )
 
 
 def test_links_are_followed_inside_the_folder_and_refused_outside(tmp_path):

@@ -258,7 +258,7 @@ def other(fields):
         ]),
         (inputs(X="{file: gone.npy}"), ["4: case c: inputs.X.file: the file gone.npy is missing"]),
         (inputs(X="{file: ../x.npy}"), [
-            "4: case c: inputs.X.file: the file ../x.npy is no path inside the folder of the case file"
+            "4: case c: inputs.X.file: the file ../x.npy is not a path inside the folder of the case file"
         ]),
         (inputs(X="{sequence: [[1, 2]]}"), [
             "4: case c: inputs.X: found no tensor, expected one for X"
@@ -326,7 +326,7 @@ def other(fields):
         # Model files.
         (adam(model="gone.onnx"), ["4: case c: model: the file gone.onnx is missing"]),
         (adam(model="/etc/passwd"), [
-            "4: case c: model: the file /etc/passwd is no path inside the folder of the case file"
+            "4: case c: model: the file /etc/passwd is not a path inside the folder of the case file"
         ]),
     ],
 )  # fmt: skip
@@ -410,7 +410,7 @@ def test_unreadable_files_are_problems(tmp_path):
         ("gone.yaml", "gone.yaml: the file is missing"),
         ("folder.yaml", "folder.yaml: the file is not a regular file"),
         ("pipe.yaml", "pipe.yaml: the file is not a regular file"),
-        ("latin.yaml", "latin.yaml:2: found bytes that are no UTF-8, expected UTF-8 text"),
+        ("latin.yaml", "latin.yaml:2: found bytes that are not UTF-8, expected UTF-8 text"),
     ):
         cases, (problem,) = read_yaml_file(tmp_path / name)
         assert cases == []

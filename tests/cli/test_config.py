@@ -110,6 +110,24 @@ def test_a_folder_below_sees_the_file_and_its_paths(place, onnxopt, monkeypatch)
     assert "there is no backend" in onnxopt("run", "-q", "spec", "-b", "near").err
 
 
+def test_ids_of_cases_are_no_paths(place, onnxopt, monkeypatch):
+    (place / "onnxopt.toml").write_text("targets = ['spec/adam', 'conformance@99/adam']\n")
+    (place / "below").mkdir()
+    monkeypatch.chdir(place / "below")
+    answer = onnxopt("run", "-q")
+    assert (answer.code, "conformance@99 is asked for" in answer.err) == (2, True)
+
+
+def test_an_option_with_three_values_takes_them_from_the_file(place, onnxopt):
+    (place / "onnxopt.toml").write_text("tls = ['ca', 'cert', 'key']\n")
+    answer = onnxopt("run", "spec", "-q")
+    assert (answer.code, "onnxopt.toml:1: File 'ca' does not exist" in answer.err) == (2, True)
+    for name in ("ca", "cert", "key"):
+        (place / name).touch()
+    answer = onnxopt("run", "spec", "-q")
+    assert (answer.code, "mean nothing without --cluster" in answer.err) == (2, True)
+
+
 def test_the_project_file_serves_too_and_a_variable_names_another(place, onnxopt, monkeypatch):
     (place / "onnxopt.toml").rename(place / "other.toml")
     (place / "pyproject.toml").write_text("[tool.ruff]\n[tool.onnxopt]\ntargets = ['pruning']\n")
@@ -136,11 +154,11 @@ def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
         ("timeout = -3", "onnxopt.toml:1: -3.0 is not in the range"),
         ("timeout = ", "onnxopt.toml: Invalid value"),
         ("x = [" * 2000, "onnxopt.toml: "),
-        ("[backends]\nmine = 1", "onnxopt.toml:2: backends.mine is no table"),
+        ("[backends]\nmine = 1", "onnxopt.toml:2: backends.mine is not a table"),
         ("[backends.mine]\npython = '1'", "onnxopt.toml:1: backends.mine names no backend"),
         ("[backends.mine]\nbackend = 'a'\ndevice = 'b'", ":3: there is no backends.mine.device"),
-        ("[backends.mine]\nbackend = 'a'\noptions = {a = 'b,c'}", "which is no option"),
-        ("[backends.mine]\nbackend = 'a'\nenvironment = {'A=B' = 'c'}", "which is no option"),
+        ("[backends.mine]\nbackend = 'a'\noptions = {a = 'b,c'}", "which is not an option"),
+        ("[backends.mine]\nbackend = 'a'\nenvironment = {'A=B' = 'c'}", "which is not an option"),
         ("[backends.mine]\nbackend = 'a'\nenvironment = {A = \"\\u0000\"}", "mine has a character"),
         ("[profiles.ci]\nrerum = 1", "onnxopt.toml:2: there is no profiles.ci.rerum; did you mean"),
         ("\ntimeout = true", "onnxopt.toml:2: found true or false, expected text or a number"),

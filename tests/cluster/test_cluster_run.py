@@ -266,7 +266,7 @@ def test_a_worker_that_sends_garbage_is_not_believed(two, tmp_path):
     run = run_to_end(tmp_path, "spins", "--cluster", two.address)
     two.end(liar, signal.SIGTERM)
     assert run.code == 4
-    assert "sent what is no answer" in run.err
+    assert "sent what is not an answer" in run.err
     assert "pass" not in run.out
 
 

@@ -90,7 +90,8 @@ def test_only_the_same_special_value_meets_a_special_value(expected, actual, agr
 def test_signed_zeros_differ_only_when_asked():
     zeros = np.array([0.0, -0.0]), np.array([-0.0, 0.0])
     assert judge(*zeros).agrees
-    assert judge(*zeros, signed_zeros=True).mismatches == 2
+    for tolerance in (EXACT, Relative(1.0, 1.0, Provenance.CASE), Ulps(9, Provenance.CASE), None):
+        assert judge(*zeros, tolerance, signed_zeros=True).mismatches == 2
 
 
 def test_an_infinite_complex_part_meets_only_itself():

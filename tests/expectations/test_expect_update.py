@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from demo import run_arguments, write_demo
+from places import PLUGINS
 
 FILE = "e.yaml"
 HEAD = "onnxopt-expect: 1\nexpect:\n"
@@ -166,13 +167,32 @@ def test_nothing_excuses_what_must_pass(update, onnxopt):
     assert onnxopt(*run_arguments("OffAtC", "--expect", FILE)).code == 1
 
 
-@pytest.mark.parametrize("more", [["-x"], ["broken.yaml"]])
-def test_a_run_that_is_not_complete_writes_nothing(demo, onnxopt, more):
+@pytest.mark.parametrize(("more", "code"), [(["-x"], 1), (["broken.yaml"], 2)])
+def test_a_run_that_is_not_complete_writes_nothing(demo, onnxopt, more, code):
     (demo / "broken.yaml").write_text("onnxopt: 1\ncases: []\n")
     answer = onnxopt(*run_arguments("Off", *more, "--update-expect", FILE))
-    assert answer.code != 0
+    assert answer.code == code
     assert "e.yaml is not written: not every case could be run" in answer.out
     assert not (demo / FILE).exists()
+
+
+def test_what_a_backend_does_at_its_end_can_be_expected(demo, onnxopt):
+    run = ("run", "demo.yaml", "-b", f"python:{PLUGINS}/hostile.py:DiesAtTeardown")
+    assert onnxopt(*run, "--update-expect", FILE).code == 1
+    assert "case: worker/teardown" in (demo / FILE).read_text()
+    assert onnxopt(*run, "--expect", FILE).code == 0
+    assert "already says so" in onnxopt(*run, "--update-expect", FILE).out
+    (demo / FILE).write_text(HEAD + "  - case: worker/teardwn\n    outcome: crash\n")
+    answer = onnxopt(*run, "--expect", FILE)
+    assert (answer.code, "stale: no case is worker/teardwn" in answer.text) == (1, True)
+
+
+def test_line_ends_stay_as_they_are(demo, onnxopt):
+    (demo / FILE).write_bytes(b"onnxopt-expect: 1\r\n# known\r\nexpect:\r\n")
+    onnxopt(*run_arguments("OffAtC", "--update-expect", FILE))
+    text = (demo / FILE).read_bytes()
+    assert b"demo/demo/c" in text
+    assert text.count(b"\n") == text.count(b"\r\n") > 3
 
 
 def test_a_shard_writes_nothing(demo, onnxopt):

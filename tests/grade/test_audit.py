@@ -87,7 +87,7 @@ def test_shards_of_an_audit_join_to_the_whole(workplace, onnxopt):
     assert "of other cases, or of other outputs" in other.err
     none = onnxopt("audit", "weak.yaml", "--join", "whole.json")
     assert none.code == 2
-    assert "whole.json is no shard of an audit" in none.err
+    assert "whole.json is not a shard of an audit" in none.err
 
 
 def test_redundant_cases_are_looked_for_only_with_v_and_no_verdict_depends_on_it(

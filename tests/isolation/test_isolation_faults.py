@@ -6,8 +6,11 @@ import os
 import sys
 import tracemalloc
 
+import numpy as np
 import pytest
 from isolated import require, run_in_turn, run_to_end, write_cases
+from onnx import TensorProto
+from onnx_directories import identity, make_directory, tensor, tensor_type
 
 from onnxopt_cli.isolation.worker_process import Printed
 
@@ -208,3 +211,15 @@ def test_a_backend_that_does_not_survive_its_import_is_unavailable(demo, source,
     assert says in run.err
     assert not run.outcomes
     assert run.survivors() == []
+
+
+def test_a_case_that_no_worker_takes_is_not_run_and_not_held_against_the_backend(
+    workplace, onnxopt
+):
+    text = tensor(np.array(["a" * 17_000_000], object))
+    model = identity({"x": tensor_type(TensorProto.STRING, [1])})
+    make_directory(workplace / "test_large", model, [text], [text])
+    answer = onnxopt("run", "test_large", "-b", "onnx-reference")
+    assert answer.code == 1
+    assert "not-run 1 on onnx-reference: the case cannot be sent to a worker" in answer.out
+    assert "17000000 characters" in answer.out.replace("\n", " ")

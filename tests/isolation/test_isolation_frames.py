@@ -110,6 +110,7 @@ def test_what_cannot_be_sent_is_an_error_of_the_backend():
         {"outputs": [{"dtype": "string", "shape": [1], "data": [1]}]},
         {"outputs": [{"dtype": "string", "shape": [2], "data": ["a"]}]},
         {"outputs": [{"map": [[[], None]]}]},
+        {"outputs": [{"map": [[1, None], [1, None]]}]},
         {"failure": "pass"},
         {"failure": ["error"]},
         {"failure": "error"},

@@ -306,7 +306,7 @@ def test_a_backend_that_writes_to_the_log_is_found_out(tmp_path, onnxopt, monkey
         ("run", "demo.yaml", "-b", f"python:forger.py:{name}", "--resume", "run.jsonl"),
     ):
         answer = onnxopt(*arguments)
-        assert (answer.code, "is no evidence" in answer.err) == (2, True), arguments
+        assert (answer.code, "is not evidence" in answer.err) == (2, True), arguments
 
 
 @pytest.mark.slow
@@ -420,7 +420,7 @@ def report(demo, onnxopt):
 def rendered(onnxopt):
     """Return what reading the report comes to, whether there is a green badge, and a comparison."""
     answer = onnxopt("report", "render", "run.json", "--report", "badge=-", "--report", "html=h")
-    assert "is no report of onnxopt" in answer.err
+    assert "is not a report of onnxopt" in answer.err
     compared = onnxopt("report", "diff", "run.json", "run.json")
     return answer.code, "brightgreen" in answer.out, compared.code
 

@@ -166,6 +166,13 @@ def test_attributes_have_limits_and_may_decide_and_loops_may_run(place):
     assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
 
 
+def test_a_path_with_a_colon_is_refused_before_workers_split_it(place):
+    (place / "a:b").mkdir()
+    (place / "a:b" / "lion.py").write_text(LION)
+    done = call(place, "list company --operators a:b/lion.py")
+    assert (done.returncode, "its path must not have :" in done.stderr) == (2, True)
+
+
 CLIPPED = """\
 import numpy as np
 from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar

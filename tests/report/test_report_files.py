@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -94,6 +95,47 @@ def test_a_report_to_a_dash_follows_what_the_run_prints(demo, onnxopt):
     assert "conforms" in before[-1]
     assert json.loads(last)["message"] == "2 conform"
     assert not (demo / "-").exists()
+
+
+def test_a_loop_of_links_is_refused_or_replaced(demo, onnxopt):
+    loop = demo / "loop"
+    loop.symlink_to("loop")
+    onnxopt("run", "demo.yaml", "--log", "run.jsonl")
+    for words in (
+        "run demo.yaml --resume loop",
+        "run demo.yaml --operators loop",
+        "run demo.yaml -b python:loop:Backend",
+        "report render loop --report json=out.json",
+        "report merge loop -o out.jsonl",
+    ):
+        answer = onnxopt(*words.split())
+        assert answer.code in {2, 4}, (words, answer.text)
+        assert "loop" in answer.err, words
+    for words in (
+        "run demo.yaml --report json=loop",
+        "run demo.yaml --update-expect loop",
+        "report render run.jsonl --report json=loop",
+        "report merge run.jsonl -o loop",
+    ):
+        assert onnxopt(*words.split()).code in {0, 2}, words
+        loop.unlink()
+        loop.symlink_to("loop")
+
+
+def test_numbers_that_no_double_holds_are_refused(demo, onnxopt):
+    onnxopt("run", "demo.yaml", "--log", "run.jsonl")
+    text = (demo / "run.jsonl").read_text()
+    changed = text.replace('"options":{', '"options":{"rtol":1e999,', 1)
+    assert changed != text
+    (demo / "run.jsonl").write_text(changed)
+    answer = onnxopt("report", "render", "run.jsonl", "--report", "json=out.json")
+    assert (answer.code, "run.jsonl:1" in answer.err) == (2, True), answer.text
+
+
+def test_what_is_wrong_with_standard_input_is_said_of_it(demo, onnxopt, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
+    answer = onnxopt("report", "render", "-", "--report", "json=out.json")
+    assert (answer.code, "standard input:1: " in answer.err) == (2, True), answer.text
 
 
 def test_annotations_point_to_the_lines_of_the_cases(demo, onnxopt):

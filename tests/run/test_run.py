@@ -197,7 +197,7 @@ def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxop
         (["run", "demo.yaml", "--ulp", "3", "--rtol", "1"], 2, "exclude each other"),
         (["run", "demo.yaml", "--report", "pdf=x"], 2, "FORMAT is json"),
         (["run", "demo.yaml", "--report", "json=no/such/x.json"], 2, "folder must exist"),
-        (["run", "vendor.py"], 2, "is no case file"),
+        (["run", "vendor.py"], 2, "is not a case file"),
         (["rnu"], 2, "Did you mean run?"),
         (["run", "--quite"], 2, "--quiet"),
     ],

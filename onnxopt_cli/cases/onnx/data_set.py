@@ -241,7 +241,7 @@ def _ramps(
         count = math.prod(shape)
         wrong = ""
         if tensor.elem_type != TensorProto.FLOAT:
-            wrong = "is no float32 tensor, and no other kind can be made"
+            wrong = "is not a float32 tensor, and no other kind can be made"
         elif min(shape, default=0) < 0 or count > _MAXIMUM_ELEMENTS:
             wrong = f"has the shape {shape}, which is negative or too large to be made"
         if wrong:

@@ -43,12 +43,13 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
             are missing, too short, or outside the folder.
     """
     try:
-        model = _parse(read_regular_file(path, links=links))
+        data = read_regular_file(path, links=links)
+        model = _parse(data)
     except Malformed as error:
         raise InvalidCase([Problem(str(path), str(error))]) from None
     problems = []
     # Many tensors may name the same bytes, so the files' sizes do not bound what is read.
-    allowance = PROTOBUF_LIMIT
+    allowance = PROTOBUF_LIMIT - len(data)
     for place, tensor in _tensors(model):
         try:
             if tensor.data_location == TensorProto.EXTERNAL:

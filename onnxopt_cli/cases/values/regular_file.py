@@ -159,7 +159,7 @@ def contained_path(folder: Path, text: str) -> Path:
     """
     parts = inner_parts(text)
     if parts is None:
-        raise Malformed("is no path inside the folder of the case file")
+        raise Malformed("is not a path inside the folder of the case file")
     root = folder.resolve()
     try:
         path = root.joinpath(*parts).resolve()

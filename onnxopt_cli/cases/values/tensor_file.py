@@ -111,7 +111,7 @@ def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]
                 with archive.open(member) as stream:
                     yield stream, member.file_size
         except _ZIP_ERRORS as error:
-            raise Malformed(f"is no readable .npz file: {printable(str(error))}") from None
+            raise Malformed(f"is not a readable .npz file: {printable(str(error))}") from None
 
 
 def _member(archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:
@@ -136,7 +136,7 @@ def _header(stream: IO[bytes], size: int) -> _Header:
             warnings.simplefilter("ignore", UserWarning)
             shape, fortran, dtype = reader(stream, max_header_size=_LONGEST_HEADER)
     except _HEADER_ERRORS:
-        raise Malformed("is no .npy data of version 1 or 2") from None
+        raise Malformed("is not .npy data of version 1 or 2") from None
     if any(dimension < 0 for dimension in shape):
         raise Malformed(f"has a negative dimension: {list(shape)}")
     if oversize := too_large(shape):
@@ -160,7 +160,9 @@ def _element_type(stored: np.dtype[Any], given: np.dtype[Any] | None) -> np.dtyp
         return given
     native = stored.newbyteorder("=")
     if native not in DTYPES.values() or dtype_name(native) == STRING:
-        raise Malformed(f"holds {stored}, which is no element type of ONNX that .npy files hold")
+        raise Malformed(
+            f"holds {stored}, which is not an element type of ONNX that .npy files hold"
+        )
     if given is not None and given != native:
         raise Malformed(f"holds {dtype_name(native)}; {dtype_name(given)} was expected")
     return native

@@ -198,7 +198,7 @@ def yaml_text(path: Path) -> str:
         raise InvalidCase([Problem(str(path), f"the file {error}")]) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        what = "found bytes that are no UTF-8, expected UTF-8 text"
+        what = "found bytes that are not UTF-8, expected UTF-8 text"
         raise InvalidCase([Problem(f"{path}:{line}", what)]) from error
 
 
