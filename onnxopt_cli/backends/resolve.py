@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onnxopt_cli.backends.protocol import Backend, starting
+from onnxopt_cli.backends.protocol import Backend, misused, starting
 from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.backends.unsupported import with_patterns
-from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.text import exception_text, nearest, printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators import register_schemas
 
@@ -70,7 +70,11 @@ def resolve_backend(text: str) -> Backend:
     rest = {}
     for name, value in specification.options.items():
         if name.startswith(_VARIABLE):
-            os.environ[name.removeprefix(_VARIABLE)] = value
+            try:
+                os.environ[name.removeprefix(_VARIABLE)] = value
+            except (OSError, ValueError) as error:
+                said = f": {printable(name)}={printable(value)} sets no variable"
+                raise misused(text, said, exception_text(error)) from None
         # What is declared says how to judge it.
         elif name != "math":
             rest[name] = value

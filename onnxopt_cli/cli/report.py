@@ -81,9 +81,11 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
     \b
     onnxopt report diff before.jsonl after.jsonl
 
-    Exits with 1 if something got worse.
+    Exits with 1 if something got worse, or the new run did not finish.
     """  # noqa: D301 - likewise
     from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.isolation.interruption import INTERRUPTED
     from onnxopt_cli.report.comparison import (
         Direction,
         compare_runs,
@@ -93,6 +95,7 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
         slower_cases,
     )
     from onnxopt_cli.report.saved import read_saved_run
+    from onnxopt_cli.report.verdict import verdict
 
     before, after = ([*map(read_saved_run, it)] for it in ((old, *old_again), (new, *new_again)))
     changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
@@ -102,4 +105,7 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
         stdout().print_table(comparison_table(changes))
         stdout().print()
     stdout().print(comparison_verdict(changes))
-    return int(any(change.direction is Direction.WORSE for change in changes))
+    unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
+    if unfinished:
+        stdout().print_line(f"{printable(str(new))} {verdict(after[0])}; it lacks cases")
+    return int(unfinished or any(it.direction is Direction.WORSE for it in changes))

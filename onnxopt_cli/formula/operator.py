@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,7 +184,8 @@ class Attribute:
         default: used where the node leaves it out, rounded to float32 as the node would hold it;
             None if the attribute is required, as one of strings is.
         choices: the allowed strings; empty if the attribute is a number.
-        limits: the least and the largest allowed number; None if every number is allowed.
+        limits: the least and the largest allowed number, rounded likewise; None if every number is
+            allowed.
         each: True for a list of numbers, one for all groups or one for each; the formula gets the
             number of its group.
     """
@@ -203,6 +205,12 @@ class Attribute:
             if np.isinf(default) and default != self.default:
                 raise ValueError(f"attribute {self.name}: {self.default:g} is beyond float32")
             object.__setattr__(self, "default", default)
+        if self.limits is not None:
+            least, largest = (float(np.float32(limit)) for limit in self.limits)
+            if not -math.inf < least < largest < math.inf:
+                said = f"limits={self.limits}, expected two finite float32 numbers, the least first"
+                raise ValueError(f"attribute {self.name}: {said}")
+            object.__setattr__(self, "limits", (least, largest))
 
     @property
     def kind(self) -> int:

@@ -17,7 +17,7 @@ from onnxopt_cli.core.files import run_file, shown_path
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.operator import FLOATS, Operator
 from onnxopt_cli.formula.rewrite import formula_tree, rewrite
 
 #: Where installed packages say that they have operators.
@@ -153,6 +153,7 @@ def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
         yield str(error)
     yield from _operands(operator)
     yield from _signature(operator)
+    yield from _scalars(operator)
     for what, given in (("deviation", operator.deviations), ("form", operator.forms)):
         yield from _replacements(operator, what, given)
 
@@ -164,8 +165,13 @@ def _naming(operator: Operator, names: Iterable[str]) -> Iterator[str]:
         yield "there is an operator of this name already"
     if not _DOMAIN.fullmatch(operator.domain):
         yield f"the domain {operator.domain!r} is not words with dots between them"
+    if not _DOMAIN.fullmatch(operator.suite_name):
+        yield f"the suite {operator.suite_name!r} is not words with dots between them"
     if operator.suite_name in _TAKEN or operator.suite_name.startswith("onnx-"):
         yield f"the suite {operator.suite_name} is another; suite= names one of its own"
+    texts: tuple[object, ...] = (operator.about, operator.source)
+    if not all(isinstance(text, str) for text in texts):
+        yield "about and source are not text"
     if type(operator.version) is not int or operator.version < 1:
         yield "the version is not a number from 1 on"
 
@@ -210,6 +216,15 @@ def _operands(operator: Operator) -> Iterator[str]:
         least, largest = item.limits or (-math.inf, math.inf)
         if item.default is not None and not least <= item.default <= largest:
             yield f"{item.name} is {item.default:g} by default, beyond its limits"
+
+
+def _scalars(operator: Operator) -> Iterator[str]:
+    for scalar in operator.scalars:
+        if "int64" not in scalar.dtypes and not {*FLOATS} <= {*scalar.dtypes}:
+            yield f"{scalar.name}: a scalar has the types FLOATS, or ('int64',) where it counts"
+        for output, like in operator.outputs.items():
+            if like == scalar.name and "int64" in scalar.dtypes:
+                yield f"the output {output} is like {like}, which counts; outputs have float types"
 
 
 def _replacements(operator: Operator, what: str, given: Sequence[object]) -> Iterator[str]:

@@ -203,7 +203,8 @@ def has_result(
 def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     if attribute.limits is not None:
         least, most = attribute.limits
-        return tuple(round(least + share * (most - least), 3) for share in _SHARES)
+        numbers = (round(least + share * (most - least), 3) for share in _SHARES)
+        return tuple(min(max(number, least), most) for number in numbers)
     defined = [it for it in _FRACTIONS if not undefined_at(operator, {attribute.name: it})]
     # Where none is, the attribute is not why.
     return tuple(defined) or _FRACTIONS

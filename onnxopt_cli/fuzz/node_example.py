@@ -122,7 +122,7 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
             found[f"{item.name} has an unknown value"] = attributes | {item.name: "bogus"}
     for item in operator.attributes:
         if item.limits:
-            beyond = attributes | {item.name: 2 * item.limits[1]}
+            beyond = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
             found[f"{item.name} is beyond its limits"] = beyond
     # Who refuses to go without one of them refuses to go without another.
     for name in [item.name for item in operator.attributes if item.required][:1]:

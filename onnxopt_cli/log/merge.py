@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.expectations.expectations import exit_code
 from onnxopt_cli.log.header import Header
 from onnxopt_cli.log.reader import Log, read_log
-from onnxopt_cli.log.writer import MAX_BYTES, footer, record_line
+from onnxopt_cli.log.writer import LOG_LINE, MAX_BYTES, footer, record_line
 
 _LISTED = 20
 
@@ -31,6 +32,9 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     """
     if os.path.realpath(output) in map(os.path.realpath, paths):
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
+    if output.is_file() and not _is_log(output):
+        said = f"{printable(str(output))} exists, and is not a log that a merge has written"
+        raise UsageError(said, hint="name another file")
     read = [(path, read_log(path, keep_lines=True)) for path in paths]
     logs = [log for _, log in read if log is not None]
     wrong = [
@@ -53,6 +57,12 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
         )
     write_atomically(output, data)
     return record
+
+
+def _is_log(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(LOG_LINE)) in {LOG_LINE, b""}
+    return False
 
 
 def _lines(header: Header, record: RunRecord, logs: Sequence[Log]) -> Iterator[bytes]:

@@ -26,6 +26,8 @@ _SYNCHRONISE_SECONDS = 1.0
 _CHUNK = 1 << 20
 #: Longer logs are neither written nor read: whoever reads one has all of it in memory.
 MAX_BYTES = 256 << 20
+#: How the lines of a log begin, and no report.
+LOG_LINE = b'{"record":'
 #: The record that makes a log unfit as evidence.
 SPOILED = "spoiled"
 

@@ -24,7 +24,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.log.header import SCHEMA as LOG_SCHEMA
 from onnxopt_cli.log.reader import log_of, read_record
-from onnxopt_cli.log.writer import MAX_BYTES
+from onnxopt_cli.log.writer import LOG_LINE, MAX_BYTES
 from onnxopt_cli.report.verdict import by_capability
 
 SCHEMA = "onnxopt.report/1"
@@ -78,8 +78,6 @@ _plain = partial(json.dumps, allow_nan=False)
 
 
 _STDIN = "-"
-# How the lines of a log begin, and no report.
-_LOG_LINE = b'{"record":'
 
 
 def read_saved_run(path: Path) -> RunRecord:
@@ -102,7 +100,7 @@ def read_saved_run(path: Path) -> RunRecord:
         data = read_regular_file(path, MAX_BYTES)
     except Malformed as error:
         raise UsageError(f"{printable(str(path))} {error}") from error
-    if data.startswith(_LOG_LINE):
+    if data.startswith(LOG_LINE):
         del data
         return read_record(path)
     try:

@@ -19,6 +19,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
 from onnxopt_cli.formula.nodes import all_nodes, operator_names, subgraphs
 from onnxopt_cli.isolation.response import Response
+from onnxopt_cli.readings.single_node import sole_operator
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.select import capabilities
 
@@ -74,8 +75,14 @@ def answered(
         asked: returns the key that asking has completed; None where nothing was asked.
     """
     case, content = question.case, question.content
-    if content is None or content.rejects:
+    if content is None:
         return question
+    if content.rejects:
+        model, inputs = content.model, content.inputs
+        if sole_operator(model) is None or breaks_signature(model, inputs):
+            return question
+        why = "says that it must be refused, but nothing in it breaks the operator's signature"
+        return replace(question, invalid=f"{why}: the case is wrong, not the backend")
     try:
         key = asked() if asked else answer_key(content, case.location, judging)
     except InvalidCase as error:

@@ -278,3 +278,22 @@ def test_times_of_one_run_a_side_tell_nothing(timed, onnxopt):
 def test_every_report_command_shows_an_example(onnxopt, command):
     answer = onnxopt("report", command, "--help")
     assert (answer.code, f"onnxopt report {command} " in answer.out) == (0, True)
+
+
+def test_a_merge_replaces_nothing_but_logs(shards, demo, onnxopt):
+    paths = shards("numpy", 2)
+    (demo / "notes.txt").write_text("mine")
+    answer = onnxopt("report", "merge", *paths, "-o", "notes.txt")
+    assert (answer.code, "notes.txt exists" in answer.err) == (2, True)
+    assert (demo / "notes.txt").read_text() == "mine"
+    for _ in range(2):
+        assert onnxopt("report", "merge", *paths, "-o", "merged.jsonl").code == 0
+
+
+def test_a_new_run_that_did_not_finish_is_no_better(demo, onnxopt):
+    onnxopt(*run_arguments("numpy", "--log", "old.jsonl"))
+    lines = (demo / "old.jsonl").read_text().splitlines(keepends=True)
+    (demo / "new.jsonl").write_text("".join(lines[:-2]))
+    answer = onnxopt("report", "diff", "old.jsonl", "new.jsonl")
+    assert (answer.code, "new.jsonl did not finish" in answer.out) == (1, True)
+    assert onnxopt("report", "diff", "new.jsonl", "old.jsonl").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -132,6 +133,12 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('(Scalar("R", FLOATS),)', 'Scalar("R", FLOATS)', r"scalars is not a tuple"),
         ('blend)": "blend"', 'blend)": "blnd"', r"'step by the blend' does not run: .*'blnd'"),
         ('"np.sign(blend)": "blend"}', '}, defaults={"beta": 1}', r"there is no attribute beta$"),
+        ('"np.sign(blend)": "blend"', "", r"lion.py:6: Lion: .*blend' changes nothing"),
+        ('Scalar("R", FLOATS)', 'Scalar("R", ("float32",))', r"R: a scalar has the types FLOATS"),
+        ('Scalar("R", FLOATS)', 'Scalar("R", ("float16",))', r"R: a scalar has the types FLOATS"),
+        ('("beta1", 0.9)', '("beta1", 0.9, limits=(1, 0))', r"lion.py:23 .*the least first"),
+        ('("beta1", 0.9)', '("beta1", 0.9, limits=(0, np.inf))', r"expected two finite float32"),
+        ('name="Lion"', 'name="Lion", suite="../x"', r"the suite '../x' is not words"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(place, old, new, says):
@@ -171,6 +178,67 @@ def test_a_path_with_a_colon_is_refused_before_workers_split_it(place):
     (place / "a:b" / "lion.py").write_text(LION)
     done = call(place, "list company --operators a:b/lion.py")
     assert (done.returncode, "its path must not have :" in done.stderr) == (2, True)
+
+
+SIGNS = """\
+import numpy as np
+from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Operator, Scalar
+
+def signs(R, S, X, G, *, low, high, share):
+    return (np.where(X * high >= G * low, R - S, S - R * share),)
+
+SIGNS = Operator(
+    name="Signs", domain="my.company", version=1, formula=signs,
+    scalars=(Scalar("R", FLOATS), Scalar("S", FLOATS)), tensors=("X", "G"),
+    outputs={"X_new": "X"}, about="Tells signs.", source="https://example.org",
+    attributes=(
+        Attribute("low", 0.25, limits=(1e-12, 0.9999)),
+        Attribute("high", limits=(-2, -1)),
+        Attribute("share", 0.5, limits=(0, 1e30)),
+    ),
+    deviations=(Deviation("exchanged", "R and S.", replace={"R - S": "S - R"}),),
+)
+"""
+NO_LIMITS = """\
+import numpy as np
+
+class Backend:
+    def run(self, model, inputs):
+        (node,) = model.graph.node
+        a = {it.name: it.f for it in node.attribute}
+        # Only the kinds of attributes are looked at.
+        if not {"high"} <= set(a) <= {"low", "high", "share"}:
+            raise ValueError("attributes")
+        if any(it.floats for it in node.attribute):
+            raise ValueError("attributes")
+        R, S, X, G = inputs.values()
+        R, S = R.reshape(()), S.reshape(())
+        low, high, share = a.get("low", 0.25), a["high"], a.get("share", 0.5)
+        X_new = np.where(X * high >= G * low, R - S, S - R * share)
+        return [np.broadcast_to(X_new, X.shape).astype(X.dtype)]
+"""
+
+
+def test_two_rates_limits_and_what_depends_on_signs_alone(place):
+    (place / "signs.py").write_text(SIGNS)
+    (place / "backend.py").write_text(NO_LIMITS)
+    for command in ("run company -q", "fuzz -b numpy --operator Signs --examples 100"):
+        done = call(place, f"{command} --operators signs.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Warning" not in done.stderr
+    done = call(place, "audit company --operators signs.py")
+    assert re.search(r"wrong, named +(\d+) of \1 ", done.stdout), done.stdout
+    # Who checks no limit fails each of their refusals, and nothing else.
+    done = call(
+        place,
+        "run company -b python:backend.py:Backend --no-explain --operators signs.py"
+        " --report json=out.json",
+    )
+    results = json.loads((place / "out.json").read_text())["results"]
+    wrong = [it["case"].rpartition("/")[2] for it in results if it["outcome"] == "fail"]
+    limits = ("low", "high", "nan")
+    names = {f"refuses_{what}_{name}" for what in limits for name in ("low", "high", "share")}
+    assert {it for it in wrong if it.startswith("refuses")} >= names, done.stdout
 
 
 CLIPPED = """\

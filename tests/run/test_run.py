@@ -97,6 +97,16 @@ def test_several_backends_give_a_column_each(demo, onnxopt):
     assert answer.code == 1
 
 
+def test_a_right_node_that_must_be_refused_is_the_cases_fault(demo, onnxopt):
+    text = (demo / "demo.yaml").read_text()
+    (demo / "demo.yaml").write_text(
+        text.replace("  - name: plain\n", "  - name: plain\n    rejects: true\n")
+    )
+    answer = onnxopt("run", "demo.yaml", "--no-explain")
+    assert answer.code == 2
+    assert "the case is wrong, not the backend" in answer.out.replace("\n", " ")
+
+
 def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, onnxopt):
     wrong = "    outputs: {X_new: [0.9, 2.0], V_new: [0.725, -0.5]}\n"
     (demo / "wrong.yaml").write_text(CASE.split("  - name: nesterov", maxsplit=1)[0] + wrong)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import cycle, product
+from itertools import chain, cycle, product
+from itertools import count as numbers
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from onnxopt_cli.formula.rewrite import Formula, rewrite
 from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import WIDE as WIDEST
 from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
+from onnxopt_cli.readings.mistakes.deviate import all_deviations
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
@@ -73,6 +75,11 @@ class Author:
         """Return a value of an attribute that lies so far between its limits."""
         least, largest = self.limits.get(name, (0.0, 1.0))
         return least + (largest - least) * fraction
+
+    def clipped(self, value: float) -> dict[str, float]:
+        """Return a value for every numeric attribute, or the nearest that it may have."""
+        limits = {name: self.limits.get(name, (value, value)) for name in self.numeric}
+        return {name: min(max(value, least), largest) for name, (least, largest) in limits.items()}
 
     def around(self, name: str, fraction: float) -> list[float]:
         """Return such a value as float32, between its neighbours within the limits."""
@@ -162,11 +169,13 @@ class Author:
         self, count: int, rate: float, dtype: str, ranks: Sequence[int] = (0,)
     ) -> list[Array]:
         """Return the operator's scalars: what is an integer counts, all else is a rate."""
-        counts = ("int64" in scalar.dtypes for scalar in self.operator.scalars)
-        kinds = ((count, "int64") if it else (rate, dtype) for it in counts)
-        return [
-            np.full((1,) * rank, *kind) for rank, kind in zip(cycle(ranks), kinds, strict=False)
-        ]
+        # No two rates are alike, so that exchanging them shows; the first is the one asked about.
+        rates = chain([rate], (RATE + place / 8 for place in numbers(1)))
+        found = []
+        for scalar, dimensions in zip(self.operator.scalars, cycle(ranks), strict=False):
+            kind = (count, "int64") if "int64" in scalar.dtypes else (next(rates), dtype)
+            found.append(np.full((1,) * dimensions, *kind))
+        return found
 
     def written(
         self, name: str, about: str, inputs: Sequence[Given], attributes: Attributes, *tags: str
@@ -251,6 +260,9 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
     for _ in range(_CALLS):
         if not all(map(_is_same, first, called(operator.formula))):
             raise ValueError("returns other values when it is called again with the same operands")
+    if not all(it.replace or it.defaults for it in operator.deviations):
+        # What says nothing but where a generated one was seen must have the name of one.
+        all_deviations(operator)
     written = {it.name: it.replace for it in operator.deviations}
     for name, replace in (written | {it.name: it.replace for it in operator.forms}).items():
         try:

@@ -121,7 +121,7 @@ class _Questions(Author):
                 about = f"T = {count}: catches a wrong comparison, shift or power of T."
                 name = _name("T", count, *setting.values())
                 yield self.ask(name, about, count=count, setting=setting)
-        near_one = dict.fromkeys(self.numeric, float(np.nextafter(np.float32(1), np.float32(0))))
+        near_one = self.clipped(float(np.nextafter(np.float32(1), np.float32(0))))
         for count in (2**24 + 1, 2**32 + 1, 2**32):
             about = (
                 f"T = {count} with attributes just below 1, in double: catches a T that passes "
@@ -130,7 +130,7 @@ class _Questions(Author):
             name, turn = f"T_{count}_near_one", count != 2**32
             yield self.ask(name, about, count=count, given=near_one, turn=turn, wide=True)
 
-        ones = dict.fromkeys(self.numeric, 1.0)
+        ones = self.clipped(1.0)
         for count in (0, -1):
             about = f"T = {count} with every attribute 1: catches a correction where none is due."
             yield self.ask(_name("T", count, "all_one"), about, count=count, given=ones)
@@ -570,10 +570,11 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
         wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
         yield refused(name="refuses_enlarging", about=about, inputs=wide)
     for name, limits in author.limits.items():
-        beyond = {"low": limits[0] - 0.5, "high": limits[1] + 0.5, "nan": math.nan}
+        low, high = (max(0.5, abs(limit) / 1000) for limit in limits)
+        beyond = {"low": limits[0] - low, "high": limits[1] + high, "nan": math.nan}
         for word, value in beyond.items():
             about = f"{name} = {value:g}: it must not be clipped or replaced."
-            attributes = given | {name: (value,)}
+            attributes = given | {name: (value,) if name in author.each else value}
             yield refused(name=f"refuses_{word}_{name}", about=about, attributes=attributes)
     for name in author.each:
         number = author.within(name, 0.5)

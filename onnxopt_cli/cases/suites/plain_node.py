@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -84,12 +85,13 @@ def plain_pair(
         (kept, False, None),
         *((ordinary, False, count) for count in (None, *_STEPS)),
     ]
-    for attributes, keep, count in attempts:
+    # What depends on signs alone does not change where everything grows.
+    for factor, (attributes, keep, count) in product((_FACTOR, -_FACTOR), attempts):
         try:
             operands = _operands(author, given, groups, count, keep=keep)
             with np.errstate(all="ignore"):
                 others = operands | {
-                    name: np.asarray(value * _FACTOR, value.dtype)
+                    name: np.asarray(value * factor, value.dtype)
                     for name, value in operands.items()
                     if name not in scalars
                 }
