@@ -70,7 +70,7 @@ def parsed(tmp_path, **inputs):
 def test_the_command_takes_what_the_action_gives_it_by_default(tmp_path):
     options = parsed(tmp_path, backend="onnxruntime")
     assert options["backends"] == ("onnxruntime",)
-    assert options["targets"] == ("spec", "conformance", "space")
+    assert options["targets"] == ("spec", "conformance", "space", "large")
     assert {it.partition("=")[0] for it in options["reports"]} == {
         "html",
         "junit",

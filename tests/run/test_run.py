@@ -382,3 +382,30 @@ def test_the_committed_cases_show_the_defects_of_onnx_s_reference(committed):
     said = " ".join(it["message"] for it in committed["onnx-reference"])
     assert "is float64[" in said  # float32 X comes back as double for T > 0
     assert "is float32[" in said  # several double tensors come back as float32
+
+
+PAIR = """\
+onnxopt: 1
+suite: pair
+operator: Momentum
+cases:
+  - name: second
+    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
+    inputs: {R: 0.1, T: 1, X1: [1.0], G1: [0.5], V1: [0.25], X2: [1.0], G2: [[1.0]], V2: [0.25]}
+    rejects: true
+"""
+LOOKS_AT_THE_SECOND = """\
+class Backend:
+    def run(self, model, inputs):
+        assert [*inputs] == "R T X1 X2 G1 G2 V1 V2".split()
+        if inputs["G2"].ndim > 1:
+            raise ValueError("G2")
+        return [inputs[name] * 2 for name in ("X1", "X2", "V1", "V2")]
+"""
+
+
+def test_a_case_to_be_refused_has_its_inputs_in_the_node_s_order(workplace, onnxopt):
+    (workplace / "pair.yaml").write_text(PAIR)
+    (workplace / "vendor.py").write_text(LOOKS_AT_THE_SECOND)
+    answer = onnxopt("run", "pair.yaml", "-b", "python:vendor.py:Backend", "-b", "numpy")
+    assert answer.code == 0, answer.text

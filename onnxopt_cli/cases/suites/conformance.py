@@ -28,6 +28,7 @@ from onnxopt_cli.cases.suites.author import (
 from onnxopt_cli.cases.suites.space import AROUND_BLOCKS, LITERAL, whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
+from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
@@ -540,6 +541,7 @@ def ranks(author: Author) -> Iterator[WrittenCase]:
         ("ties_above", 0.5, (4, -4, 1, 0.5, 4, -2, 4), "Equal magnitudes at the threshold"),
         ("mostly_zero", 0.6, (0, 0, 0, -0.0, 2), "A threshold of zero"),
         ("one_element", 1.0, (-3,), "One element"),
+        ("between_largest", 0.75, (3e38, -3.25e38, 1), "A threshold between two large elements"),
     )
     for name, (word, fraction, values, what) in product(author.limits, layers):
         about = f"{what}: catches another rank, and another comparison with it."
@@ -559,16 +561,16 @@ def ranks(author: Author) -> Iterator[WrittenCase]:
 def refusals(author: Author) -> Iterator[WrittenCase]:
     """Ask for what must be refused."""
     ordinary = author.ask("refused", "", shapes=[(3,)])
-    inputs, given = dict(ordinary.inputs), dict(ordinary.attributes)
-    refused = partial(replace, ordinary, tags=("conformance", "refusal"), rejects=True)
-    if author.stepped:
-        last, first = author.stepped[-1], author.first
-        short = {name: value for name, value in inputs.items() if name != last}
-        about = f"{last} is missing: it must not be made up."
-        yield refused(name="refuses_short", about=about, inputs=short)
-        about = f"{last} would enlarge {first}: {first}'s shape must not change."
-        wide = inputs | {last: np.full((2, 3), 0.5, np.float32)}
-        yield refused(name="refuses_enlarging", about=about, inputs=wide)
+    pair = author.ask("refused", "", shapes=[(3,), (3,)], turn=False)
+    given = dict(ordinary.attributes)
+    refused, refused_pair = (
+        partial(replace, it, tags=("conformance", "refusal"), rejects=True)
+        for it in (ordinary, pair)
+    )
+    for question, name, about, changed in _refused_shapes(author, ordinary, pair):
+        inputs = {key: it for key, it in {**question.inputs, **changed}.items() if it is not None}
+        refuse = refused if question is ordinary else refused_pair
+        yield refuse(name=name, about=about, inputs=inputs)
     for name, limits in author.limits.items():
         low, high = (max(0.5, abs(limit) / 1000) for limit in limits)
         beyond = {"low": limits[0] - low, "high": limits[1] + high, "nan": math.nan}
@@ -581,6 +583,12 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
         about = f"{name} has two numbers for one tensor: none of them must be made up."
         attributes = given | {name: (number, number)}
         yield refused(name=f"refuses_two_of_{name}", about=about, attributes=attributes)
+        for _, most in filter(None, [author.limits.get(name)]):
+            about = f"{name} of the second tensor is too large: every one must be looked at."
+            attributes = given | {name: (number, 1.5 * most)}
+            yield refused_pair(
+                name=f"refuses_second_high_{name}", about=about, attributes=attributes
+            )
     for name, right in author.settings[0].items():
         about = f"{name} has a value that is not allowed: it must not pass for another."
         wrong = {"unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize()}
@@ -592,3 +600,24 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
             about = f"{item.name} is missing and has no default: none must be made up."
             others = {name: it for name, it in given.items() if name != item.name}
             yield refused(name=f"refuses_no_{item.name}", about=about, attributes=others)
+
+
+def _refused_shapes(
+    author: Author, ordinary: WrittenCase, pair: WrittenCase
+) -> Iterator[tuple[WrittenCase, str, str, dict[str, Array | None]]]:
+    """Yield what inputs to change in a question, None to leave one out, with name and words."""
+    if author.stepped:
+        first, last, (*_, second) = author.first, author.stepped[-1], pair.inputs
+        wide, higher = (np.full(shape, 0.5, np.float32) for shape in ((2, 3), (1, 3)))
+        about = f"{last} is missing: it must not be made up."
+        yield ordinary, "refuses_short", about, {last: None}
+        about = f"{last} would enlarge {first}: {first}'s shape must not change."
+        yield ordinary, "refuses_enlarging", about, {last: wide}
+        about = f"{last} has a dimension more than {first}, of one: {first} must not get it."
+        yield ordinary, "refuses_rank", about, {last: higher}
+        about = f"{second} would enlarge {first}2: every tensor must be looked at."
+        yield pair, "refuses_enlarging_second", about, {second: wide}
+    for scalar in author.operator.scalars:
+        about = f"{scalar.name} has two elements: none of them must be chosen."
+        two = np.resize(np.asarray(ordinary.inputs[scalar.name]), 2)
+        yield ordinary, f"refuses_two_{scalar.name}", about, {scalar.name: two}

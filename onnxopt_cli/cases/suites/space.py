@@ -59,6 +59,13 @@ _LARGE: Shapes = (
     *((size + by,) for size in (2**16, 2**17) for by in (-1, 0, 1)),
     (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
 )  # fmt: skip
+#: Of large tensors that meet other things: the shapes of each node, and how many nodes of them.
+_LARGE_MET: dict[Shapes, int] = {
+    ((2**8 + 1, 2**8 - 1),): 8,
+    ((2**7, 2**5 - 1, 2**5 + 3),): 4,
+    ((3,), (2**16 + 3,)): 3,
+    ((2**16 + 1,), (2**9 - 1, 2**8 + 1), (2**15 + 5,)): 5,
+}
 
 _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
 # Numbers have more digits than people write: what rounds one to its decimals is seen.
@@ -180,6 +187,8 @@ def large(operator: Operator) -> Iterator[WrittenCase]:
     design = _Design(operator, prefix="blocks")
     for shape in _LARGE:
         yield design.question([shape], plain=True)
+    for shapes in Counter(_LARGE_MET).elements():
+        yield design.question(shapes)
 
 
 def whole_ranks(author: Author) -> Iterator[WrittenCase]:

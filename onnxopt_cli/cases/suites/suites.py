@@ -64,12 +64,12 @@ def suites() -> dict[str, Suite]:
     named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{suite: Suite(whole, partial(_of_suite, suite), "8") for suite in named},
+        **{suite: Suite(whole, partial(_of_suite, suite), "9") for suite in named},
         "trajectories": Suite(
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),
         "space": Suite("two dimensions of the space of inputs at a time", space, "4"),
-        "large": Suite("tensors around the sizes that are computed in large blocks", large, "3"),
+        "large": Suite("tensors around the sizes that are computed in large blocks", large, "4"),
     }
 
 

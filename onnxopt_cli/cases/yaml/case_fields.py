@@ -245,10 +245,11 @@ def rejected_case(
     output_names: Sequence[str],
     declared: Mapping[str, int],
     choice_of: Callable[[str], ChooseDtype] = lambda _name: natural_dtype,
+    input_names: Sequence[str] = (),
 ) -> DeclaredCase:
     """Read a case that a right backend must refuse: built as written, whatever the signature says.
 
-    The node has the inputs in the order in which the case lists them.
+    The node has the inputs that are known in their order, then others as the case lists them.
 
     Args:
         operator: the node's, ours or onnx's.
@@ -257,14 +258,15 @@ def rejected_case(
         output_names: of the node; their types are those of its last input, for want of others.
         declared: the ``AttributeProto.AttributeType`` of each attribute that the operator has.
         choice_of: how an input that does not say its element type gets it.
+        input_names: of a right node; none if their order is that of the case.
 
     Raises:
         Incomplete: if something is wrong; it is collected in the fields.
     """
     fields.refuse(["outputs"], ", expected none beside rejects: true")
-    inputs = fields.read(
-        fields.mapping("inputs"), lambda name, node: fields.declare_value(node, choice_of(name))
-    )
+    given = fields.mapping("inputs")
+    ordered = {name: given[name] for name in (*input_names, *given) if name in given}
+    inputs = fields.read(ordered, lambda name, node: fields.declare_value(node, choice_of(name)))
 
     def natural_kind(name: str, node: Node) -> int:
         """Return the type that a value has by itself; floats for integers where it must be so."""

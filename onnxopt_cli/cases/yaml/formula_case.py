@@ -35,7 +35,8 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     if fields.rejects:
         kinds = {it.name: it.kind for it in operator.attributes}
         choice_of = partial(default_dtype, operator)
-        return rejected_case(operator, operator.version, fields, output_names, kinds, choice_of)
+        version = operator.version
+        return rejected_case(operator, version, fields, output_names, kinds, choice_of, names)
     attributes = read_attributes(operator, fields)
     fields.check_names("inputs", names, names)
     found = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})
