@@ -27,6 +27,8 @@ from onnxopt_cli.run.judge import KEPT_BYTES
 #: What an implementation that is wrong around the formula may round differently, in spacings.
 _SPACINGS = 4.0
 _BEYOND = 1000.0
+# An element hardly happens to lie so close to what is right, as a share of how far it may be off.
+_UNLIKELY = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +130,7 @@ def agrees_with(implementation: Implementation, seen: Observation, judging: Judg
     # Another order of operations may have rounded to what is right.
     own = _own_limits(implementation, seen.call, outputs, implementation.precision)
     right = [it for it in seen.key.outputs.values() if isinstance(it, np.ndarray)]
-    return _judged(own, right)
+    return _judged(own, right) and _may_be_right(outputs, own, seen.right)
 
 
 def reproduces(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
@@ -182,6 +184,22 @@ def _near(output: Array, returned: Array, limit: Array) -> bool:
     with np.errstate(all="ignore"):
         apart = np.abs(output - returned) > _BEYOND * limit
     return not np.any(apart & np.isfinite(output) & np.isfinite(returned))
+
+
+def _may_be_right(
+    outputs: Sequence[Array], own: Sequence[Branch], right: Sequence[Branch]
+) -> bool:
+    """Tell whether what a mistake gets wrong may come out right by chance, in another order.
+
+    Of what is off by far more than the formula allows each element would have to.
+    """
+    chance = 1.0
+    for output, mine, theirs in zip(outputs, own, right, strict=True):
+        with np.errstate(all="ignore"):
+            share = theirs.limit / (mine.otherwise or mine).limit
+        share = share[theirs.wrong(output) & (share < _UNLIKELY)]
+        chance *= float(np.prod(share))
+    return chance > _UNLIKELY**2
 
 
 def _fits(output: Array, dtype: np.dtype[Any]) -> bool:

@@ -736,3 +736,33 @@ def test_a_mistake_that_nobody_knows_cannot_be_shown(workplace, onnxopt):
     assert "did you mean" in answer.err
     assert "epsilon inside the square root" in answer.err
     assert onnxopt("show", "spec/adam/adam", "--mistake", "no bias correction").code == 2
+
+
+SUBTRACTED = """\
+from copy import deepcopy
+
+from onnxopt_cli.backends.resolve import resolve_backend
+
+
+class Backend:
+    def run(self, model, inputs):
+        bare, post = deepcopy(model), 0.0
+        for attribute in bare.graph.node[0].attribute:
+            if attribute.name == "norm_coefficient_post":
+                post, attribute.f = attribute.f, 0.0
+        outputs = resolve_backend("numpy").prepare(bare).run(inputs)
+        count = len(outputs) // 3
+        # With a post near 1 nearly nothing is left.
+        steps = [it - it.dtype.type(post) * it for it in outputs[:count]]
+        return [*steps, *outputs[count:]]
+"""
+
+
+def test_what_would_have_failed_where_the_backend_passed_is_no_explanation(onnxopt, workplace):
+    """Roots in float32 are no nearer to the right doubles by any order of operations."""
+    (workplace / "vendor.py").write_text(SUBTRACTED)
+    patterns = [word for name in ("T_*_near_one", "double") for word in ("-k", f"*/adam/{name}")]
+    answer = onnxopt("run", "conformance/adam", *patterns, "-b", "python:vendor.py:Backend")
+    assert answer.code == 1
+    assert "X_new off" in answer.out
+    assert "float32'" not in answer.out
