@@ -17,7 +17,7 @@ from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.file import read_apart, read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.progress import Telling, silently
-from onnxopt_cli.core.result import OUTSIDE_CASES, is_outside_cases
+from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 from onnxopt_cli.operators import OPERATORS
@@ -124,7 +124,7 @@ def collect(
         found, wrong = _find(target, suites, memory, each, telling)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
-            if is_outside_cases(case.id):
+            if case.id.startswith(f"{OUTSIDE_CASES}/"):
                 raise UsageError(
                     f"{case.location}: no suite may have the name {OUTSIDE_CASES}",
                     hint="it stands for what backends do outside of cases; rename the suite",

@@ -56,11 +56,6 @@ OUTSIDE_CASES = "worker"
 OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")
 
 
-def is_outside_cases(case: str) -> bool:
-    """Tell whether an id is that of a result outside of all cases."""
-    return case.startswith(f"{OUTSIDE_CASES}/")
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
     """One case on one backend.

@@ -12,7 +12,7 @@ from pathlib import Path
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Cause, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import Result, is_outside_cases, worse
+from onnxopt_cli.core.result import OUTSIDE_IDS, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.expectations.expectations import exit_code
@@ -110,7 +110,7 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
 
 def _cases(log: Log) -> list[str]:
     found = dict.fromkeys(case for case, _ in log.results)
-    return [case for case in found if not is_outside_cases(case)]
+    return [case for case in found if case not in OUTSIDE_IDS]
 
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:

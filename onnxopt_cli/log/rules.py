@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnxopt_cli.backends.lowering import NOT_ASKED
 from onnxopt_cli.cases.yaml.syntax import packaged_schema
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import HARMLESS, SETTLED, Outcome, Result, Standing, is_outside_cases
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, SETTLED, Outcome, Result, Standing
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.expectations.file import FLAKY
 from onnxopt_cli.log.header import Header
@@ -97,7 +97,7 @@ class Rules:
         self._require_known(key)
         if key in self._closed:
             raise ValueError(f"found a second result of {key[0]} on {key[1]}")
-        outside = is_outside_cases(key[0])
+        outside = key[0] in OUTSIDE_IDS
         if outside and result.outcome is Outcome.PASS:
             raise ValueError(f"found a pass of {key[0]}, which is not a case")
         if not outside and key not in self._started and result.outcome not in _UNASKED:
@@ -152,7 +152,7 @@ class Rules:
         case, backend = key
         if backend not in self._backends:
             raise ValueError(f"found the backend {backend!r}, which the header lacks")
-        if case not in self._cases and not is_outside_cases(case):
+        if case not in self._cases and case not in OUTSIDE_IDS:
             self._cases.add(case)
             count = self._header.cases.count
             if len(self._cases) > count:

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff, place, wrong_outputs
-from onnxopt_cli.core.result import Outcome, Result, is_outside_cases
+from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
@@ -198,7 +198,7 @@ def _target(result: Result) -> list[str]:
         path = path.parent
     # A path may look like an option.
     target = f"./{path}" if str(path).startswith("-") else str(path)
-    if is_outside_cases(result.case):
+    if result.case in OUTSIDE_IDS:
         return [target]
     # A whole id selects that case alone.
     return [target, "-k", result.case]

@@ -19,7 +19,7 @@ from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
-from onnxopt_cli.core.result import is_outside_cases
+from onnxopt_cli.core.result import OUTSIDE_IDS
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.log.header import SCHEMA as LOG_SCHEMA
@@ -123,7 +123,7 @@ def read_saved_run(path: Path) -> RunRecord:
 def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the records of the log of a report's run, so that the rules of logs hold for it."""
     results, options = document["results"], document["options"]
-    cases = {it["case"] for it in results if not is_outside_cases(it["case"])}
+    cases = {it["case"] for it in results if it["case"] not in OUTSIDE_IDS}
     expect = options.get("expect") or options.get("update_expect")
     yield {
         "record": "header",

@@ -18,10 +18,10 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import (
     HARMLESS,
+    OUTSIDE_IDS,
     Outcome,
     Result,
     Standing,
-    is_outside_cases,
 )
 from onnxopt_cli.core.text import clipped, printable, some_of
 from onnxopt_cli.report import diff_text
@@ -29,11 +29,9 @@ from onnxopt_cli.report.causes import FailureGroup, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import (
     by_capability,
-    counted,
+    conformity,
     failures,
-    in_words,
     outcome_columns,
-    tallies,
 )
 
 #: How outcomes that do not count against the backend, or only in part, look.
@@ -332,16 +330,18 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         time += f", {explaining:.1f} s of it explaining"
     head = "expectation ", "bold red"
     lines = [Text.assemble(head, printable(str(it))) for it in record.findings]
-    for tally in tallies(record):
-        if not tally.results:
-            continue
-        word = tally.said, "bold green" if tally.said == "conforms" else "bold red"
-        line = Text.assemble(printable(tally.name), " ", word, f": {in_words(tally.outcomes)}")
-        named = (it.standing for it in tally.results if not _plain(it))
-        if standings := counted(Standing, named):
-            line.append(f" ({in_words(standings)})")
-        if tally.lowered:
-            line.append(f", {tally.lowered} of them lowered")
+    for backend in dict.fromkeys(result.backend for result in record.results):
+        mine = [result for result in record.results if result.backend == backend]
+        counts = Counter(result.outcome for result in mine)
+        parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
+        said = conformity(mine)
+        word = said, "bold green" if said == "conforms" else "bold red"
+        line = Text.assemble(printable(backend), " ", word, f": {parts}")
+        if standings := Counter(it.standing for it in mine if it.standing and not _plain(it)):
+            parts = ", ".join(f"{standings[it]} {it}" for it in Standing if standings[it])
+            line.append(f" ({parts})")
+        if lowered := sum(result.lowered for result in mine):
+            line.append(f", {lowered} of them lowered")
         lines.append(line.append(time, style="dim"))
     return lines
 
@@ -377,7 +377,7 @@ def _plain(result: Result) -> bool:
 
 
 def _operator(result: Result) -> str:
-    if is_outside_cases(result.case):
+    if result.case in OUTSIDE_IDS:
         return "(outside of cases)"
     names = result.operators
     return names[0] if len(names) == 1 else "(several)" if names else "(unknown)"

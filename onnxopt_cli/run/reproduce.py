@@ -186,9 +186,7 @@ def _near(output: Array, returned: Array, limit: Array) -> bool:
     return not np.any(apart & np.isfinite(output) & np.isfinite(returned))
 
 
-def _may_be_right(
-    outputs: Sequence[Array], own: Sequence[Branch], right: Sequence[Branch]
-) -> bool:
+def _may_be_right(outputs: Sequence[Array], own: Sequence[Branch], right: Sequence[Branch]) -> bool:
     """Tell whether what a mistake gets wrong may come out right by chance, in another order.
 
     Of what is off by far more than the formula allows each element would have to.

@@ -20,7 +20,7 @@ from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import working_folder, write_atomically
-from onnxopt_cli.core.result import Outcome, Result, is_outside_cases
+from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome, Result
 from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.errors import InvalidCase, NodeError, OnnxoptError, UsageError
@@ -145,7 +145,7 @@ def remember(results: Sequence[Result]) -> None:
     known = {**before}
     now: dict[str, dict[str, bool]] = {}
     for it in results:
-        if it.outcome is not Outcome.NOT_RUN and not is_outside_cases(it.case):
+        if it.outcome is not Outcome.NOT_RUN and it.case not in OUTSIDE_IDS:
             now.setdefault(it.backend, {})[it.case] = it.conforms
     for backend, cases in now.items():
         others = [case for case in known.pop(backend, ()) if case not in cases]

@@ -21,7 +21,7 @@ from onnxopt_cli.cases.collect import Collection, suite_versions
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import HARMLESS, Result, is_outside_cases, worse
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Result, worse
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, NothingSelected, Problem, UsageError
 from onnxopt_cli.expectations.expectations import Expectations, exit_code
@@ -261,7 +261,7 @@ class Session:
         for row in run(replace(self.plan, cases=cases, failed=len(failed))):
             for result in row:
                 before = self.results.get((result.case, result.backend))
-                if before is not None and not is_outside_cases(result.case):
+                if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
                 # What workers did outside of cases before a run was killed still counts.
                 if before is None or worse(before, result) is result:
@@ -348,7 +348,7 @@ class Session:
         else:
             rows = [whole_row(log.results, case.id, self._backends) for case in self.plan.cases]
             taken = [it for row in rows for it in row]
-            taken += [it for it in results if is_outside_cases(it.case)]
+            taken += [it for it in results if it.case in OUTSIDE_IDS]
         self.results |= {(it.case, it.backend): self._review(it) for it in taken}
 
     def _require_refusal(self, case: Case) -> None:
