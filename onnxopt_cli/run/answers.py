@@ -41,6 +41,8 @@ _INDEX = "index.json"
 _INDEX_LIMIT = 16 << 20
 _LARGEST = 16 << 20
 _MOST_BYTES = 1 << 30
+# Their index stays below what is read of it.
+_MOST_ENTRIES = 50_000
 _LOCK_SECONDS = 3.0
 
 
@@ -98,9 +100,10 @@ class Answers:
         with locked(self._folder, _LOCK_SECONDS), suppress(OSError, UsageError):
             # Another run may have written to it meanwhile.
             entries = {**self._index(), **self._new}
-            while sum(size for size, *_ in entries.values()) > _MOST_BYTES:
+            held = sum(size for size, *_ in entries.values())
+            while held > _MOST_BYTES or len(entries) > _MOST_ENTRIES:
                 oldest = next(iter(entries))
-                del entries[oldest]
+                held -= entries.pop(oldest)[0]
                 (self._folder / oldest).unlink(missing_ok=True)
             write_atomically(self._folder / _INDEX, json.dumps(entries).encode())
         self._new = {}
