@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
+from traceback import walk_tb
 
 import numpy as np
 import onnx
@@ -14,6 +17,7 @@ from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.core.result import SETTLED, Outcome
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendDied,
@@ -136,7 +140,8 @@ class Host:
         except BaseException as error:  # noqa: BLE001 - a backend may raise anything
             failure, seconds = _failure(error), perf_counter() - started
             lowered = self._runner.lowered and failure not in SETTLED
-            return Response(None, failure, error_text(error), lowered, seconds=seconds)
+            message = error_text(error) + (_place(error) if failure is Outcome.ERROR else "")
+            return Response(None, failure, message, lowered, seconds=seconds)
         seconds = perf_counter() - started
         given = () if own is order.inputs else order.inputs.items()
         changed = tuple(name for name, it in given if not same_bits(it, own.get(name)))
@@ -151,6 +156,17 @@ class Host:
         except BaseException as error:  # noqa: BLE001 - as above
             return _failure(error), error_text(error)
         return None
+
+
+#: Files in these folders are nobody's backend under development.
+_INSTALLED = (str(Path(__file__).parents[1]), *sysconfig.get_paths().values())
+
+
+def _place(error: BaseException) -> str:
+    """Say on a line of its own where in the user's own code an error was raised, if it was."""
+    frames = ((it.f_code.co_filename, line) for it, line in walk_tb(error.__traceback__))
+    own = [it for it in frames if not it[0].startswith(("<", *_INSTALLED))]
+    return f"\nat {printable(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def _failure(error: BaseException) -> Outcome:

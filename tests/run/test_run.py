@@ -409,3 +409,12 @@ def test_a_case_to_be_refused_has_its_inputs_in_the_node_s_order(workplace, onnx
     (workplace / "vendor.py").write_text(LOOKS_AT_THE_SECOND)
     answer = onnxopt("run", "pair.yaml", "-b", "python:vendor.py:Backend", "-b", "numpy")
     assert answer.code == 0, answer.text
+
+
+def test_an_error_says_where_in_the_backend_it_was_raised(demo, onnxopt):
+    (demo / "vendor.py").write_text(RAISES.replace("KeyError('x')", "np.zeros('x')"))
+    (demo / "vendor.py").write_text("import numpy as np\n" + (demo / "vendor.py").read_text())
+    onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Raises", "--report", "json=out.json")
+    messages = [it["message"] for it in json.loads((demo / "out.json").read_text())["results"]]
+    # Not where in NumPy.
+    assert all(it.endswith(f"\nat {demo}/vendor.py:4") for it in messages), messages
