@@ -161,7 +161,7 @@ def _take_in(tensor: TensorProto, folder: Path, allowance: int) -> None:
     if length != needed:
         raise Malformed(f"has external data of length {length}; type and dims need {needed}")
     if allowance < 0:
-        raise Malformed(f"brings the external data to more than {PROTOBUF_LIMIT} bytes")
+        raise Malformed(f"brings the model to more than {PROTOBUF_LIMIT} bytes")
     try:
         tensor.raw_data = _external_data(folder, location, offset, needed)
     except Malformed as error:
