@@ -428,6 +428,10 @@ class _Questions(Author):
             }
             shapes = [(3,)] * len(scales)
             yield self.ask("rising_sizes", about, shapes=shapes, tensors=tensors, turn=False)
+            for name in [it for it in self.operator.tensors if it not in self.nonnegative]:
+                negated = {name: -self.tensor(name, 0, (4,))}
+                about = f"{name} negated: catches magnitudes that are left out of a whole tensor's."
+                yield self.ask(f"{name}_negated", about, tensors=negated, turn=False)
 
     def norms(self) -> Iterator[WrittenCase]:
         """Ask for steps whose length depends on all elements, as by a norm."""
