@@ -140,8 +140,9 @@ class Host:
         except BaseException as error:  # noqa: BLE001 - a backend may raise anything
             failure, seconds = _failure(error), perf_counter() - started
             lowered = self._runner.lowered and failure not in SETTLED
-            message = error_text(error) + (_place(error) if failure is Outcome.ERROR else "")
-            return Response(None, failure, message, lowered, seconds=seconds)
+            place = _place(error) if failure is Outcome.ERROR else ""
+            text = error_text(error)
+            return Response(None, failure, text, lowered, seconds=seconds, printed=place)
         seconds = perf_counter() - started
         given = () if own is order.inputs else order.inputs.items()
         changed = tuple(name for name, it in given if not same_bits(it, own.get(name)))
@@ -163,10 +164,10 @@ _INSTALLED = (str(Path(__file__).parents[1]), *sysconfig.get_paths().values())
 
 
 def _place(error: BaseException) -> str:
-    """Say on a line of its own where in the user's own code an error was raised, if it was."""
+    """Say where in the user's own code an error was raised, if it was."""
     frames = ((it.f_code.co_filename, line) for it, line in walk_tb(error.__traceback__))
     own = [it for it in frames if not it[0].startswith(("<", *_INSTALLED))]
-    return f"\nat {printable(own[-1][0])}:{own[-1][1]}" if own else ""
+    return f"raised at {printable(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def _failure(error: BaseException) -> Outcome:

@@ -78,6 +78,10 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
         except KeyboardInterrupt:
             # Only the backend can have raised it here.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
+        if response.printed:
+            # The backend may have closed it, or put something else in its place in sys.
+            with suppress(OSError):
+                os.write(2, f"{response.printed}\n".encode("utf-8", "replace"))
         answer = messages.pack_answer(request["id"], response, returned, request["most"])
         collects = order.collect or "shared" in request
         # Large values that are still held when the answer is there look like a leak, and the case
