@@ -118,10 +118,16 @@ def _checked(
 
 def _own_path(folder: Path, value: object) -> str:
     """Return a path, or ``FORMAT=PATH``, of the file; a suite or an id is not a path."""
-    from onnxopt_cli.cases.suites.suites import suite_names
-
     before, equals, path = str(value).rpartition("=")
-    suite = "/" not in path or path.partition("/")[0].partition("@")[0] in suite_names()
-    if path == "-" or (suite and not equals and not (folder / path).exists()):
+    if path == "-" or (not equals and not (folder / path).exists() and _is_of_suite(path)):
         return str(value)
     return f"{before}{equals}{relative(folder, path)}"
+
+
+def _is_of_suite(text: str) -> bool:
+    """Tell whether a text may name a suite, or is the id of a case of one."""
+    # Not worth importing for paths that are there.
+    from onnxopt_cli.cases.suites.suites import suite_names
+
+    name, slash, _ = text.partition("/")
+    return not slash or name.partition("@")[0] in suite_names()

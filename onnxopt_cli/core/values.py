@@ -62,14 +62,14 @@ DTYPES = _dtypes()
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class _Mine(threading.local):
-    """What each thread has for itself."""
+class _OfThread(threading.local):
+    """The generator of a thread."""
 
     def __init__(self) -> None:
         self.random = np.random.RandomState()
 
 
-_MINE = _Mine()
+_OF_THREAD = _OfThread()
 
 
 def random_state(seed: int) -> np.random.RandomState:
@@ -78,8 +78,8 @@ def random_state(seed: int) -> np.random.RandomState:
     Its stream is frozen by NumPy; that of the newer Generator is not. To make one takes longer than
     to draw a small tensor, so it is the same one again: whoever had it before has drawn.
     """
-    _MINE.random.seed(seed)
-    return _MINE.random
+    _OF_THREAD.random.seed(seed)
+    return _OF_THREAD.random
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:

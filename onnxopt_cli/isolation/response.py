@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class Host:
         except BaseException as error:  # noqa: BLE001 - a backend may raise anything
             failure, seconds = _failure(error), perf_counter() - started
             lowered = self._runner.lowered and failure not in SETTLED
-            place = _place(error) if failure is Outcome.ERROR else ""
+            place = _place() if failure is Outcome.ERROR else ""
             text = error_text(error)
             return Response(None, failure, text, lowered, seconds=seconds, printed=place)
         seconds = perf_counter() - started
@@ -163,9 +164,11 @@ class Host:
 _INSTALLED = (str(Path(__file__).parents[1]), *sysconfig.get_paths().values())
 
 
-def _place(error: BaseException) -> str:
-    """Say where in the user's own code an error was raised, if it was."""
-    frames = ((it.f_code.co_filename, line) for it, line in walk_tb(error.__traceback__))
+def _place() -> str:
+    """Say where in the user's own code the error being handled was raised, if it was."""
+    # An exception of the backend's may say anything of its traceback.
+    traceback = sys.exc_info()[2]
+    frames = ((it.f_code.co_filename, line) for it, line in walk_tb(traceback))
     own = [it for it in frames if not it[0].startswith(("<", *_INSTALLED))]
     return f"raised at {printable(own[-1][0])}:{own[-1][1]}" if own else ""
 

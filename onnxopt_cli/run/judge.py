@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
+from onnx import helper
 
 from onnxopt_cli.backends.lowering import breaks_signature
+from onnxopt_cli.cases.onnx.node_model import tensor_info
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff, wrong_outputs
@@ -19,7 +21,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
 from onnxopt_cli.formula.nodes import all_nodes, operator_names, subgraphs
 from onnxopt_cli.isolation.response import Response
-from onnxopt_cli.readings.single_node import sole_operator
+from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.select import capabilities
 
@@ -78,8 +80,7 @@ def answered(
     if content is None:
         return question
     if content.rejects:
-        model, inputs = content.model, content.inputs
-        if sole_operator(model) is None or breaks_signature(model, inputs):
+        if not _is_right(content):
             return question
         why = "says that it must be refused, but nothing in it breaks the operator's signature"
         return replace(question, invalid=f"{why}: the case is wrong, not the backend")
@@ -98,6 +99,23 @@ def answered(
         wrong = "one of the two is wrong"
     why = f"the stored outputs contradict {right} beyond any rounding: {wrong}"
     return replace(question, key=None, invalid=why, contradictions=key.contradictions)
+
+
+def _is_right(content: Content) -> bool:
+    """Tell whether a model is a node of ours, and neither it nor what it is fed is wrong."""
+    graph = content.model.graph
+    try:
+        call = sole_call(content.model, content.inputs)
+    except NodeError:
+        return False
+    if call is None or _fault(content.model):
+        return False
+    # A graph may declare something else than there is.
+    fed = {name: np.asarray(it) for name, it in content.inputs.items()}
+    declared = [tensor_info(name, it.dtype, it.shape) for name, it in fed.items()]
+    types = [it.type.tensor_type.elem_type for it in graph.output]
+    right = [helper.np_dtype_to_tensor_dtype(like.dtype) for like, _ in call.sources]
+    return [*graph.input] == declared and types == right
 
 
 def starved(case: Case) -> AskedCase:

@@ -8,12 +8,16 @@ from collections import defaultdict
 from importlib.util import find_spec
 
 import numpy as np
+import onnx
 import pytest
 from forked import run_command
 from onnx import TensorProto
 from onnx_directories import identity, make_directory, tensor, tensor_type
 from places import REPOSITORY
 from two_cases import BACKEND, CASE
+
+from onnxopt_cli.cases.onnx.node_model import formula_model, tensor_info
+from onnxopt_cli.operators import operator_named
 
 
 @pytest.fixture
@@ -105,6 +109,32 @@ def test_a_right_node_that_must_be_refused_is_the_cases_fault(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "--no-explain")
     assert answer.code == 2
     assert "the case is wrong, not the backend" in answer.out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "outcome"),
+    [((2,), np.float32, "invalid"), ((3,), np.float32, "pass"), ((2,), np.float64, "pass")],
+)
+def test_a_model_that_declares_something_else_may_be_refused(
+    workplace, onnxopt, shape, dtype, outcome
+):
+    """The node is right in itself: what ONNX Runtime refuses is that the graph says otherwise."""
+    pytest.importorskip("onnxruntime")
+    momentum = operator_named("Momentum")
+    inputs = [np.float32(0.1), np.int64(1), *np.ones((3, 2), np.float32)]
+    attributes = {"alpha": 0.9, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}
+    model = formula_model(momentum, attributes, list(map(np.asarray, inputs)), graph_name="one")
+    for declared in model.graph.input[2:]:
+        declared.CopyFrom(tensor_info(declared.name, inputs[2].dtype, shape))
+    for output in model.graph.output:
+        output.CopyFrom(tensor_info(output.name, np.dtype(dtype), None))
+    onnx.save(model, "one.onnx")
+    text = "onnxopt: 1\nsuite: one\ncases:\n  - name: one\n    model: one.onnx\n    rejects: true\n"
+    values = "R: 0.1, T: 1, X: [1.0, 1.0], G: [1.0, 1.0], V: [1.0, 1.0]"
+    (workplace / "one.yaml").write_text(f"{text}    inputs: {{{values}}}\n")
+    onnxopt("run", "one.yaml", "-b", "onnxruntime", "--report", "json=out.json")
+    (result,) = json.loads((workplace / "out.json").read_text())["results"]
+    assert result["outcome"] == outcome, result["message"]
 
 
 def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, onnxopt):
@@ -418,3 +448,23 @@ def test_an_error_says_where_in_the_backend_it_was_raised(demo, onnxopt):
     results = json.loads((demo / "out.json").read_text())["results"]
     # Not where in NumPy.
     assert {it["printed"] for it in results} == {f"raised at {demo}/vendor.py:4"}
+
+
+LIES = """\
+class Lies(Exception):
+    __traceback__ = property(lambda self: 1 / 0, lambda self, value: None)
+
+
+class Backend:
+    def run(self, model, inputs):
+        raise Lies("no")
+"""
+
+
+def test_an_error_that_lies_about_its_place_is_an_error(demo, onnxopt):
+    (demo / "vendor.py").write_text(LIES)
+    onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Backend", "--report", "json=out.json")
+    results = json.loads((demo / "out.json").read_text())["results"]
+    assert {(it["outcome"], it["printed"]) for it in results} == {
+        ("error", f"raised at {demo}/vendor.py:7")
+    }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import chain, cycle, product
-from itertools import count as numbers
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -170,7 +169,8 @@ class Author:
     ) -> list[Array]:
         """Return the operator's scalars: what is an integer counts, all else is a rate."""
         # No two rates are alike, so that exchanging them shows; the first is the one asked about.
-        rates = chain([rate], (RATE + place / 8 for place in numbers(1)))
+        others = range(1, len(self.operator.scalars))
+        rates = iter([rate, *(RATE + place / 8 for place in others)])
         found = []
         for scalar, dimensions in zip(self.operator.scalars, cycle(ranks), strict=False):
             kind = (count, "int64") if "int64" in scalar.dtypes else (next(rates), dtype)

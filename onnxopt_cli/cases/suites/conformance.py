@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from onnxopt_cli.cases.suites.author import (
 from onnxopt_cli.cases.suites.space import AROUND_BLOCKS, LITERAL, whole_ranks
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
-from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.operator import Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
@@ -567,61 +567,60 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
     ordinary = author.ask("refused", "", shapes=[(3,)])
     pair = author.ask("refused", "", shapes=[(3,), (3,)], turn=False)
     given = dict(ordinary.attributes)
-    refused, refused_pair = (
-        partial(replace, it, tags=("conformance", "refusal"), rejects=True)
-        for it in (ordinary, pair)
-    )
-    for question, name, about, changed in _refused_shapes(author, ordinary, pair):
-        inputs = {key: it for key, it in {**question.inputs, **changed}.items() if it is not None}
-        refuse = refused if question is ordinary else refused_pair
-        yield refuse(name=name, about=about, inputs=inputs)
+    refused = partial(_refused, ordinary)
+    yield from _shape_refusals(author, ordinary, pair)
     for name, limits in author.limits.items():
         low, high = (max(0.5, abs(limit) / 1000) for limit in limits)
         beyond = {"low": limits[0] - low, "high": limits[1] + high, "nan": math.nan}
         for word, value in beyond.items():
             about = f"{name} = {value:g}: it must not be clipped or replaced."
             attributes = given | {name: (value,) if name in author.each else value}
-            yield refused(name=f"refuses_{word}_{name}", about=about, attributes=attributes)
+            yield refused(f"refuses_{word}_{name}", about, attributes=attributes)
+        if name in author.each:
+            about = f"{name} of the second tensor is too large: every one must be looked at."
+            attributes = given | {name: (limits[1], beyond["high"])}
+            yield _refused(pair, f"refuses_second_high_{name}", about, attributes=attributes)
     for name in author.each:
         number = author.within(name, 0.5)
         about = f"{name} has two numbers for one tensor: none of them must be made up."
         attributes = given | {name: (number, number)}
-        yield refused(name=f"refuses_two_of_{name}", about=about, attributes=attributes)
-        for _, most in filter(None, [author.limits.get(name)]):
-            about = f"{name} of the second tensor is too large: every one must be looked at."
-            attributes = given | {name: (number, 1.5 * most)}
-            yield refused_pair(
-                name=f"refuses_second_high_{name}", about=about, attributes=attributes
-            )
+        yield refused(f"refuses_two_of_{name}", about, attributes=attributes)
     for name, right in author.settings[0].items():
         about = f"{name} has a value that is not allowed: it must not pass for another."
         wrong = {"unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize()}
         for word, text in wrong.items():
             attributes = given | {name: text}
-            yield refused(name=f"refuses_{word}_{name}", about=about, attributes=attributes)
+            yield refused(f"refuses_{word}_{name}", about, attributes=attributes)
     for item in author.operator.attributes:
         if item.required:
             about = f"{item.name} is missing and has no default: none must be made up."
             others = {name: it for name, it in given.items() if name != item.name}
-            yield refused(name=f"refuses_no_{item.name}", about=about, attributes=others)
+            yield refused(f"refuses_no_{item.name}", about, attributes=others)
 
 
-def _refused_shapes(
+def _shape_refusals(
     author: Author, ordinary: WrittenCase, pair: WrittenCase
-) -> Iterator[tuple[WrittenCase, str, str, dict[str, Array | None]]]:
-    """Yield what inputs to change in a question, None to leave one out, with name and words."""
+) -> Iterator[WrittenCase]:
+    inputs = ordinary.inputs
     if author.stepped:
         first, last, (*_, second) = author.first, author.stepped[-1], pair.inputs
         wide, higher = (np.full(shape, 0.5, np.float32) for shape in ((2, 3), (1, 3)))
+        short = {name: value for name, value in inputs.items() if name != last}
         about = f"{last} is missing: it must not be made up."
-        yield ordinary, "refuses_short", about, {last: None}
+        yield _refused(ordinary, "refuses_short", about, inputs=short)
         about = f"{last} would enlarge {first}: {first}'s shape must not change."
-        yield ordinary, "refuses_enlarging", about, {last: wide}
+        yield _refused(ordinary, "refuses_enlarging", about, inputs={**inputs, last: wide})
         about = f"{last} has a dimension more than {first}, of one: {first} must not get it."
-        yield ordinary, "refuses_rank", about, {last: higher}
+        yield _refused(ordinary, "refuses_rank", about, inputs={**inputs, last: higher})
         about = f"{second} would enlarge {first}2: every tensor must be looked at."
-        yield pair, "refuses_enlarging_second", about, {second: wide}
+        enlarged = {**pair.inputs, second: wide}
+        yield _refused(pair, "refuses_enlarging_second", about, inputs=enlarged)
     for scalar in author.operator.scalars:
         about = f"{scalar.name} has two elements: none of them must be chosen."
-        two = np.resize(np.asarray(ordinary.inputs[scalar.name]), 2)
-        yield ordinary, f"refuses_two_{scalar.name}", about, {scalar.name: two}
+        two = {**inputs, scalar.name: np.resize(np.asarray(inputs[scalar.name]), 2)}
+        yield _refused(ordinary, f"refuses_two_{scalar.name}", about, inputs=two)
+
+
+def _refused(question: WrittenCase, name: str, about: str, **changed: Any) -> WrittenCase:
+    tags = ("conformance", "refusal")
+    return replace(question, name=name, about=about, tags=tags, rejects=True, **changed)
