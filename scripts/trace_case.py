@@ -2,8 +2,8 @@
 
     python scripts/trace_case.py [--list]
 
-Counts what is called (``sys.setprofile``) once everything is imported: reading the case file,
-running, judging, the log and the table. Exits with 1 if it is more than the limit.
+Counts the functions that are called (``sys.setprofile``) once everything is imported: reading the
+case file, running, judging, the log and the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from types import CodeType, FrameType
 import onnxopt_cli
 from onnxopt_cli.cli import main as command
 
-_MOST_FILES, _MOST_FUNCTIONS = 50, 200
 _CASE = """\
 onnxopt: 1
 suite: one
@@ -58,8 +57,8 @@ def called() -> set[CodeType]:
     return {code for code in found if not code.co_name.startswith("<")}
 
 
-def main() -> int:
-    """Print the counts, with ``--list`` each function; return the exit code."""
+def main() -> None:
+    """Print the counts, and with ``--list`` each function."""
     for module in pkgutil.walk_packages(onnxopt_cli.__path__, "onnxopt_cli."):
         if "__main__" not in module.name and ".skeletons" not in module.name:
             importlib.import_module(module.name)
@@ -68,10 +67,8 @@ def main() -> int:
     if "--list" in sys.argv:
         for code in sorted(found, key=lambda it: (it.co_filename, it.co_firstlineno)):
             print(f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname}")
-    print(f"{len(files)} files (at most {_MOST_FILES})")
-    print(f"{len(found)} functions (at most {_MOST_FUNCTIONS})")
-    return int(len(files) > _MOST_FILES or len(found) > _MOST_FUNCTIONS)
+    print(f"{len(files)} files, {len(found)} functions")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

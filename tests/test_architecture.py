@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "onnxopt_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -137,10 +133,3 @@ def test_no_public_class_has_the_name_of_another():
 
 def test_a_file_says_what_it_is():
     assert [path for path in FILES if not ast.get_docstring(parsed(path))] == []
-
-
-@pytest.mark.slow
-def test_one_case_passes_through_few_files_and_functions():
-    script = PACKAGE.parent / "scripts" / "trace_case.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
