@@ -11,7 +11,7 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.cases.onnx.directory import find_directories, find_model_cases
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.file import read_apart, read_yaml_file
@@ -182,7 +182,7 @@ def _find(
         if path.suffix.lower() in _YAML:
             return read_yaml_file(path, memory)
         if path.suffix == ".onnx":
-            return find_directories(path.parent)
+            return find_model_cases(path)
         raise UsageError(
             f"{printable(target)} is not a case file",
             hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",

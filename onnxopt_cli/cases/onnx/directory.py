@@ -37,6 +37,7 @@ ONNX_KINDS = frozenset(
 )
 _MODEL = "model.onnx"
 _DATA_SET = "test_data_set_"
+_LIGHT_MODELS = f"{LIGHT_PREFIX}*.onnx"
 _MAXIMUM_DEPTH = 16
 _YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -64,6 +65,26 @@ def find_directories(root: Path) -> tuple[list[Case], list[Problem]]:
         found = [*_in_folder(root, str(resolved), 0, set())]
     cases = [it for it in found if isinstance(it, Case)]
     return cases, [it for it in found if isinstance(it, Problem)]
+
+
+def find_model_cases(path: Path) -> tuple[list[Case], list[Problem]]:
+    """Find the cases of one model file, and of no other file beside it.
+
+    Args:
+        path: a ``model.onnx`` with data sets beside it, or a model of onnx's light corpus.
+
+    Returns:
+        A case for each data set, and the problems of the directory; a problem alone if no test data
+        belong to the model.
+    """
+    folder = path.parent
+    if fnmatch.fnmatchcase(path.name, _LIGHT_MODELS):
+        found = _case(os.path.realpath(folder), f"{path.stem}/0", path, light_files(path))
+        return ([found], []) if isinstance(found, Case) else ([], [found])
+    if path.name == _MODEL and any(folder.glob(f"{_DATA_SET}*")):
+        return find_directories(folder)
+    what = f"has no test data; a test directory has {_MODEL} and folders {_DATA_SET}0, ..."
+    return [], [Problem(str(path), what)]
 
 
 def _in_folder(path: Path, real: str, depth: int, visited: set[str]) -> Iterator[Case | Problem]:
@@ -99,7 +120,7 @@ def _in_folder(path: Path, real: str, depth: int, visited: set[str]) -> Iterator
     elif wrong := _incomplete(path, names, data_sets):
         yield Problem(str(path), wrong)
     else:
-        for name in sorted(fnmatch.filter(names, f"{LIGHT_PREFIX}*.onnx")):
+        for name in sorted(fnmatch.filter(names, _LIGHT_MODELS)):
             model = path / name
             yield _case(real, f"{model.stem}/0", model, light_files(model))
         shown = [it for it in names if not it.startswith(".")]
