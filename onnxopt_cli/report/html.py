@@ -25,10 +25,22 @@ from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
 from onnxopt_cli.report.charts import WIDTH, budget_chart, curve_chart, spread_chart
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import by_capability, failures, scope, tallies, verdict
+from onnxopt_cli.report.verdict import (
+    Conformity,
+    by_capability,
+    failures,
+    scope,
+    tallies,
+    verdict,
+)
 
 # A browser takes seconds to lay out more of them; the others are found by the filter.
 _MOST_ROWS = 1000
+# CSS classes of verdicts; every other verdict is bad.
+_LOOKS = {
+    Conformity.CONFORMS.value: "good",
+    Conformity.EXPECTED_FAILURES.value: "known",
+}
 _PAGE = files("onnxopt_cli.report") / "page"
 
 
@@ -74,6 +86,7 @@ def html_report(record: RunRecord) -> str:
         policy=Markup(_policy(style, script)),  # noqa: S704 - made of hashes
         record=record,
         verdict=verdict(record),
+        looks=_LOOKS,
         tallies=tallies(record),
         scope=scope(record),
         capabilities=by_capability(record.results),

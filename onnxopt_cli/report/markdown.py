@@ -92,7 +92,7 @@ def _summary(record: RunRecord) -> str:
     used, cells = outcome_columns({it.name: it.outcomes for it in counts})
     header = ["backend", "version", *used, "lowered", ""]
     rows = [
-        [_code(name), _code(it.version), *mine, str(it.lowered or ""), it.said]
+        [_code(name), _code(it.version), *mine, str(it.lowered or ""), it.said.value]
         for it, (name, *mine) in zip(counts, cells, strict=True)
     ]
     head, rule, *lines = _table([header, *rows], left=2)

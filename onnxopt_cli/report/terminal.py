@@ -28,6 +28,7 @@ from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.causes import FailureGroup, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import (
+    Conformity,
     by_capability,
     conformity,
     failures,
@@ -40,6 +41,10 @@ STYLES = {
     Outcome.SKIP: "dim",
     Outcome.NOT_RUN: "dim",
     Outcome.UNSUPPORTED: "yellow",
+}
+_CONFORMITY_STYLES = {
+    Conformity.CONFORMS: "bold green",
+    Conformity.EXPECTED_FAILURES: "bold yellow",
 }
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 
@@ -335,7 +340,7 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         counts = Counter(result.outcome for result in mine)
         parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
         said = conformity(mine)
-        word = said, "bold green" if said == "conforms" else "bold red"
+        word = said.value, _CONFORMITY_STYLES.get(said, "bold red")
         line = Text.assemble(printable(backend), " ", word, f": {parts}")
         if standings := Counter(it.standing for it in mine if it.standing and not _plain(it)):
             parts = ", ".join(f"{standings[it]} {it}" for it in Standing if standings[it])

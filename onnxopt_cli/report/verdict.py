@@ -12,17 +12,28 @@ from typing import TypeVar
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.record import SUITE, RunRecord
-from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
+from onnxopt_cli.core.result import HARMLESS, NOT_ITS_FAULT, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 from onnxopt_cli.run.select import CAPABILITIES
 
 Word = TypeVar("Word", bound=StrEnum)
 
+
+class Conformity(StrEnum):
+    """What all results of a backend come to; ``CONFORMS`` alone says that nothing is wrong."""
+
+    CONFORMS = "conforms"
+    EXPECTED_FAILURES = "fails only as expected"
+    NOT_TESTED = "was not tested"
+    NOT_JUDGED = "was not judged in all cases"
+    DOES_NOT_CONFORM = "does not conform"
+
+
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
-    0: "conforms",
-    1: "does not conform",
+    0: Conformity.CONFORMS.value,
+    1: Conformity.DOES_NOT_CONFORM.value,
     5: "was not tested",
     2: "has invalid cases or expectations",
     **dict.fromkeys(INTERRUPTED, "was interrupted"),
@@ -39,7 +50,7 @@ class Tally:
         results: all of its results.
         outcomes: how often each occurred, in the order of their definition.
         lowered: how many cases ran as primitive operators.
-        said: what they come to, as :func:`conformity` says it.
+        said: what they come to.
     """
 
     name: str
@@ -47,22 +58,32 @@ class Tally:
     results: Sequence[Result]
     outcomes: Mapping[Outcome, int]
     lowered: int
-    said: str
+    said: Conformity
 
 
-def conformity(results: Sequence[Result]) -> str:
-    """Say in words what all results of a backend come to; ``conforms`` is the only good word."""
+def is_expected_failure(result: Result) -> bool:
+    """Return whether a result is one that an expectation file predicts, and that is no pass."""
+    return result.conforms and result.outcome not in HARMLESS
+
+
+def conformity(results: Sequence[Result]) -> Conformity:
+    """Return what all results of a backend come to."""
     against = {result.outcome for result in results if not result.conforms}
     if all(result.outcome is Outcome.SKIP for result in results):
-        return "was not tested"
-    if not against:
-        return "conforms"
-    return "was not judged in all cases" if against <= NOT_ITS_FAULT else "does not conform"
+        return Conformity.NOT_TESTED
+    if against:
+        judged = not against <= NOT_ITS_FAULT
+        return Conformity.DOES_NOT_CONFORM if judged else Conformity.NOT_JUDGED
+    if any(map(is_expected_failure, results)):
+        return Conformity.EXPECTED_FAILURES
+    return Conformity.CONFORMS
 
 
 def verdict(record: RunRecord) -> str:
     """Say what became of the run: ``conforms``, ``does not conform``, ``was interrupted``."""
     code = record.exit_code
+    if code == 0 and any(map(is_expected_failure, record.results)):
+        return Conformity.EXPECTED_FAILURES.value
     return _WORDS.get(code, f"ended with exit code {code}")
 
 
@@ -145,16 +166,26 @@ def by_kind(failed: Sequence[Result]) -> list[Result]:
 
 
 def badge_report(record: RunRecord) -> str:
-    """Return the badge as JSON text: green if the run conforms, with the count of results.
+    """Return the badge as JSON text, with counts: green if every result is a pass.
 
-    A shard may hold no case at all, which is neither good nor bad.
+    Expected failures turn it yellow. A shard may hold no case at all, which is neither good nor
+    bad.
     """
-    total, against = len(record.results), sum(not it.conforms for it in record.results)
+    against = sum(not result.conforms for result in record.results)
+    expected = sum(map(is_expected_failure, record.results))
+    skipped = sum(it.conforms and it.outcome is Outcome.SKIP for it in record.results)
+    conforming = len(record.results) - against - expected - skipped
     good = record.exit_code == 0
+    color = "red"
     if good:
-        message = f"{total} conform"
+        color = "yellow" if expected else "brightgreen" if conforming else "lightgrey"
+        message = f"{conforming} conform"
+        if expected:
+            message += f", {expected} expected failure{'s' * (expected > 1)}"
+        if skipped:
+            message += f", {skipped} skipped"
     elif record.exit_code == 1 and against:
-        message = f"{against} of {total} do not conform"
+        message = f"{against} of {len(record.results)} do not conform"
     else:
         message = verdict(record)
     if said := scope(record):
@@ -163,7 +194,7 @@ def badge_report(record: RunRecord) -> str:
         "schemaVersion": 1,
         "label": "onnxopt",
         "message": message,
-        "color": ("brightgreen" if total else "lightgrey") if good else "red",
+        "color": color,
         "isError": not good,
     }
     return json.dumps(badge) + "\n"

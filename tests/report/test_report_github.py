@@ -11,7 +11,7 @@ import pytest
 from report_records import every_outcome, hostile, record, result
 
 from onnxopt_cli.core.case import Location
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import Outcome, Standing
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.github import github_report
 from onnxopt_cli.report.verdict import badge_report
@@ -111,6 +111,21 @@ def test_a_path_below_the_working_directory_is_relative(workplace):
     [
         (record(result(), result(backend="b")), "2 conform", "brightgreen"),
         (record(result(), result("x", outcome=Outcome.FAIL)), "1 of 2 do not conform", "red"),
+        (
+            record(result(), result("x", outcome=Outcome.FAIL, standing=Standing.EXPECTED)),
+            "1 conform, 1 expected failure",
+            "yellow",
+        ),
+        (
+            record(
+                result(),
+                result("x", outcome=Outcome.SKIP),
+                result("y", outcome=Outcome.ERROR, standing=Standing.EXPECTED),
+                result("z", outcome=Outcome.UNSUPPORTED, standing=Standing.EXPECTED),
+            ),
+            "1 conform, 2 expected failures, 1 skipped",
+            "yellow",
+        ),
         (record(result(), exit_code=None), "did not finish", "red"),
         (record(result(), exit_code=130), "was interrupted", "red"),
         (record(result(), exit_code=2), "has invalid cases or expectations", "red"),
