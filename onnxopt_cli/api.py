@@ -510,4 +510,4 @@ def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]
 
     if form not in {None, "yaml", "onnx"}:
         raise UsageError(f"form={form!r}: expected yaml or onnx")
-    return suite_files(suite, form)
+    return iter(suite_files(suite, form).files.items())

@@ -102,7 +102,7 @@ class Answer:
 def _suites_are_written_once():
     """To write conformance or ask space takes two seconds, and many tests need some of it."""
     write = suites.yaml_files
-    written = cache(lambda name, *_: tuple(write(name)))
+    written = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suites, "yaml_files", lambda name: written(name, *operators.OPERATORS))
         for ask in (suites.conformance, suites.space, suites.large):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -36,22 +37,35 @@ def command(
     onnxopt generate spec conformance --check
     onnxopt generate onnx-node -o node-cases
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.cases.suites.suites import find_drift, suite_files, write_tree
+    from onnxopt_cli.cases.suites.suites import (
+        distinct_files,
+        find_drift,
+        suite_files,
+        write_tree,
+    )
     from onnxopt_cli.cli.console import stderr
 
     code = 0
-    for suite in suites or ("spec",):
+    generated = {}
+    for suite in dict.fromkeys(suites or ("spec",)):
         with stderr().status(f"generating {suite}"):
-            look = find_drift if check else partial(write_tree, force=force)
-            drift = look(output, dict(suite_files(suite, form)))
-        if not check:
+            generated[suite] = suite_files(suite, form)
+    # Two suites may be one folder, too.
+    distinct_files(chain.from_iterable(it.files.items() for it in generated.values()))
+    for suite, made in generated.items():
+        look = find_drift if check else partial(write_tree, force=force)
+        drift = look(output, made.files)
+        cases = f"{made.cases} case{'s' * (made.cases != 1)}"
+        if check:
+            click.echo(f"{suite}: {drift.same} files as generated, {cases}")
+        else:
             changed = len(drift.missing) + len(drift.different)
             files = f"{changed} file{'s' * (changed != 1)}"
-            click.echo(f"{suite}: wrote {files}, {drift.same} were there already")
-            continue
-        click.echo(f"{suite}: {drift.same} files as generated")
+            click.echo(f"{suite}: wrote {files}, {drift.same} were there already; {cases}")
+        for reason, count in made.left_out.items():
+            click.echo(f"  left out: {count} {reason}")
         for word, paths in (("missing", drift.missing), ("different", drift.different)):
-            for path in paths:
+            for path in paths if check else ():
                 click.echo(f"  {word}: {path}")
-        code |= bool(drift.missing or drift.different)
+        code |= check and bool(drift.missing or drift.different)
     return code

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
+from unicodedata import normalize
 
 from onnxopt_cli.core.files import require_place, write_atomically
 from onnxopt_cli.core.record import RunRecord
@@ -62,17 +63,22 @@ def require_apart(wanted: Sequence[tuple[str, Path]], others: Iterable[Path]) ->
     Raises:
         UsageError: naming the first report that does.
     """
-    taken = set(map(os.path.realpath, others))
+    taken = set(map(_place, others))
     for name, path in wanted:
         # Devices and pipes take more than one.
         if name == SUMMARY or str(path) == _STDOUT or (path.exists() and not path.is_file()):
             continue
-        if os.path.realpath(path) in taken:
+        if _place(path) in taken:
             raise UsageError(
                 f"--report {name}={path} would replace a file that is read or written beside it",
                 hint="give the report another path",
             )
-        taken.add(os.path.realpath(path))
+        taken.add(_place(path))
+
+
+def _place(path: Path) -> str:
+    """Return the same for all paths of one file, on a file system that ignores case, too."""
+    return normalize("NFC", os.path.realpath(path)).casefold()
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:

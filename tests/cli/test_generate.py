@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from collections import Counter
 
@@ -13,8 +14,15 @@ import pytest
 from places import REPOSITORY
 
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.suites.suites import NAMED_ONLY, suite_cases, suites
+from onnxopt_cli.cases.suites.suites import (
+    NAMED_ONLY,
+    distinct_files,
+    suite_cases,
+    suite_files,
+    suites,
+)
 from onnxopt_cli.cases.yaml.file import read_yaml_file
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators import OPERATORS
 
 PUBLISHED = [
@@ -82,6 +90,32 @@ def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
     assert onnxopt("generate", "spec", "--force").code == 0
     assert path.read_text() != "mine\n"
     assert "0 files" in onnxopt("generate", "spec").out
+
+
+@pytest.mark.parametrize(
+    "name", ["spec", "conformance", "pruning", pytest.param("space", marks=pytest.mark.slow)]
+)
+def test_directories_are_as_many_as_the_cases_of_a_suite(name):
+    cases, made = suite_cases(name), suite_files(name, "onnx")
+    directories = {path.split("/")[1] for path in made.files if path.endswith("model.onnx")}
+    assert len(directories) == made.cases == len(cases) - sum(made.left_out.values())
+    assert len({it.casefold() for it in directories}) == len(directories)
+
+
+def test_what_is_written_as_directories_runs_as_many_cases_as_the_suite(workplace, onnxopt):
+    answer = onnxopt("generate", "pruning", "trajectories", "--format", "onnx", "-o", "out")
+    assert answer.code == 0
+    assert "27 refusals" in answer.out
+    written = sum(map(int, re.findall(r"; (\d+) cases", answer.out)))
+    left_out = sum(map(int, re.findall(r"left out: (\d+)", answer.out)))
+    assert written + left_out == len(suite_cases("pruning")) + len(suite_cases("trajectories"))
+    assert f"{written} pass" in onnxopt("run", "out").out
+
+
+@pytest.mark.parametrize("other", ["a/one.yaml", "A/One.yaml", "a/one.yaml".upper()])
+def test_two_files_of_one_path_are_an_error_and_nothing_is_lost(other):
+    with pytest.raises(UsageError, match="two files are to be written to"):
+        distinct_files([("a/one.yaml", b"1"), (other, b"2")])
 
 
 @pytest.mark.parametrize("name", list(suites()))

@@ -264,6 +264,32 @@ def test_an_output_may_be_carried_beside_tensors(place):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+CAPITALS = """
+from onnxopt_cli.formula.operator import Attribute, Operator
+
+def scale(X, *, gain, GAIN):
+    return (gain * X + GAIN,)
+
+SCALE = Operator(
+    name="Scale", domain="my.capitals", version=1, formula=scale,
+    scalars=(), tensors=("X",), outputs={"X_new": "X"},
+    attributes=(Attribute("gain", 0.5), Attribute("GAIN", 0.25)), about="", source="",
+)
+"""
+
+
+def test_cases_whose_names_differ_in_case_alone_are_directories_of_their_own(place):
+    (place / "capitals.py").write_text(CAPITALS)
+    operators = "--operators capitals.py"
+    done = call(place, f"generate capitals --format onnx -o mine {operators}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [path.name for path in (place / "mine/capitals").iterdir()]
+    assert f"; {len(names)} cases" in done.stdout
+    assert len({name.lower() for name in names}) == len(names)
+    assert {"test_scale_gain_zero", "test_scale_GAIN_zero_2"} < set(names)
+    assert f"{len(names)} pass" in call(place, f"run mine {operators}").stdout
+
+
 def test_a_mean_of_nothing_is_what_numpy_says_it_is(place):
     (place / "clipped.py").write_text(CLIPPED.replace("np.sum", "np.mean"))
     done = call(place, "run company -q -b onnxruntime --lower always --operators clipped.py")

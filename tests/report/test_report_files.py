@@ -49,6 +49,7 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
         ["--report", "json=run.jsonl", "--log", "run.jsonl"],
         ["--report", "html=link", "--expect", "expected.yaml"],
         ["--report", "json=out", "--report", "badge=out"],
+        ["--report", "json=Out", "--report", "badge=out"],
     ],
 )
 def test_a_report_takes_the_place_of_nothing_else(demo, onnxopt, options):

@@ -5,11 +5,14 @@ Imported only when a name is looked up, since it brings everything that makes ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
@@ -24,7 +27,7 @@ from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
 from onnxopt_cli.core.case import Case, Content, Location
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.progress import Telling, silently
-from onnxopt_cli.core.text import nearest, some_of
+from onnxopt_cli.core.text import FreeNames, nearest, some_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Problem, UsageError
 from onnxopt_cli.formula.call import bind, complete_attributes
@@ -121,7 +124,10 @@ def _by_operator(
     with telling("making cases", "operators") as tick:
         for done, operator in enumerate(operators):
             tick(done, len(operators))
-            if questions := list(suite.questions(operator)):
+            free = FreeNames("{}_{}")
+            asked = ((it, free(it.name)) for it in suite.questions(operator))
+            questions = [it if it.name == name else replace(it, name=name) for it, name in asked]
+            if questions:
                 yield operator.name, questions
 
 
@@ -138,9 +144,24 @@ def _case(question: WrittenCase, path: Path, version: str) -> Case:
     )
 
 
-def yaml_files(name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the case files of a suite: ``<suite>/<operator>.yaml`` and its content."""
-    suite = suites()[name]
+class SuiteFiles(NamedTuple):
+    """The files of a suite.
+
+    Attributes:
+        files: content by relative path; no two paths differ in case alone.
+        cases: number of cases that the files hold.
+        left_out: number of cases that the format cannot express, by the reason.
+    """
+
+    files: Mapping[str, bytes]
+    cases: int
+    left_out: Mapping[str, int] = MappingProxyType({})
+
+
+def yaml_files(name: str) -> SuiteFiles:
+    """Return the case files of a suite: ``<suite>/<operator>.yaml`` and its content."""
+    suite, cases = suites()[name], 0
+    files: list[tuple[str, bytes]] = []
     for operator, questions in _by_operator(suite):
         text = yaml_text(
             [replace(question, outputs=_written_outputs(question)) for question in questions],
@@ -148,35 +169,50 @@ def yaml_files(name: str) -> Iterator[tuple[str, bytes]]:
             about=f"{operator}: {suite.about}.",
             notes=f"Written by `onnxopt generate {name}`.",
         )
-        yield f"{name}/{operator.lower()}.yaml", text.encode()
+        files.append((f"{name}/{operator.lower()}.yaml", text.encode()))
+        cases += len(questions)
+    return SuiteFiles(distinct_files(files), cases)
 
 
-def onnx_files(name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a suite as ONNX test directories: path and content.
+def onnx_files(name: str) -> SuiteFiles:
+    """Return the files of a suite as ONNX test directories: ``<suite>/test_<operator>_<case>/...``.
 
-    Questions whose answer is a refusal are left out: the layout cannot say so. Trajectories are
-    models with a Loop.
+    Published cases keep the names that onnx gives them. Trajectories are models with a Loop.
     """
+    contents: dict[str, Content] = {}
+    left_out: Counter[str] = Counter()
+    # Names that differ in case alone are one directory on some file systems.
+    free = FreeNames("{}_{}", alike=str.casefold)
     questions = [it for _, asked in _by_operator(suites()[name]) for it in asked]
-    contents = {
-        it.name: _content(it, test=f"test_{it.name}")
-        for it in questions
-        if not it.rejects and not it.steps
-    }
+    for question in questions:
+        if question.rejects:
+            left_out["refusals, which a test directory cannot express"] += 1
+        elif not question.steps:
+            own = "" if question.source else f"{question.operator.name.lower()}_"
+            test = free(f"test_{own}{question.name}")
+            contents[test] = _content(question, test=test)
     for case in suite_cases(name) if any(question.steps for question in questions) else []:
         content = case.read()
-        if content.trajectory is not None and not content.stepwise:
-            judgements = bound_trajectory(content.trajectory)
-            outputs = {output: it.expected for output, it in judgements.items()}
-            _, operator, question, _ = case.id.split("/")
-            contents[f"{operator}_{question}"] = replace(content, expected=outputs)
-    for test, content in contents.items():
-        for path, data in directory_files(content).items():
-            yield f"{name}/test_{test}/{path}", data
+        if content.trajectory is None:
+            continue
+        if content.stepwise:
+            left_out["trajectories run step by step; the same as a Loop are written"] += 1
+            continue
+        judgements = bound_trajectory(content.trajectory)
+        outputs = {output: it.expected for output, it in judgements.items()}
+        _, operator, question_name, _ = case.id.split("/")
+        test = free(f"test_{operator}_{question_name}")
+        contents[test] = replace(content, expected=outputs)
+    files = (
+        (f"{name}/{test}/{path}", data)
+        for test, content in contents.items()
+        for path, data in directory_files(content).items()
+    )
+    return SuiteFiles(distinct_files(files), len(contents), left_out)
 
 
-def suite_files(name: str, form: str | None = None) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a suite of ours, or of onnx's node cases: relative path and content.
+def suite_files(name: str, form: str | None = None) -> SuiteFiles:
+    """Return the files of a suite of ours, or of onnx's node cases.
 
     Args:
         name: of the suite.
@@ -186,17 +222,39 @@ def suite_files(name: str, form: str | None = None) -> Iterator[tuple[str, bytes
         UsageError: if there is no such suite, or it is not written in that form.
     """
     if name in suites():
-        yield from onnx_files(name) if form == "onnx" else yaml_files(name)
-    elif name != _NODE:
+        return onnx_files(name) if form == "onnx" else yaml_files(name)
+    if name != _NODE:
         known = [*suites(), _NODE]
         hint = nearest(name, known, f"there are {', '.join(known)}")
         raise UsageError(f"there is no suite {name!r} to generate", hint=hint)
-    elif form == "yaml":
+    if form == "yaml":
         raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
-    else:
-        for test, content in node_contents():
-            for path, data in directory_files(content).items():
-                yield f"node/{test}/{path}", data
+    tests = 0
+    files: list[tuple[str, bytes]] = []
+    for test, content in node_contents():
+        tests += 1
+        files += ((f"node/{test}/{path}", it) for path, it in directory_files(content).items())
+    return SuiteFiles(distinct_files(files), tests)
+
+
+def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return files by their paths.
+
+    Raises:
+        UsageError: if two of them are, on some file system, one.
+    """
+    found: dict[str, bytes] = {}
+    taken: dict[str, str] = {}
+    for path, data in files:
+        other = taken.setdefault(normalize("NFC", path).casefold(), path)
+        if path in found or other != path:
+            raise UsageError(
+                f"two files are to be written to {path!r}{f' and {other!r}' * (other != path)}; "
+                "nothing was written",
+                hint="rename one of the operators, cases or suites that they are named after",
+            )
+        found[path] = data
+    return found
 
 
 def _written_outputs(question: WrittenCase) -> dict[str, Array] | None:
