@@ -38,6 +38,26 @@ BEHIND_API = {"expectations", "grade", "log", "run"}
 #: Packages that only the named parts may import.
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
+#: The parts of onnx that are C++ and trust a model, and the modules that may use them: of these the
+#: first asks in a process that may die, the others are for workers, or their models are ours.
+NATIVE = {
+    "checker",
+    "compose",
+    "hub",
+    "inliner",
+    "parser",
+    "printer",
+    "shape_inference",
+    "version_converter",
+    "get_context_dependent_function",
+}
+MAY_USE_NATIVE = {
+    "formula/native.py": {"checker", "inliner", "shape_inference"},
+    "formula/schemas.py": {"shape_inference"},
+    "readings/conditioned/body.py": {"get_context_dependent_function"},
+    "backends/onnxruntime/backend.py": {"parser"},
+}
+
 #: Packages that are imported when they are used, never when a module is loaded.
 LAZY = ("distributed", "onnxruntime", "onnx.reference", "onnx.backend", "hypothesis", "torch")
 
@@ -87,6 +107,26 @@ def test_imports_run_one_way():
             assert part in RESERVED.get(package, {part}), f"{path} imports {package}"
             if immediate:
                 assert not module.startswith(LAZY), f"{path} imports {module} at load time"
+
+
+def native_uses(path: Path) -> set[str]:
+    """Return the parts of onnx in C++ that a file names: onnx.checker, from onnx import checker."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("onnx"):
+            words = {*node.module.split("."), *(alias.name for alias in node.names)}
+            found |= NATIVE & words if not node.module.startswith("onnxopt_cli") else set()
+        elif isinstance(node, ast.Import):
+            found |= NATIVE & {part for it in node.names for part in it.name.split(".")}
+        elif isinstance(node, ast.Attribute):
+            whole = isinstance(node.value, ast.Name) and node.value.id == "onnx"
+            found |= {node.attr} & NATIVE if whole or node.attr.startswith("get_context") else set()
+    return found
+
+
+def test_onnx_meets_models_in_a_process_that_may_die_alone():
+    found = {str(path.relative_to(PACKAGE)): native_uses(path) for path in FILES}
+    assert {name: uses for name, uses in found.items() if uses} == MAY_USE_NATIVE
 
 
 def test_commands_run_judge_and_grade_through_the_library():

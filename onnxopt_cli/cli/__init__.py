@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         # The command has this process for itself; a program that calls this function has not.
         stop_by_raising()
-        from onnxopt_cli.isolation.processes import claim_process
+        from onnxopt_cli.core.helper_process import claim_process
 
         claim_process()
     try:

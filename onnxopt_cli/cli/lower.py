@@ -33,12 +33,11 @@ def command(source: Path, target: Path) -> None:
     \b
     onnxopt lower train_step.onnx -o train_step_lowered.onnx
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnx import checker
-
     from onnxopt_cli.cases.onnx.model_file import read_model
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import InvalidCase, NodeError, Problem
+    from onnxopt_cli.formula.native import check_model
     from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
     from onnxopt_cli.readings.lower.model import lower
 
@@ -52,7 +51,7 @@ def command(source: Path, target: Path) -> None:
         problem = Problem(printable(str(source)), printable(error.message, lines=True))
         raise InvalidCase([problem], hint=printable(error.hint)) from error
     # A failure here is a defect of ours; no file comes of it.
-    checker.check_model(lowering.model, full_check=True)
+    check_model(lowering.model, full=True)
     write_atomically(target, lowering.model.SerializeToString())
     click.echo(_summary(lowering), err=True)
 
@@ -79,19 +78,17 @@ def _check(model: onnx.ModelProto) -> None:
     Raises:
         NodeError: saying what is wrong with it.
     """
-    from google.protobuf.message import EncodeError
-    from onnx import checker, shape_inference
-
     from onnxopt_cli.errors import NodeError
+    from onnxopt_cli.formula.native import OnnxRefusal, TooLargeForOnnx, check_model
     from onnxopt_cli.operators import register_schemas
 
     register_schemas()
     try:
-        checker.check_model(model, full_check=True)
-    except (checker.ValidationError, shape_inference.InferenceError) as error:
-        raise NodeError(f"does not pass onnx's check: {error}") from error
-    except (EncodeError, ValueError) as error:
+        check_model(model, full=True)
+    except TooLargeForOnnx as error:
         raise NodeError(f"is too large for onnx's check: {error}") from error
+    except OnnxRefusal as error:
+        raise NodeError(f"does not pass onnx's check: {error}") from error
 
 
 def _summary(lowering: LoweredModel) -> str:

@@ -22,13 +22,13 @@ from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, t
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
 from onnxopt_cli.core.files import require_place
+from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.isolation.parallel import parallel
-from onnxopt_cli.isolation.processes import claimed
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.causes import group_failures

@@ -178,10 +178,10 @@ def end(run: str) -> None:
 
 def main(descriptor: int) -> None:
     """Answer requests, in the process beside the Dask worker."""
+    from onnxopt_cli.core.helper_process import claim_process
     from onnxopt_cli.core.linux import end_with
     from onnxopt_cli.errors import OnnxoptError, UsageError
     from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
-    from onnxopt_cli.isolation.processes import claim_process
 
     end_with(os.getppid(), signal.SIGTERM)
     claim_process()

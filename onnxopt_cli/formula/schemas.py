@@ -11,6 +11,7 @@ from onnx import defs
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext
 
+from onnxopt_cli.formula.native import renew
 from onnxopt_cli.formula.operator import Attribute, Operator
 
 # The domains of onnx's own operators.
@@ -30,6 +31,7 @@ def register(operators: Iterable[Operator]) -> None:
                 # It tells schemas apart by name alone, and reads them when it is imported.
                 import_module("onnx.reference")
             defs.register_schema(_schema(operator))
+            renew()
 
 
 def _schema(operator: Operator) -> OpSchema:

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
-_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
-if sys.platform != "win32":
-    _SIGNALS += (signal.SIGHUP,)
+from onnxopt_cli.core.helper_process import SIGNALS
+
 # How long to wait where nothing can be raised, or was dropped, and how many times.
 _LATER_SECONDS = 0.01
 _MOST_WAITS = 100
 # Whoever calls these is in jsonschema_rs, which drops what a handler raises.
 _DROPPING = {"iter_errors", "validator_for"}
 #: Exit codes after one of them.
-INTERRUPTED = frozenset(128 + number for number in _SIGNALS)
+INTERRUPTED = frozenset(128 + number for number in SIGNALS)
 
 
 class Stop(KeyboardInterrupt):
@@ -43,27 +42,10 @@ def stop_by_raising() -> None:
         # Whoever started the command may ignore the ends of children, and so would it and they.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.unraisablehook = _signal_again
-    for number in _SIGNALS:
+    for number in SIGNALS:
         # Whoever started the command may have it ignore them.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
-
-
-def plain_signals() -> None:
-    """Let a helper process leave Ctrl-C to its parent, which ends it with SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
-
-@contextmanager
-def held_signals() -> Iterator[None]:
-    """Keep signals waiting while processes are forked that go on with :func:`plain_signals`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _waits = itertools.count()
@@ -161,7 +143,7 @@ def interruptible() -> Iterator[Interruption]:
         return
     before = {
         number: signal.signal(number, interruption.handle)
-        for number in _SIGNALS
+        for number in SIGNALS
         # nohup means it; a shell has what it starts with & ignore SIGINT, whoever sends it.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
     }

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from onnxopt_cli.backends.conversation import TICK_SECONDS
-from onnxopt_cli.core.linux import close_to_others, end_with
-from onnxopt_cli.isolation.interruption import held_signals, plain_signals
-from onnxopt_cli.isolation.processes import STARTED
+from onnxopt_cli.core.helper_process import STARTED, fork_helper, held_signals
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -101,22 +97,13 @@ class _Helper:
 
         self.asked: deque[int] = deque()
         self.connection, theirs = Pipe()
-        parent = os.getpid()
-        with warnings.catch_warnings():
-            # Of threads: those of NumPy's libraries see to it themselves that they can be forked.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process = os.fork()
-        if not self._process:
-            try:
-                for held in (self, *others):
-                    held.connection.close()
-                # Looking for garbage among what the parent has would copy all of it.
-                gc.freeze()
-                _begin(parent)
-                _work(theirs, work)
-            finally:
-                os._exit(1)
-        STARTED.add(self._process)
+
+        def serve() -> None:
+            for held in (self, *others):
+                held.connection.close()
+            _work(theirs, work)
+
+        self._process = fork_helper(serve)
         theirs.close()
 
     def ask(self, number: int) -> None:
@@ -143,15 +130,6 @@ class _Helper:
             os.waitpid(self._process, 0)
         STARTED.discard(self._process)
         self.connection.close()
-
-
-def _begin(parent: int) -> None:
-    """End with the parent, however that ends, leave Ctrl-C to it, and be closed to backends."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    plain_signals()
-    close_to_others()
-    end_with(parent, signal.SIGKILL)
 
 
 def _work(connection: Connection, work: Callable[[int], object]) -> NoReturn:

@@ -25,25 +25,10 @@ if TYPE_CHECKING:
 #: starts, nor lets a pipe be read with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-#: The keepers and helpers that this process has started and not waited for yet.
-STARTED: set[int] = set()
-
 # How often nothing must be found before nothing is left.
 _LOOKS = 2
 _HELD = ("memory", "threads", "file descriptors")
 _Said = TypeVar("_Said")
-_alone = False
-
-
-def claim_process() -> None:
-    """Say that this process belongs to a command of ours, and to no program that calls it."""
-    global _alone  # noqa: PLW0603 - there is one process
-    _alone = True
-
-
-def claimed() -> bool:
-    """Tell whether this process belongs to a command of ours."""
-    return _alone
 
 
 @cache

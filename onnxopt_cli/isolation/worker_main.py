@@ -50,6 +50,7 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
     from onnxopt_cli.core.codec import MessageReader, pack
     from onnxopt_cli.core.result import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
+    from onnxopt_cli.formula.native import die_with_models
     from onnxopt_cli.isolation import messages
     from onnxopt_cli.isolation.response import Host, Response
 
@@ -57,6 +58,7 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
         for part in message:
             connection.sendall(part)
 
+    die_with_models()
     reader = MessageReader()
     request, _ = reader.receive(connection.recv_into)
     number, text = request["id"], request["backend"]

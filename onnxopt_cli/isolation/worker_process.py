@@ -16,16 +16,11 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from onnxopt_cli.backends.conversation import Conversation
+from onnxopt_cli.core.helper_process import STARTED, claimed
 from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
-from onnxopt_cli.isolation.processes import (
-    STARTED,
-    children,
-    claimed,
-    end_descendants,
-    visible,
-)
+from onnxopt_cli.isolation.processes import children, end_descendants, visible
 from onnxopt_cli.isolation.shared import memory_file
 
 # The worker imports what this process would, from the same places, whatever its folder.

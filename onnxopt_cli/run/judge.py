@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from google.protobuf.message import EncodeError
 from onnx import helper
 
 from onnxopt_cli.backends.lowering import breaks_signature
@@ -154,7 +153,9 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
         outcome = Outcome.PASS
     elif response.failure is not None or response.outputs is None or key is None:
         outcome = response.failure or Outcome.ERROR
-        if outcome is Outcome.ERROR and (fault := _fault(content.model)):
+        # A crash may be that of onnx, which workers call to lower a model.
+        doubtful = outcome in {Outcome.ERROR, Outcome.CRASH}
+        if doubtful and (fault := _fault(content.model)):
             outcome, said = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
         diffs = compare_outputs(
@@ -186,8 +187,14 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
 def _fault(model: onnx.ModelProto) -> str:
     """Return why no backend has to run a model; empty if onnx's check finds nothing."""
     # Only what raises is looked at so.
-    from onnx import checker, defs, shape_inference
+    from onnx import defs
 
+    from onnxopt_cli.formula.native import (
+        OnnxRefusal,
+        TooLargeForOnnx,
+        check_model,
+        check_shapes,
+    )
     from onnxopt_cli.operators import register_schemas
     from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
 
@@ -206,18 +213,17 @@ def _fault(model: onnx.ModelProto) -> str:
                 value.type.tensor_type.shape.SetInParent()
     try:
         refuse_endless_functions(checked)
-        checker.check_model(checked)
+        check_model(checked)
         # A node may have types that its operator's version does not take.
-        shape_inference.infer_shapes(checked, check_type=True)
+        check_shapes(checked, check_type=True)
     except NodeError as error:
         return error.message
-    except (checker.ValidationError, shape_inference.InferenceError) as error:
+    except TooLargeForOnnx:
+        return ""
+    except OnnxRefusal as error:
         # Behind an arrow it says in what of the model that is.
         words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
         return clipped(printable(" ".join(words.split())), _LONGEST_FAULT)
-    except (EncodeError, ValueError):
-        # It is too large for that.
-        return ""
     return ""
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.case import Case
+from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, unanswered, with_shared, worse
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
-from onnxopt_cli.isolation.processes import claimed
 from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.asking import Asker

@@ -82,16 +82,17 @@ def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_pat
 
 FORKED = """\
 import os, signal
+from onnxopt_cli.core import helper_process
 from onnxopt_cli.isolation import parallel
 from onnxopt_cli.isolation.interruption import stop_by_raising
 
-begin = parallel._begin
+begin = helper_process.begin_helper
 
 def ended(parent):
     os.kill(os.getpid(), signal.SIGTERM)
     begin(parent)
 
-parallel._begin = ended
+helper_process.begin_helper = ended
 stop_by_raising()
 print(list(parallel.parallel(abs, [1, -2, 3], 2, 1)))
 """

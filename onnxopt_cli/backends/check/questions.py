@@ -14,6 +14,7 @@ from onnxopt_cli.cases.onnx.node_model import formula_model, value_info
 from onnxopt_cli.cases.suites.author import Author
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.formula.native import OnnxRefusal, infer_shapes
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 
@@ -110,8 +111,8 @@ def _question(operator: str, array: Array, opset: int, names: tuple[str, str]) -
     node.attribute.extend(helper.make_attribute(name, _REQUIRED[name]) for name in required)
     model = _model(node, inputs, opset, [onnx.ValueInfoProto(name=name) for name in outputs])
     try:
-        model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
+        model = infer_shapes(model, strict_mode=True, data_prop=True)
+    except OnnxRefusal as error:
         raise ValueError(f"{operator} takes no such tensor") from error
     for output in model.graph.output:
         tensor = output.type.tensor_type

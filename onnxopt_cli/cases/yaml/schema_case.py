@@ -25,6 +25,7 @@ from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import has_dtype, natural_dtype, untyped_kinds
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import DTYPES, dtype_name, dtype_named
+from onnxopt_cli.formula.native import OnnxRefusal, check_model
 from onnxopt_cli.operators import OPERATORS, register_schemas
 
 #: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
@@ -68,8 +69,8 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
 
     try:
         # Types and shapes of the outputs are judged by onnx's own inference.
-        onnx.checker.check_model(model(), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        check_model(model(), full=True)
+    except OnnxRefusal as error:
         reason = " ".join(str(error).split())
         place = fields.node.field("outputs") or fields.node
         fields.complain(place, f"onnx refuses them: {reason}")

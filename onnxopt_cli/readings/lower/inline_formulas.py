@@ -13,9 +13,10 @@ from copy import deepcopy
 from typing import TypeAlias
 
 import onnx
-from onnx import helper, inliner
+from onnx import helper
 
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.formula.native import OnnxRefusal, inline_functions
 from onnxopt_cli.formula.nodes import (
     all_nodes,
     imported_versions,
@@ -71,8 +72,8 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     inlined.functions.extend(f for f in spelled.functions if _id(f) in chosen)
     _import_domains(inlined)
     try:
-        inlined = inliner.inline_selected_functions(inlined, sorted(chosen))
-    except Exception as error:  # onnx raises its own and protobuf's, of no common base
+        inlined = inline_functions(inlined, sorted(chosen))
+    except OnnxRefusal as error:
         raise NodeError(f"onnx cannot inline the model's functions: {error}") from error
     # The inliner keeps functions that nothing calls.
     del inlined.functions[:]

@@ -13,6 +13,7 @@ from onnx import helper
 from onnxopt_cli.core.text import FreeNames
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import bind, node_attributes
+from onnxopt_cli.formula.native import OnnxRefusal, infer_shapes
 from onnxopt_cli.formula.nodes import all_nodes, imported_versions, subgraphs
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS, find_operator, register_schemas
@@ -148,8 +149,8 @@ class _Sweep:
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     register_schemas()
     try:
-        return onnx.shape_inference.infer_shapes(model)
-    except Exception as error:  # onnx raises its own and protobuf's, of no common base
+        return infer_shapes(model)
+    except OnnxRefusal as error:
         raise NodeError(
             f"onnx cannot infer the model's types: {error}",
             hint="onnx.checker.check_model(model, full_check=True) tells more",
