@@ -51,7 +51,9 @@ def pytest_configure(config):
 
 
 # Rooms whose tests start processes only where they are marked slow.
-_QUICK = frozenset({"cases", "core", "expectations", "log", "operators", "readings", "report"})
+_QUICK = frozenset(
+    {"cases", "conditioned", "core", "expectations", "log", "operators", "readings", "report"}
+)
 
 # Rooms whose tests take longest, in the order in which they run.
 _LONGEST = {"cluster": 0, "isolation": 1}

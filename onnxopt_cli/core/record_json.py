@@ -65,7 +65,7 @@ def value_from_json(data: Any) -> Value:
 # Fields of a Result that JSON has as they are.
 _RESULT = (
     "case", "backend", "operators", "capabilities", "outcome", "lowered", "message", "printed",
-    "flaky", "standing", "expectation",
+    "flaky", "standing", "expectation", "note",
 )  # fmt: skip
 # Those that are read as they are.
 _TEXTS = ("case", "backend", "lowered", "message", "printed", "flaky", "expectation")
@@ -105,6 +105,7 @@ def result_from_json(data: Any) -> Result:
             operators=tuple(data["operators"]),
             # Older logs lack them.
             capabilities=tuple(data.get("capabilities", ())),
+            note=data.get("note", ""),
             outcome=Outcome(data["outcome"]),
             standing=None if data["standing"] is None else Standing(data["standing"]),
             seconds=float(data["seconds"]),

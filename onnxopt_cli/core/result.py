@@ -81,6 +81,8 @@ class Result:
         standing: the outcome beside what was expected; None if nobody said what to expect.
         expectation: what the entry that speaks of the case says, and where it stands.
         capabilities: what the case needs beyond one node with float32 tensors.
+        note: what the outcome rests on, if that is not plain: ``contested: reading 2 of 2 (...)``;
+            or empty.
     """
 
     case: str
@@ -99,6 +101,7 @@ class Result:
     standing: Standing | None = None
     expectation: str = ""
     capabilities: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def failing(self) -> bool:

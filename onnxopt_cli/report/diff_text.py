@@ -116,7 +116,7 @@ def failure_text(result: Result, where: str = "") -> str:
     message = remark(result, where)
     lines = [printable(message, lines=True)] if message else []
     lines += [printable(result.printed, lines=True)] if result.printed else []
-    lines += [printable(note) for note in (result.flaky, result.expectation) if note]
+    lines += [printable(note) for note in (result.flaky, result.expectation, result.note) if note]
     for diff in result.wrong:
         parts = [diff.name, diff.kind, finding(diff), *errors(diff)]
         lines.append("  ".join(map(printable, parts)))

@@ -117,6 +117,8 @@ def _add_result(suite: Element, result: Result, record: RunRecord, names: FreeNa
         if not result.conforms:
             text.append(f"again: {printable(repeat_command(result, record.options))}")
         child.text = "\n".join(filter(None, text))
+    elif result.note:
+        SubElement(case, "system-out").text = printable(result.note)
 
 
 def _kind(result: Result) -> str | None:

@@ -63,6 +63,8 @@ def outcome_text(result: Result) -> Text:
         text.append(f" (flaky: {printable(result.flaky)})", style="bold red")
     elif result.standing in _REMARKS:
         text.append(f" ({_REMARKS[result.standing]})", style="dim")
+    if result.note:
+        text.append(f" ({printable(result.note.partition(' (')[0])})", style="yellow")
     return text
 
 
@@ -101,6 +103,8 @@ def output_lines(result: Result) -> Iterable[Text]:
         yield Text("  ").append_text(_headline(diff))
         if getattr(diff.tolerance, "reason", ""):
             yield Text(f"    by {printable(str(diff.tolerance))}", style="dim")
+    if result.note:
+        yield Text(f"  {printable(result.note)}", style="yellow")
     if result.message and result.outcome is Outcome.PASS:
         yield Text(f"  {printable(result.message)}", style="yellow")
 
@@ -162,6 +166,7 @@ def failure_panel(
         (printable(place), "bold"),
         (printable(message, lines=True), ""),
         (printable(result.expectation), "yellow"),
+        (printable(result.note), "yellow"),
         ("\n".join(printed if whole else printed[-_ELEMENTS:]), "dim"),
     )
     parts: list[RenderableType] = [Text(text, style) for text, style in told if text]

@@ -30,6 +30,8 @@ class Conformity(StrEnum):
     DOES_NOT_CONFORM = "does not conform"
 
 
+# What some passes rest on.
+_SECOND = "the second reading of a contested question"
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
     0: Conformity.CONFORMS.value,
@@ -88,7 +90,7 @@ def verdict(record: RunRecord) -> str:
 
 
 def scope(record: RunRecord) -> str:
-    """Say what was asked: versions of suites, and what was left out; empty if neither is known."""
+    """Say what was asked, what was left out, and how it was judged; empty if nothing is known."""
     suites = [
         f"{name.removeprefix(SUITE)}@{version}"
         for name, version in record.versions.items()
@@ -98,6 +100,8 @@ def scope(record: RunRecord) -> str:
     parts = [", ".join(suites), *(f"without {name} ({why})" for name, why in left_out.items())]
     declaring = [it.name for it in record.backends if ",math=" in it.name]
     parts += [f"{name} judged as math={declared_math(name)}" for name in declaring]
+    noted = Counter(it.backend for it in record.results if it.note and it.outcome is Outcome.PASS)
+    parts += [f"{name} passes {count} by {_SECOND}" for name, count in noted.items()]
     return printable("; ".join(filter(None, parts)))
 
 

@@ -58,12 +58,15 @@ class AnswerKey:
         tolerances: a tolerance for each of them.
         contradictions: stored outputs that the formula rejects; not empty if the case is wrong.
         formula: what the formula says of the outputs; None where no formula of ours applies.
+        alternatives: other outputs that are right as a whole, by other readings of contested
+            questions, each with what is said of a result that agrees with it.
     """
 
     outputs: Mapping[str, Value]
     tolerances: Mapping[str, Tolerance]
     contradictions: tuple[Diff, ...] = ()
     formula: FormulaOutputs | None = None
+    alternatives: tuple[tuple[str, AnswerKey], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from onnxopt_cli.isolation.response import Order, Response
 from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
 
 if TYPE_CHECKING:
-    from onnxopt_cli.readings.conditioned.conditioned import Judgement
+    from onnxopt_cli.readings.conditioned.conditioned import Judgement, Reading
     from onnxopt_cli.run.answers import Answers
 
 # Integers and booleans are equal where nothing else is right.
@@ -140,29 +140,74 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
     return declaring
 
 
-def _judgements(answer: Sequence[Value] | str, outputs: int) -> list[Judgement]:
-    """Return what an answer says of each output; or why there is none, of each."""
-    from onnxopt_cli.readings.conditioned.conditioned import Judgement
-    from onnxopt_cli.readings.conditioned.in_worker import judgements
+def _readings(answer: Sequence[Value] | str, outputs: int) -> list[Reading]:
+    """Return what an answer says of each output, by each reading; or why there is none, of each."""
+    from onnxopt_cli.readings.conditioned.conditioned import Judgement, Reading
+    from onnxopt_cli.readings.conditioned.in_worker import readings
 
     if isinstance(answer, str):
         reason = answer
     else:
         try:
-            found = judgements(answer)
-            if len(found) == outputs:
+            found = readings(answer)
+            counts = {len(it.judgements) for it in found}
+            if counts == {outputs}:
                 return found
-            reason = f"onnx's reference yields {len(found)} outputs"
+            reason = f"onnx's reference yields {max(counts, default=0)} outputs"
         except ValueError as error:
             reason = str(error)
-    return [Judgement(reason=reason)] * outputs
+    return [Reading((), [Judgement(reason=reason)] * outputs)]
 
 
 def _completed(key: AnswerKey, wanted: list[str], answer: Sequence[Value] | str) -> AnswerKey:
-    """Return a key with what was answered to a question; or with why nothing was."""
+    """Return a key with what was answered to a question; or with why nothing was.
+
+    Stored outputs that agree with any reading contradict nothing.
+    """
+    first, *others = _readings(answer, len(key.outputs))
+    if not others:
+        return _of_reading(key, wanted, first.judgements)
+    pure = [_whole_reading(key, wanted, it.judgements) for it in (first, *others)]
+    valid = any(it is not None and _agrees(key, it) for it in pure)
+    found = pure[0] if valid else None
+    return replace(
+        found or _of_reading(key, wanted, first.judgements),
+        alternatives=tuple(
+            (f"contested: reading 2 of 2 ({'; '.join(reading.second)})", other)
+            for reading, other in zip(others, pure[1:], strict=True)
+            if other is not None
+        ),
+    )
+
+
+def _whole_reading(
+    key: AnswerKey, wanted: list[str], judgements: Sequence[Judgement]
+) -> AnswerKey | None:
+    """Return a key by one reading alone, whatever is stored; None if it does not say all."""
+    outputs, tolerances = dict(key.outputs), dict(key.tolerances)
+    for name, judgement in zip(key.outputs, judgements, strict=True):
+        if name in wanted:
+            if judgement.reason:
+                return None
+            outputs[name], tolerances[name] = judgement.right[0][0], _budget(judgement)
+    return replace(key, outputs=outputs, tolerances=tolerances)
+
+
+def _agrees(key: AnswerKey, reading: AnswerKey) -> bool:
+    """Tell whether all stored outputs agree with a reading, or are rounded for print."""
+    return all(
+        not isinstance(expected, np.ndarray)
+        or not _wrong(expected, stored, reading.tolerances[name])
+        or _of_few_digits(expected, stored)
+        for (name, stored), expected in zip(
+            key.outputs.items(), reading.outputs.values(), strict=True
+        )
+    )
+
+
+def _of_reading(key: AnswerKey, wanted: list[str], judgements: Sequence[Judgement]) -> AnswerKey:
     outputs, tolerances = dict(key.outputs), dict(key.tolerances)
     contradictions: list[Diff] = []
-    judgements = _judgements(answer, len(outputs))
     for (name, stored), judgement in zip(key.outputs.items(), judgements, strict=True):
         if name not in wanted:
             continue

@@ -142,6 +142,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
     diffs: tuple[Diff, ...] = ()
     said = [response.message]
     curve: Mapping[int, float] = {}
+    note = ""
     if response.failure is Outcome.SKIP and not (
         # A worker may have been told to lie: only what breaks the signature is never asked.
         content.rejects and breaks_signature(content.model, content.inputs)
@@ -158,13 +159,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
         if doubtful and (fault := _fault(content.model)):
             outcome, said = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
-        diffs = compare_outputs(
-            key.outputs,
-            response.outputs,
-            key.tolerances.__getitem__,
-            signed_zeros=judging.signed_zeros,
-            examine=judging.examine,
-        )
+        diffs, note = _compared(key, response.outputs, judging)
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if response.changed:
@@ -181,7 +176,27 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK
     message = "; ".join(filter(None, (*said, response.leak)))
-    return _result(question, backend, outcome, message, response, diffs, curve)
+    return _result(question, backend, outcome, message, response, diffs, curve, note)
+
+
+def _compared(
+    key: AnswerKey, outputs: Sequence[Value], judging: JudgeOptions
+) -> tuple[tuple[Diff, ...], str]:
+    """Compare outputs with what is right by each reading, and say by which they are."""
+    found: list[tuple[Diff, ...]] = []
+    for note, reading in (("", key), *key.alternatives):
+        diffs = compare_outputs(
+            reading.outputs,
+            outputs,
+            reading.tolerances.__getitem__,
+            signed_zeros=judging.signed_zeros,
+            examine=judging.examine,
+        )
+        if all(diff.agrees for diff in diffs):
+            return diffs, note
+        found.append(diffs)
+    # What is wrong by all of them is shown beside the first.
+    return found[0], "contested: by no reading of 2" if key.alternatives else ""
 
 
 def _fault(model: onnx.ModelProto) -> str:
@@ -235,6 +250,7 @@ def _result(
     response: Response,
     diffs: tuple[Diff, ...],
     curve: Mapping[int, float],
+    note: str = "",
 ) -> Result:
     case, content = question.case, question.content
     return Result(
@@ -251,6 +267,7 @@ def _result(
         seconds=response.seconds,
         capabilities=capabilities(content) if content else (),
         printed="" if outcome in _SILENT else response.printed,
+        note=note,
     )
 
 

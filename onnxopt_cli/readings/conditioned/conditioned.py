@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import combinations
@@ -19,6 +20,7 @@ from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import CALLED, published_body, subtracting
+from onnxopt_cli.readings.conditioned.contested import CONTESTED, met_at, second_readings
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
 from onnxopt_cli.readings.conditioned.reference import functions, wrong_about
@@ -60,6 +62,8 @@ _LEAST = {
     for dtype, roundoff in ROUNDOFF.items()
 }
 _LONGEST = 200
+# Of so many contested questions in one model all combinations are tried.
+_MOST_CONTESTED = 2
 _TRAINING = "ai.onnx.preview.training"
 # Any two of these columns have all four pairs of signs; in the first row all are alike.
 _CHOSEN = tuple(combinations(range(1, 8), 3))
@@ -88,6 +92,19 @@ class Judgement:
 
     right: tuple[tuple[Array, Array], ...] = ()
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is right of all outputs, where contested questions are read in one way.
+
+    Attributes:
+        second: the questions, by name, of which the second reading is taken.
+        judgements: one an output.
+    """
+
+    second: tuple[str, ...]
+    judgements: list[Judgement]
 
 
 @dataclass
@@ -126,10 +143,10 @@ class _Form:
         return [*_distances(self.draws, self.exact)]
 
 
-def condition(
+def all_readings(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
-) -> list[Judgement]:
-    """Ask a model how far its outputs move.
+) -> list[Reading]:
+    """Ask a model how far its outputs move, by each reading of what is contested in it.
 
     Args:
         model: a model whose operators onnx's reference implements.
@@ -137,21 +154,69 @@ def condition(
         math: one of :data:`MATH` where a backend declares that it rounds products or sums; or
             empty.
 
+    Returns:
+        The first readings of all questions; behind it others, if they yield something else.
+
     Raises:
         CannotAskError: if it cannot be asked.
     """
-    with np.errstate(all="ignore"), replaced(*functions()):
-        return _conditioned(model, inputs, math)
+    met: set[str] = set()
+    found = [Reading((), _condition(model, inputs, math, met=met))]
+    names = [it.name for it in CONTESTED if it.name in met]
+    # Every combination of few; of many each question alone.
+    most = len(names) if len(names) <= _MOST_CONTESTED else 1
+    for count in range(1, most + 1):
+        for second in combinations(names, count):
+            # Another reading may not be possible at all.
+            with suppress(CannotAskError):
+                other = Reading(second, _condition(model, inputs, math, second))
+                if not any(_same(other, it) for it in found):
+                    found.append(other)
+    return found
 
 
-def _conditioned(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[Judgement]:
+def condition(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
+) -> list[Judgement]:
+    """Ask a model how far its outputs move, by the first readings; see :func:`all_readings`."""
+    return _condition(model, inputs, math)
+
+
+def _condition(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    second: Sequence[str] = (),
+    met: set[str] | None = None,
+) -> list[Judgement]:
+    with np.errstate(all="ignore"), replaced(*functions()), replaced(*second_readings(second)):
+        return _conditioned(model, inputs, math, set() if met is None else met)
+
+
+def _same(one: Reading, other: Reading) -> bool:
+    """Tell whether two readings allow the same outputs, to the bit."""
+    return all(
+        mine.reason == theirs.reason
+        and len(mine.right) == len(theirs.right)
+        and all(
+            np.array_equal(a, b, equal_nan=a.dtype != object)
+            for pair, others in zip(mine.right, theirs.right, strict=True)
+            for a, b in zip(pair, others, strict=True)
+        )
+        for mine, theirs in zip(one.judgements, other.judgements, strict=True)
+    )
+
+
+def _conditioned(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
+) -> list[Judgement]:
     nodes = list(all_nodes(model))
     if why := next(filter(None, (wrong_about(it, inputs) for it in nodes)), ""):
         raise CannotAskError(f"onnx's reference {why}")
     try:
         if {node.op_type for node in nodes} <= DEFINED:
             return [_defined(it) for it in Evaluated(model).run(inputs)]
-        forms = _measure(model, inputs, math)
+        forms = _measure(model, inputs, math, met)
     except (CannotAskError, MemoryError):
         raise
     except Exception as error:
@@ -159,14 +224,14 @@ def _conditioned(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str)
         said = exception_text(error).split("\n", 1)[0]
         why = f"onnx's reference does not run it in double: {clipped(said, _LONGEST)}"
         raise CannotAskError(why) from error
-    bodies = _measured_body(model, inputs, math)
+    bodies = _measured_body(model, inputs, math, met)
     found = list(map(_judgement, zip(forms, bodies, strict=True) if bodies else zip(forms)))
     if operator_names(model) == ("Attention",):
         found = list(map(_with_lowest, found))
     flushed = {name: _flushed(it) for name, it in inputs.items()}
     if all(it is inputs[name] for name, it in flushed.items()):
         return found
-    others = _conditioned(model, flushed, math)
+    others = _conditioned(model, flushed, math, met)
     return [
         replace(it, right=it.right + other.right) for it, other in zip(found, others, strict=True)
     ]
@@ -201,13 +266,15 @@ def _with_lowest(judgement: Judgement) -> Judgement:
     return judgement
 
 
-def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value], math: str) -> list[_Form]:
+def _measured_body(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
+) -> list[_Form]:
     """Run the function bodies that ONNX publishes for a model's nodes; empty if there are none."""
     try:
         if body := published_body(model, inputs):
-            return _measure(body, inputs, math, CALLED)
+            return _measure(body, inputs, math, met, CALLED)
         looked_into = subtracting(model)
-        return _measure(model, inputs, math, looked_into) if looked_into else []
+        return _measure(model, inputs, math, met, looked_into) if looked_into else []
     except MemoryError:
         # Limits would be too narrow without it.
         raise
@@ -216,12 +283,17 @@ def _measured_body(model: onnx.ModelProto, inputs: Mapping[str, Value], math: st
 
 
 def _measure(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, looked_into: Sequence[str] = ()
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    met: set[str],
+    looked_into: Sequence[str] = (),
 ) -> list[_Form]:
     kinds: list[tuple[str, float, bool]] = []
     beyond: set[str] = set()
 
     def note(node: Any, compute: Compute, given: Sequence[Any], _at: int) -> tuple[Any, ...]:
+        met.update(met_at(node, given))
         outputs = compute(*given)
         beyond.update(_left_range(given, outputs))
         before, after = _coarsest(given), _coarsest(outputs)

@@ -86,6 +86,8 @@ class Evaluated:
         copied = {"input": [*node.input], "output": [*node.output]}
         for name in ("onnx_node", "op_type", "has_linked_attribute", "need_context", "run"):
             copied[name] = getattr(node, name)
+        opsets = node.run_params.get("opsets", {})
+        copied["opset"] = opsets.get(node.onnx_node.domain, 0)
         step = SimpleNamespace(**copied)
         if not node.has_subgraph and not isinstance(node, function):
             step.run = partial(self._visited, step, node.run)
