@@ -330,6 +330,7 @@ def explain(
         seconds: how long to look; None for a fifth of the run's time, 10 at least.
         progress: called now and then with what is going on.
     """
+    from onnxopt_cli.grade.attribute_conditions import explain_by_attributes
     from onnxopt_cli.grade.explain import explain, least_seconds
 
     results = _all(Result, results, "results that run() has yielded")
@@ -338,7 +339,8 @@ def explain(
         known = find_again({it.case: it.location for it in results})
     if seconds is None:
         seconds = least_seconds(sum(it.seconds for it in results))
-    return explain(results, known, judging, seconds=seconds, progress=progress)
+    explanations = explain(results, known, judging, seconds=seconds, progress=progress)
+    return [*explanations, *explain_by_attributes(results, known, _formula_names())]
 
 
 def explain_session(
@@ -353,6 +355,7 @@ def explain_session(
         seconds: how long to look; None for a fifth of the time that it took, 10 at least.
         progress: called now and then with what is going on.
     """
+    from onnxopt_cli.grade.attribute_conditions import explain_by_attributes
     from onnxopt_cli.grade.explain import explain, least_seconds
     from onnxopt_cli.run.rerun import questioning
 
@@ -362,7 +365,14 @@ def explain_session(
     cases = {case.id: case for case in plan.cases}
     results = [*session.results.values()]
     with questioning(plan.interruption, session.terms.setting) as ask:
-        return explain(results, cases, plan.judging, seconds=seconds, progress=progress, ask=ask)
+        explanations = explain(
+            results, cases, plan.judging, seconds=seconds, progress=progress, ask=ask
+        )
+    return [*explanations, *explain_by_attributes(results, cases, _formula_names())]
+
+
+def _formula_names() -> list[str]:
+    return [operator.name for operator in known_operators.OPERATORS]
 
 
 def audit(

@@ -31,10 +31,9 @@ from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 from onnxopt_cli.report import terminal
-from onnxopt_cli.report.causes import group_failures
-from onnxopt_cli.report.diff_text import headline
+from onnxopt_cli.report.causes import group_failures, reasons_alike
 from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_all, write_report
-from onnxopt_cli.report.verdict import scope
+from onnxopt_cli.report.verdict import failures, scope
 
 # Causes that are shown by an example, and reasons that are said.
 _EXAMPLES = 3
@@ -160,7 +159,7 @@ class Display:
 
     def _failures(self, record: RunRecord) -> None:
         """Print the causes of failures and an example of each; with -v all failures."""
-        failed = [it for it in record.results if not it.conforms and it.outcome not in _BRIEF]
+        failed = [it for it in failures(record) if it.outcome not in _BRIEF]
         if not failed:
             return
         groups = group_failures(failed, record.explanations)
@@ -197,11 +196,16 @@ class Display:
     def _reasons(self, results: Sequence[Result]) -> None:
         """Print once each reason for which cases are unsupported, do not apply or did not run."""
         reasons: Counter[tuple[Outcome, str, str]] = Counter()
-        for result in results:
-            unsupported = result.outcome is Outcome.UNSUPPORTED and not result.conforms
-            if unsupported or result.outcome in {Outcome.SKIP, Outcome.NOT_RUN}:
-                said = printable(result.message, lines=True) if self._verbose else headline(result)
-                reasons[result.outcome, result.backend, said] += 1
+        told = [
+            result
+            for result in results
+            if result.outcome in {Outcome.SKIP, Outcome.NOT_RUN}
+            or (result.outcome is Outcome.UNSUPPORTED and not result.conforms)
+        ]
+        texts = reasons_alike(told)
+        for result, text in zip(told, texts, strict=True):
+            said = printable(result.message, lines=True) if self._verbose else text
+            reasons[result.outcome, result.backend, said] += 1
         shown = reasons.most_common(None if self._verbose else _REASONS)
         for (outcome, backend, reason), count in shown:
             style = terminal.STYLES[outcome]

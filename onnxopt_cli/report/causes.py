@@ -12,10 +12,9 @@ from math import isfinite
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
 from onnxopt_cli.core.text import clipped, printable, some_of
-from onnxopt_cli.report.diff_text import headline, operator_options, remark
+from onnxopt_cli.report.diff_text import operator_options, remark
+from onnxopt_cli.report.message_pattern import merged_patterns, message_pattern
 
-# What differs between messages of one cause: addresses, numbers that are no part of a name, paths.
-_ACCIDENTAL = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])[-+]?\d[\d.e+-]*(?!\w)|(?:/[\w.@-]+){2,}/?")
 _NUMBER = re.compile(r"\d+")
 # Where in a trajectory something is wrong first.
 _STEP = re.compile(r"^(?:left the budget first in )?step \d+\b.*")
@@ -23,16 +22,29 @@ _SHAPE = re.compile(r"\[.*?\]")
 # Characters of a title, names and operators in it.
 _LONGEST = 200
 _NAMED = 3
+# Wrong values say most about a backend, and a missing operator says least.
+_SEVERITY = {
+    outcome: rank
+    for rank, outcomes in enumerate(
+        (
+            (Outcome.FAIL, Outcome.UNPROVEN, Outcome.PASS),
+            (Outcome.INVALID,),
+            (Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK),
+            (Outcome.ERROR,),
+        )
+    )
+    for outcome in outcomes
+}
 # An output with more elements is hard to read.
 _FEW_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Failures of one backend that a known mistake accounts for, or that look alike.
+    """Failures that a known mistake accounts for, or that look alike.
 
     Attributes:
-        backend: the backend's name.
+        backend: the backend's name; empty for an invalid case, which no backend is to blame for.
         cause: what they have in common, in words.
         more: a command that shows what the known mistake changes; empty where none is known.
         results: the failures, the one that shows the most first.
@@ -47,24 +59,58 @@ class FailureGroup:
 def group_failures(
     failed: Sequence[Result], explanations: Sequence[Explanation]
 ) -> list[FailureGroup]:
-    """Return failures by cause, the most frequent cause first.
+    """Return failures by cause: wrong values first, errors last, the most frequent cause first.
+
+    An invalid case is listed once, whatever the number of backends.
 
     Args:
-        failed: results that are not as expected.
+        failed: results that are not as expected, as :func:`failures` returns them.
         explanations: of failures, where one was looked for.
     """
     known = _explained(explanations)
+    patterns = _patterns(failed)
     groups: dict[tuple[str, tuple[str, str] | None, tuple[str, ...]], list[Result]] = {}
-    for result in failed:
+    for result, pattern in zip(failed, patterns, strict=True):
         found = known.get((result.backend, result.case))
-        key = result.backend, found, () if found else _looks(result)
+        backend = "" if result.outcome is Outcome.INVALID else result.backend
+        key = backend, found, () if found else _looks(result, pattern)
         groups.setdefault(key, []).append(result)
     ranked = []
-    for (backend, found, _), mine in groups.items():
+    for (backend, found, looks), mine in groups.items():
         ordered = _telling_first(mine)
-        words, more = found or (_title(ordered[0], mine), "")
+        words, more = found or (_title(ordered[0], mine, looks[0]), "")
         ranked.append(FailureGroup(backend, words, more, tuple(ordered)))
-    return sorted(ranked, key=lambda it: -len(it.results))
+    return sorted(ranked, key=_severest_first)
+
+
+def _patterns(results: Sequence[Result]) -> list[str]:
+    """Return the pattern of what each result says."""
+    operators = {name for result in results for name in result.operators}
+    patterns = [message_pattern(_said(result), operators) for result in results]
+    merged = merged_patterns(patterns)
+    return [merged[pattern] for pattern in patterns]
+
+
+def reasons_alike(results: Sequence[Result]) -> list[str]:
+    """Return the reason of each result in a line, the same for reasons that differ by names alone.
+
+    Args:
+        results: results without outputs, such as unsupported ones.
+    """
+    lines = [_said(result) for result in results]
+    patterns = _patterns(results)
+    variants: dict[str, set[str]] = {}
+    for line, pattern in zip(lines, patterns, strict=True):
+        variants.setdefault(pattern, set()).add(line)
+    return [
+        printable(clipped(line if len(variants[pattern]) == 1 else pattern, 2 * _LONGEST))
+        for line, pattern in zip(lines, patterns, strict=True)
+    ]
+
+
+def _severest_first(group: FailureGroup) -> tuple[int, int]:
+    severity = min(_SEVERITY.get(it.outcome, len(_SEVERITY)) for it in group.results)
+    return severity, -len(group.results)
 
 
 def _explained(explanations: Iterable[Explanation]) -> dict[tuple[str, str], tuple[str, str]]:
@@ -89,11 +135,11 @@ def mistake_command(explanation: Explanation, cause: Cause) -> str:
     return printable(shlex.join(["onnxopt", "show", explanation.operator, *words]))
 
 
-def _looks(result: Result) -> tuple[str, ...]:
-    """Return what is the same of two results that look alike."""
+def _looks(result: Result, pattern: str) -> tuple[str, ...]:
+    """Return what is the same of two results that look alike, the pattern of the message first."""
     structure = sorted({_structure(it.structure, it.kind) for it in result.wrong if it.structure})
-    said = _ACCIDENTAL.sub("N", _said(result).replace(result.case, "CASE"))
-    key = [result.outcome, result.standing or "", bool(result.flaky) * "flaky", said, *structure]
+    key = [pattern, result.outcome, result.standing or "", bool(result.flaky) * "flaky"]
+    key += structure
     if result.wrong and not structure:
         # Values say little without the formula that they come from.
         key += [*result.operators, *sorted({_NUMBER.sub("", diff.name) for diff in result.wrong})]
@@ -109,19 +155,25 @@ def _structure(found: str, kind: str) -> str:
 
 
 def _said(result: Result) -> str:
-    """Return the first and the last line of what a result says beside which values are wrong."""
+    """Return the line of a result that says most beside which values are wrong.
+
+    The last line of several may be a frame of a stack, which says nothing.
+    """
     message = remark(result)
     if result.wrong and _STEP.match(message):
         return ""
-    return headline(result) if "\n" in message else clipped(message, 2 * _LONGEST)
+    first, *more = message.strip().split("\n", 2)
+    return f"{first} {more[0].strip()}" if more and first.rstrip().endswith(":") else first
 
 
-def _title(example: Result, alike: Sequence[Result]) -> str:
+def _title(example: Result, alike: Sequence[Result], pattern: str) -> str:
     """Say what results that look alike have in common, and of which operators they are."""
     parts = sorted({_structure(it.structure, it.kind) for it in example.wrong if it.structure})
     if example.wrong and not parts:
         parts = [f"{some_of([diff.name for diff in example.wrong], _NAMED)} off"]
     if said := _said(example):
+        if any(_said(it) != said for it in alike):
+            said = pattern
         parts.append(clipped(said, _LONGEST))
     if example.standing is Standing.UNEXPECTED_PASS:
         parts.insert(0, "passes, which is not expected")
@@ -130,14 +182,19 @@ def _title(example: Result, alike: Sequence[Result]) -> str:
     words = clipped("; ".join(parts), 2 * _LONGEST) or "not as expected"
     if example.outcome not in (Outcome.FAIL, Outcome.PASS):
         words = f"{example.outcome.value}: {words}"
-    operators = Counter(", ".join(dict.fromkeys(it.operators)) for it in alike)
-    names = [name for name in operators if name]
-    if len(names) == 1 and len(operators) == 1:
-        return printable(f"{clipped(names[0], _LONGEST)}: {words}")
-    if names and len(operators) <= _NAMED:
-        counts = ", ".join(f"{name or 'others'} {count}" for name, count in operators.items())
+    by_operator = Counter(map(_operator, alike))
+    if len(by_operator) == 1:
+        (name,) = by_operator
+        return printable(f"{clipped(name, _LONGEST)}: {words}" if name else words)
+    if len(by_operator) <= _NAMED:
+        counts = ", ".join(f"{name or 'others'} {count}" for name, count in by_operator.items())
         return printable(f"{words} ({clipped(counts, _LONGEST)})")
-    return printable(f"{words} ({len(operators)} operators)" if names else words)
+    return printable(f"{words} ({len(by_operator)} operators)")
+
+
+def _operator(result: Result) -> str:
+    names = dict.fromkeys(result.operators)
+    return "models of several operators" if len(names) > 1 else next(iter(names), "")
 
 
 def _telling_first(results: Sequence[Result]) -> list[Result]:

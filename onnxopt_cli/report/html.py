@@ -153,14 +153,20 @@ def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[Any]
 
     A cell is a result and the number of its section, None if it has none.
     """
-    sections = {id(result): number for number, result in enumerate(shown, 1)}
+    sections = {_section_key(result): number for number, result in enumerate(shown, 1)}
     rows: dict[str, dict[str, Any]] = {}
     for result in record.results:
-        rows.setdefault(result.case, {})[result.backend] = result, sections.get(id(result))
+        section = sections.get(_section_key(result))
+        rows.setdefault(result.case, {})[result.backend] = result, section
     return [
         (case, [cells.get(backend.name) for backend in record.backends])
         for case, cells in rows.items()
     ]
+
+
+def _section_key(result: Result) -> tuple[str, str]:
+    """Return what identifies the section of a result: an invalid case has one for all backends."""
+    return result.case, "" if result.outcome is Outcome.INVALID else result.backend
 
 
 def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:

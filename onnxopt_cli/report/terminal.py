@@ -116,24 +116,26 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
         groups: the failures; of very many groups those with the fewest are only counted.
         examples: of how many groups an example is shown elsewhere; of others it is named.
     """
-    backends = list(dict.fromkeys(it.backend for it in groups))
-    count = sum(len(it.results) for it in groups)
+    backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
+    count = sum(len(group.results) for group in groups)
     head = Text(f"{count} failure{'s' * (count > 1)}", style="bold red")
-    yield head.append(f" on {some_of(backends, 3)}, by cause:", style="not bold")
+    on = f" on {some_of(backends, 3)}" if backends else ""
+    yield head.append(f"{on}, by cause:", style="not bold")
     table = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
     for number, it in enumerate(groups[:_CAUSES], start=1):
         words = Text(it.cause)
-        if len(backends) > 1:
+        if len(backends) > 1 and it.backend:
             words.append(f" on {printable(it.backend)}", style="dim")
         if number > examples:
             words.append(f", as {printable(it.results[0].case)}", style="dim")
         table.add_row(f"  {number}.", Text(str(len(it.results)), "bold"), words)
     yield table
     if rest := groups[_CAUSES:]:
-        left = sum(len(it.results) for it in rest)
-        yield Text(f"{len(rest)} more causes of {left} failures; -q names all failures", "dim")
+        left = Counter(result.outcome.value for group in rest for result in group.results)
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in left.items())
+        yield Text(f"{len(rest)} more causes of {counts}; -q names all failures", "dim")
 
 
 def failure_panel(
@@ -184,8 +186,9 @@ def failure_panel(
             parts.append(Text(f"{word}: {names}", style="dim"))
     again = f"again: {printable(repeat_command(result, options))}"
     parts.append(Text(again + f"\nmore: {more}" * bool(more), style="dim"))
-    title = Text.assemble(outcome_text(result), f" {printable(result.case)} on ")
-    title.append(printable(result.backend))
+    title = Text.assemble(outcome_text(result), f" {printable(result.case)}")
+    if result.outcome is not Outcome.INVALID:
+        title.append(f" on {printable(result.backend)}")
     return Panel(
         Group(*parts),
         title=title,
@@ -207,7 +210,8 @@ def failing_lines(record: RunRecord) -> Iterable[Text]:
     """Return a line for each result that is not as expected: outcome and id, and the backend."""
     for result in failures(record):
         line = Text.assemble(outcome_text(result), f" {printable(result.case)}")
-        yield line.append(f" on {printable(result.backend)}" if len(record.backends) > 1 else "")
+        named = len(record.backends) > 1 and result.outcome is not Outcome.INVALID
+        yield line.append(f" on {printable(result.backend)}" if named else "")
 
 
 def _headline(diff: Diff) -> Text:

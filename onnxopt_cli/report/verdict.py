@@ -155,8 +155,19 @@ def tallies(record: RunRecord) -> list[Tally]:
 
 
 def failures(record: RunRecord) -> list[Result]:
-    """Return the results that are not as expected, without those that were never run."""
-    return [it for it in record.results if not it.conforms and it.outcome is not Outcome.NOT_RUN]
+    """Return the results that are not as expected, without those that were never run.
+
+    An invalid case occurs once, with the first backend: no backend is to blame for it.
+    """
+    failed = []
+    invalid: set[str] = set()
+    for result in record.results:
+        if result.conforms or result.outcome is Outcome.NOT_RUN or result.case in invalid:
+            continue
+        if result.outcome is Outcome.INVALID:
+            invalid.add(result.case)
+        failed.append(result)
+    return failed
 
 
 def by_kind(failed: Sequence[Result]) -> list[Result]:

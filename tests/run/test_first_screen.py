@@ -33,7 +33,22 @@ class ThreeMistakes(Right):
 
 class EachItsOwn(Right):
     def run(self, model, inputs):
-        raise ValueError("cannot do " + chr(97 + int(inputs["T"]) % 26) * 9)
+        letter = chr(97 + int(inputs["T"]) % 26)
+        raise ValueError(f"cannot {letter * 5} with {letter * 7} for {letter * 9}")
+
+
+class RaisesWithNames(Right):
+    def run(self, model, inputs):
+        T = int(inputs["T"])
+        raise ValueError(f"input {'abcdefghi'[T - 1] * 3}: no kernel for 'x{T}' of [{T}, {T}]")
+
+
+class MostlyRaises(Right):
+    def run(self, model, inputs):
+        if int(inputs["T"]) > 1:
+            raise ValueError("no kernel")
+        first, *rest = super().run(model, inputs)
+        return [first + np.float32(1), *rest]
 
 
 class Primitives(Right):
@@ -53,6 +68,20 @@ class Infinite(Right):
         first, *rest = super().run(model, inputs)
         T = int(inputs["T"])
         return [first + np.float32(np.inf if T == 1 else 0.5 if T == 2 else 0.01), *rest]
+"""
+
+
+IGNORES_ANTIALIAS = """
+from onnx.reference import ReferenceEvaluator
+
+
+class IgnoresAntialias:
+    def run(self, model, inputs):
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "antialias":
+                    attribute.i = 0
+        return ReferenceEvaluator(model).run(None, dict(inputs))
 """
 
 
@@ -131,8 +160,41 @@ def test_many_causes_are_named_with_a_case_each_and_the_rest_is_counted(screen):
     answer = screen(60, "EachItsOwn")
     assert len(answer.out.splitlines()) <= 60
     assert answer.out.count("─ ERROR ") == 3
-    assert "cannot do eeeeeeeee, as demo/demo/plain4" in " ".join(answer.out.split())
-    assert "14 more causes of 28 failures; -q names all failures" in answer.out
+    example = "cannot eeeee with eeeeeee for eeeeeeeee, as demo/demo/plain4"
+    assert example in " ".join(answer.out.split())
+    assert "14 more causes of 28 error; -q names all failures" in answer.out
+
+
+def test_one_cause_is_one_line_whatever_names_its_messages_carry(screen):
+    answer = screen(9, "RaisesWithNames")
+    text = " ".join(answer.out.split())
+    assert "1. 9 Momentum: error: ValueError: input …: no kernel for …" in text
+
+
+def test_wrong_values_come_before_more_frequent_errors(screen):
+    text = " ".join(screen(10, "MostlyRaises").out.split())
+    assert "1. 1 Momentum: X_new off" in text
+    assert "2. 9 Momentum: error: ValueError: no kernel" in text
+
+
+def test_an_invalid_case_is_listed_once_for_all_backends(workplace, onnxopt):
+    wrong = f"{PLAIN}    outputs: {{X_new: [7.0, 7.0], V_new: [7.0, 7.0]}}\n"
+    (workplace / "demo.yaml").write_text(f"{HEAD}  - name: plain{wrong}")
+    backends = ("-b", "numpy", "-b", "onnx-reference")
+    shown = onnxopt("run", "demo.yaml", *backends, "--report", "markdown=out.md")
+    assert shown.code == 2
+    assert shown.out.count("INVALID demo/demo/plain") == 1
+    assert "1 failure, by cause" in shown.out
+    quiet = onnxopt("run", "demo.yaml", *backends, "-q")
+    assert quiet.out.count("INVALID demo/demo/plain") == 1
+    assert (workplace / "out.md").read_text().count("<details><summary>invalid") == 1
+
+
+def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace, onnxopt):
+    (workplace / "vendor.py").write_text(IGNORES_ANTIALIAS)
+    run = ("run", "onnx-node", "--operator", "Resize", "-b", "python:vendor.py:IgnoresAntialias")
+    text = " ".join(onnxopt(*run).out.split())
+    assert "1. 4 Resize: wrong in each judged case with antialias=1" in text
 
 
 def test_who_only_raises_is_told_how_to_say_that_an_operator_is_not_known(screen):

@@ -1,0 +1,91 @@
+"""The pattern of a message: the message without the names, numbers and shapes of one case.
+
+Messages of one cause differ by such parts alone, so that a report can list the cause once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+#: Stands for a part that differs from case to case.
+PLACEHOLDER = "…"
+# A pattern is made of the beginning of a message: a cause is named before its circumstances.
+_MAX_PATTERN_SOURCE_CHARS = 600
+_MAX_NESTING = 8
+_QUOTED = re.compile(r"""(?<!\w)(?:"[^"]*"|'[^']*'|`[^`]*`|<[^<>]*>)""")
+_INNERMOST_BRACKETS = re.compile(r"\[[^\[\](){}]*\]|\([^\[\](){}]*\)|\{[^\[\](){}]*\}")
+# The closing bracket may have been cut off.
+_OPEN_BRACKET = re.compile(r"[\[({].*", re.DOTALL)
+_PATH = re.compile(r"(?<![\w/\\])(?:\w:)?[\w.@~+-]*[/\\][\w.@~+/\\-]*")
+_NUMBER = re.compile(r"#?0x[0-9a-fA-F]+|(?<!\w)[-+#]?\d[\d.e+-]*(?!\w)")
+# An identifier has a digit, an underscore, a dot or colons inside, or capitals after small letters.
+_IDENTIFIER = re.compile(
+    r"(?<![\w.:])(?:::)?(?:\w*[a-z][A-Z]\w*|\w*[\d_]\w*|\w+(?:(?:::|\.)\w+)+)(?:(?:::|\.)\w+)*"
+)
+_TYPE_NAME = re.compile(r"^[\w.]+(?=:\s)")
+_WORD = re.compile(r"\w+")
+# Tensors are often called X or y; no English word but these has one letter.
+_ONE_LETTER_WORDS = frozenset("aAI")
+_PLACEHOLDERS = re.compile(rf"{PLACEHOLDER}(?:[\s,;x:]*{PLACEHOLDER})+")
+# So many words at one place of otherwise equal patterns are names, and so is one beside a
+# placeholder.
+_MIN_NAMES = 3
+_PUNCTUATION = ",;:."
+# Types whose names have no digit.
+_TYPES = frozenset({"bool", "double", "float", "string", "Bool", "Double", "Float", "String"})
+
+
+def message_pattern(message: str, operators: Collection[str] = ()) -> str:
+    """Return one line of a message with a placeholder for each part that names one case's own.
+
+    Those are quoted text, text in brackets, paths, numbers, identifiers, element types and
+    operators. The type of an exception at the beginning stays.
+
+    Args:
+        message: the line.
+        operators: names of operators that the run has met.
+    """
+    text = message[:_MAX_PATTERN_SOURCE_CHARS]
+    match = _TYPE_NAME.match(text)
+    head = match[0] if match else ""
+    text = _QUOTED.sub(PLACEHOLDER, text[len(head) :])
+    for _ in range(_MAX_NESTING):
+        shorter = _INNERMOST_BRACKETS.sub(PLACEHOLDER, text)
+        if shorter == text:
+            break
+        text = shorter
+    text = _OPEN_BRACKET.sub(PLACEHOLDER, text)
+    for accidental in (_PATH, _NUMBER, _IDENTIFIER):
+        text = accidental.sub(PLACEHOLDER, text)
+    names = _TYPES.union(operators)
+
+    def replaced(word: re.Match[str]) -> str:
+        is_letter = len(word[0]) == 1 and word[0] not in _ONE_LETTER_WORDS
+        return PLACEHOLDER if is_letter or word[0] in names else word[0]
+
+    text = _WORD.sub(replaced, text)
+    return head + _PLACEHOLDERS.sub(PLACEHOLDER, " ".join(text.split()))
+
+
+def merged_patterns(patterns: Iterable[str]) -> dict[str, str]:
+    """Return for each pattern one that stands for all which differ from it by a name alone.
+
+    A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
+    one word are merged where at least three different words stand in its place, or a placeholder.
+    """
+    by_gap: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
+    for pattern in set(patterns):
+        words = pattern.split()
+        # The first word is the type of the error.
+        for place, word in enumerate(words[1:], start=1):
+            gap = PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
+            by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
+    merged = {pattern: pattern for pattern in patterns}
+    for (place, words), alike in by_gap.items():
+        at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}
+        if len(at_gap) >= _MIN_NAMES or (PLACEHOLDER in at_gap and len(alike) > 1):
+            for pattern in alike:
+                merged[pattern] = " ".join(words)
+    return merged

@@ -1,0 +1,71 @@
+"""Messages of one cause have one pattern, whatever names, numbers and shapes they carry."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxopt_cli.report.message_pattern import merged_patterns, message_pattern
+
+
+@pytest.mark.parametrize(
+    ("messages", "pattern"),
+    [
+        (
+            [
+                "RuntimeError: node 0 (\"\", op '::BitShift', [Int32] [[3]]) failed: perm rank 2",
+                "RuntimeError: node 12 (\"y\", op '::Cast', [] [[1, 4], [2]]) failed: perm rank 3",
+            ],
+            "RuntimeError: node … failed: perm rank …",
+        ),
+        (
+            [
+                "Error: cannot load /tmp/a_1/m.onnx at 0x7f00",
+                "Error: cannot load C:\\models\\b.onnx at 0x1",
+            ],
+            "Error: cannot load … at …",
+        ),
+        (
+            ["no kernel for Gelu of float16", "no kernel for Add of bool"],
+            "no kernel for … of …",
+        ),
+        (
+            ["Tensor { dims: [1, 2], kind: (a", "Tensor { dims: []"],
+            "Tensor …",
+        ),
+        (["shape of X is 3x4", "shape of q is 12x1"], "shape of … is …"),
+    ],
+)
+def test_names_numbers_and_shapes_are_no_part_of_a_pattern(messages, pattern):
+    operators = {"BitShift", "Cast", "Gelu", "Add"}
+    assert {message_pattern(message, operators) for message in messages} == {pattern}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ValueError: rank mismatch", "TypeError: rank mismatch"),
+        ("the kernel is missing", "the kernel is broken"),
+        ("it doesn't run", "it doesn't load"),
+    ],
+)
+def test_different_causes_have_different_patterns(one, other):
+    patterns = [message_pattern(one), message_pattern(other)]
+    assert len({*merged_patterns(patterns).values()}) == 2
+
+
+def test_patterns_that_differ_by_an_ordinary_word_as_a_name_are_merged():
+    names = ["start", "limit", "delta"]
+    patterns = [message_pattern(f"ValueError: input {name}: rank mismatch") for name in names]
+    assert {*merged_patterns(patterns).values()} == {"ValueError: input …: rank mismatch"}
+    beside_placeholder = [
+        "ValueError: input …: rank mismatch",
+        "ValueError: input start: rank mismatch",
+    ]
+    assert len({*merged_patterns(beside_placeholder).values()}) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 50_000, "[" * 50_000, "a_" * 9_999, "'" * 9_999, "a.B" * 999]
+)
+def test_the_pattern_of_a_hostile_message_is_short(text):
+    assert len(message_pattern(text)) <= 600
