@@ -39,6 +39,7 @@ from onnxopt_cli.grade.audit import (
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.remote import sent
 from onnxopt_cli.run.served import found_case
+from onnxopt_cli.run.session import VERSIONS
 
 # Bytes of a shard.
 _LARGEST = 1 << 28
@@ -126,6 +127,12 @@ def joined(
     for path in paths:
         try:
             document = read_json(read_regular_file(path, _LARGEST), _LARGEST)
+            there = document.get("versions", {})
+            apart = [
+                f"{name} ({there.get(name, 'none')}, here {version})"
+                for name, version in VERSIONS.items()
+                if there.get(name) != version
+            ]
             asked = {it["operator"]: it["asked"] for it in document["operators"]}
             for grade in document["operators"]:
                 weak = [(it["case"], it["output"], it["elements"]) for it in grade["weak"]]
@@ -136,6 +143,11 @@ def joined(
         except (Malformed, ValueError, KeyError, TypeError, AttributeError) as error:
             said = printable(f"{path} is not a shard of an audit: {exception_text(error)}")
             raise UsageError(said, hint="audit --shard I/N --json FILE writes one") from None
+        if apart:
+            raise UsageError(
+                printable(f"{path} was made with other versions: {', '.join(apart)}"),
+                hint="make all shards, and join them, with the same versions on like machines",
+            )
         if asked != ours:
             raise UsageError(
                 f"{printable(str(path))} is an audit of other cases, or of other outputs",

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.record import SUITE, BackendIdentity, require_once
+from onnxopt_cli.core.record import BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.log.contents import Contents, FileSnapshot
@@ -174,9 +174,10 @@ class Header:
             found += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             found.append("the content of the expectation files")
+        # Each of them may move a verdict. Only the host may be another one.
         for what in sorted(self.versions.keys() | other.versions.keys()):
-            if what == "onnxopt" or what.startswith(SUITE):
-                found += _change(what, self.versions.get(what), other.versions.get(what))
+            versions = (it.versions.get(what, "none") for it in (self, other))
+            found += _change(what, *versions)
         for name in sorted((self.options.keys() | other.options.keys()) - _OTHER):
             found += _change(f"the option {name}", self.options.get(name), other.options.get(name))
         return [printable(text) for text in found]

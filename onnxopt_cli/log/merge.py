@@ -134,17 +134,11 @@ def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
 
 
 def _header(logs: Sequence[Log]) -> Header:
-    """Return the header of the whole run; versions that differ are all named."""
+    """Return the header of the whole run, with the names of all hosts."""
     headers = [log.header for log in logs]
-    names = dict.fromkeys(name for header in headers for name in header.versions)
-    versions = {
-        name: ", ".join(dict.fromkeys(it.versions[name] for it in headers if name in it.versions))
-        for name in names
-    }
     return replace(
         headers[0],
         started=min(header.started for header in headers),
-        versions=versions,
         shard=None,
         options={**headers[0].options, "shard": None},
         hostname=", ".join(dict.fromkeys(it.hostname for it in headers if it.hostname)),

@@ -23,6 +23,7 @@ from onnxopt_cli.grade.audit import KINDS, Grade, Verdict
 from onnxopt_cli.grade.audit_in_parts import digest, verdict_to_json
 from onnxopt_cli.grade.planted import Planted
 from onnxopt_cli.report.terminal import plain_table
+from onnxopt_cli.run.session import VERSIONS
 
 SCHEMA = "onnxopt.audit/1"
 _SHOWN = 12
@@ -101,7 +102,7 @@ def planted_json(found: Sequence[Planted]) -> str:
 
 def audit_json(grades: Sequence[Grade], shard: object = None) -> str:
     """Return all grades as JSON text, of a shard with all that it takes to join it with others."""
-    part = {"shard": str(shard)} if shard else {}
+    part = {"shard": str(shard), "versions": VERSIONS} if shard else {}
     operators = [_grade(grade, whole=bool(shard)) for grade in grades]
     document = {"schema": SCHEMA, **part, "operators": operators}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from onnxopt_cli.log.reader import Log
     from onnxopt_cli.log.writer import LogWriter
 
-# Of onnxopt, Python, the machine and the packages that matter.
-_VERSIONS = {
+#: Of onnxopt, Python, the machine and the packages that verdicts depend on.
+VERSIONS = {
     "onnxopt": __version__,
     "python": platform.python_version(),
     "machine": f"{platform.system()} {platform.machine()}",
@@ -195,7 +195,7 @@ class Session:
         options = {**terms.options, "without": left_out}
         # What is known of it from the beginning.
         self._record = RunRecord(
-            versions={**_VERSIONS, **of_suites, **weak},
+            versions={**VERSIONS, **of_suites, **weak},
             backends=tuple(self._backends.values()),
             # As a log gives them back.
             options=json.loads(json.dumps(options, default=str)),

@@ -78,6 +78,13 @@ def test_shards_of_an_audit_join_to_the_whole(workplace, onnxopt):
     written = [(workplace / f"{it}.json").read_bytes() for it in ("joined", "whole")]
     assert written[0] == written[1]
 
+    shard = json.loads((workplace / "1.json").read_text())
+    shard["versions"]["numpy"] = "0.0.1"
+    (workplace / "old.json").write_text(json.dumps(shard))
+    old = onnxopt("audit", "weak.yaml", "--join", "old.json", *parts[2:])
+    assert (old.code, "old.json was made with other versions: numpy (0.0.1, here" in old.err) == (
+        2, True,
+    )  # fmt: skip
     lacking = onnxopt("audit", "weak.yaml", *parts[:4])
     assert lacking.code == 2
     assert "no shard says what becomes of AdmmPenalty" in lacking.err

@@ -132,6 +132,26 @@ def test_another_version_of_the_backend_is_refused(demo, onnxopt):
     assert (answer.code, "[vendor 1.4.0], now" in answer.err) == (2, True)
 
 
+@pytest.mark.parametrize("what", ["onnxopt", "python", "machine", "numpy", "onnx", "ml_dtypes"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_versions_and_machines_are_refused(demo, onnxopt, what, finished):
+    onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl"))
+    header, *rest = records(demo / "run.jsonl")
+    mine, header["versions"][what] = header["versions"][what], "0.0.1"
+    kept = [header, *(rest if finished else rest[:2])]
+    (demo / "run.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in kept))
+    answer = onnxopt(*run_arguments("OffAtC", "--resume", "run.jsonl"))
+    assert (answer.code, f"{what} (0.0.1, now {mine})" in answer.err) == (2, True)
+
+
+def test_a_log_of_another_host_alone_is_resumed(demo, onnxopt):
+    onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
+    header, *rest = records(demo / "run.jsonl")
+    kept = [{**header, "hostname": "elsewhere"}, *rest[:2]]
+    (demo / "run.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in kept))
+    assert onnxopt(*run_arguments("numpy", "--resume", "run.jsonl")).code == 0
+
+
 def test_other_patterns_that_select_the_same_cases_are_the_same_run(demo, onnxopt):
     first = onnxopt(*run_arguments("numpy", "-k", "*/[ab]", "--log", "run.jsonl"))
     again = onnxopt(

@@ -146,6 +146,29 @@ def test_a_shard_of_another_run_is_named_with_what_differs(shards, onnxopt, demo
     assert says in answer.err
 
 
+@pytest.mark.parametrize("what", ["onnxopt", "python", "machine", "numpy", "onnx", "ml_dtypes"])
+def test_a_shard_of_other_versions_or_another_machine_is_named(shards, onnxopt, demo, what):
+    shards("numpy", 2)
+    header, *rest = records(demo / "2.jsonl")
+    header["versions"][what] = "0.0.1"
+    (demo / "2.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in [header, *rest]))
+    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl")
+    assert answer.code == 2
+    assert "2.jsonl is of another run than 1.jsonl" in answer.err
+    assert f"{what} (" in answer.err
+    assert "now 0.0.1)" in answer.err
+    assert not (demo / "out.jsonl").exists()
+
+
+def test_shards_of_other_hosts_are_merged_and_name_them_all(shards, onnxopt, demo):
+    shards("numpy", 2)
+    header, *rest = records(demo / "2.jsonl")
+    header["hostname"] = "elsewhere"
+    (demo / "2.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in [header, *rest]))
+    assert onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl").code == 0
+    assert records(demo / "out.jsonl")[0]["hostname"].endswith(", elsewhere")
+
+
 def test_a_whole_run_is_no_shard(shards, onnxopt, demo):
     paths = shards("numpy", 2)
     onnxopt(*run_arguments("numpy", "--log", "whole.jsonl"))
