@@ -71,6 +71,10 @@ _TICK_SECONDS = 0.05
 # written.
 _LARGEST_FILE = 1 << 20
 _FILE_SECONDS = 2.0
+# Characters of what Dask says of a peer that is none.
+_SAID = 300
+# What reading something else than an answer may raise.
+_ODD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 # Bytes of files that are sent at once.
 _SENT = 32 << 20
 
@@ -143,6 +147,7 @@ class Cluster:
         self._loop.run_forever()
 
     async def _connect(self) -> None:
+        import dask
         import distributed
 
         # What is logged of lost connections is told by us.
@@ -150,34 +155,58 @@ class Cluster:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         # Much of it has no types.
         module: Any = distributed
-        make, security = self._stack.enter_async_context, None
+        make, security = self._stack.enter_async_context, self._security(module)
         try:
             where = None
-            if self._where.startswith("tls"):
-                names = ("tls_ca_file", "tls_client_cert", "tls_client_key")
-                given = dict(zip(names, self.tls, strict=False))
-                security = module.Security(require_encryption=True, **given)
             if self.local:
                 folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
                 self._stack.callback(folder.cleanup)
+                # What has no folder of its own locks one there.
+                places = {"temporary-directory": folder.name}
+                self._stack.enter_context(dask.config.set(places))
                 where = await make(module.LocalCluster(
                     n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
                     host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder.name,
                     silence_logs=logging.CRITICAL, asynchronous=True,
                 ))  # fmt: skip
-            self.client = await make(module.Client(
+            # Dask's own timeout does not hold where somebody accepts the connection in silence.
+            self.client = module.Client(
                 where or self._where, asynchronous=True, security=security,
                 timeout=_SCHEDULER_SECONDS, set_as_default=False,
-            ))  # fmt: skip
-        except (OSError, MemoryError) as error:
-            # Who sends something else than a scheduler may seem to announce any number of bytes.
-            why = str(error) or "what is there sends something else"
-            raise BackendUnavailable(
-                printable(f"no scheduler answers at {self._where}: {why}")
-            ) from None
-        except (ValueError, TypeError) as error:
-            hint = "" if self.tls or not security else "--tls CA CERT KEY names certificates"
-            raise UsageError(printable(f"--cluster {self._where}: {error}"), hint=hint) from None
+            )  # fmt: skip
+            self._stack.push_async_callback(self.client.close)
+            async with asyncio.timeout(_SCHEDULER_SECONDS):
+                await self.client
+        except TimeoutError:
+            why = f"it has said nothing that a scheduler says for {_SCHEDULER_SECONDS:g} s"
+        except OSError as error:
+            why = str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - what is there may send anything
+            # Even a number of bytes that no machine has.
+            why = f"what is there sends something else ({type(error).__name__}: {error})"[:_SAID]
+        else:
+            return
+        raise BackendUnavailable(printable(f"no scheduler answers at {self._where}: {why}"))
+
+    def _security(self, distributed: Any) -> Any:
+        """Return the certificates to speak with; None where the address asks for none.
+
+        Raises:
+            UsageError: if there are none, or they cannot be used.
+        """
+        if not self._where.startswith("tls"):
+            return None
+        names = ("tls_ca_file", "tls_client_cert", "tls_client_key")
+        given = dict(zip(names, self.tls, strict=False))
+        hint = "" if self.tls else "--tls CA CERT KEY names certificates"
+        try:
+            security = distributed.Security(require_encryption=True, **given)
+            if security.get_connection_args("client")["ssl_context"]:
+                return security
+            why = "there are no certificates"
+        except (OSError, ValueError, TypeError) as error:
+            why = str(error)
+        raise UsageError(printable(f"--cluster {self._where}: {why}"), hint=hint)
 
     @property
     def size(self) -> int:
@@ -208,24 +237,29 @@ class Cluster:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_ENDING_SECONDS)
 
-    async def present(self) -> dict[str, dict[str, Any]]:
-        """Return what the scheduler knows of each worker, by its address.
+    async def present(self) -> dict[str, dict[str, float]]:
+        """Return when the scheduler last saw each worker, and its threads, by its address.
 
         Raises:
-            BackendUnavailable: if it does not answer.
+            BackendUnavailable: if it does not answer, or not as a scheduler.
         """
         scheduler: Any = self.client.scheduler
         try:
             # It would try again for long to connect.
             seconds = _SCHEDULER_SECONDS if self.client.status == "running" else 0
             found = await asyncio.wait_for(scheduler.identity(n_workers=-1), seconds)
+            return {
+                str(address): {name: float(worker[name]) for name in ("last_seen", "nthreads")}
+                for address, worker in found["workers"].items()
+            }
         except (TimeoutError, OSError):
-            raise BackendUnavailable(
-                f"the scheduler at {printable(self._where)} does not answer any more",
-                hint="a run with a log goes on with --resume LOG, with or without --cluster",
-            ) from None
-        workers: dict[str, dict[str, Any]] = found["workers"]
-        return workers
+            how = "does not answer any more"
+        except Exception as error:  # noqa: BLE001 - whatever it sends
+            how = f"sends something else ({type(error).__name__}: {error})"[:_SAID]
+        raise BackendUnavailable(
+            printable(f"the scheduler at {self._where} {how}"),
+            hint="a run with a log goes on with --resume LOG, with or without --cluster",
+        )
 
 
 def _scheduler(where: str, *, insecure: bool) -> str:
@@ -550,7 +584,7 @@ class WorkerGroup:
             for worker in self._workers.values():
                 worker.lose("has lost the scheduler")
 
-    def _see(self, worker: _Worker, found: Mapping[str, Any] | None) -> None:
+    def _see(self, worker: _Worker, found: Mapping[str, float] | None) -> None:
         if found is None:
             worker.lose("was lost")
             del self._workers[worker.address]
@@ -571,7 +605,7 @@ class WorkerGroup:
                 hint="docs/cluster.md shows how to start some",
             )
 
-    async def _join(self, worker: _Worker, found: Mapping[str, Any]) -> None:
+    async def _join(self, worker: _Worker, found: Mapping[str, float]) -> None:
         """Let a worker open what the others have, if it agrees with them; then give it work."""
         worker.seen = found["last_seen"], monotonic()
         try:
@@ -591,6 +625,8 @@ class WorkerGroup:
             worker.lose("ended")
         except (UsageError, BackendUnavailable) as error:
             self._refuse(worker, error)
+        except _ODD:
+            self._refuse(worker, BackendUnavailable("sent what is not an answer"))
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._failure = error
 
@@ -600,9 +636,9 @@ class WorkerGroup:
         worker.lose("is not used")
         self._cluster.tell(f"not used: {why.message}")
 
-    def _take_hello(self, worker: _Worker, answer: bytes, threads: int) -> None:
+    def _take_hello(self, worker: _Worker, answer: bytes, threads: float) -> None:
         if threads != 1:
-            raise UsageError(f"has {threads} threads", hint="start it with --nthreads 1")
+            raise UsageError(f"has {threads:g} threads", hint="start it with --nthreads 1")
         match read_json(answer):
             case {"refusal": str(message), "hint": str(hint), "code": code}:
                 kind = UsageError if code == UsageError.exit_code else BackendUnavailable
@@ -634,7 +670,7 @@ class WorkerGroup:
             except LostError as error:
                 work.lose(batch, worker.address, str(error))
                 raise
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except _ODD:
                 said = "sent what is not an answer"
                 work.lose(batch, worker.address, f"{worker.address} {said}")
                 raise BackendUnavailable(said) from None

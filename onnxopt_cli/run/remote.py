@@ -13,7 +13,7 @@ from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
 from onnxopt_cli.core.result import Outcome, Result, unanswered
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
+from onnxopt_cli.errors import BackendUnavailable, ProtocolBreach, UnusableOutput
 from onnxopt_cli.isolation.messages import pack_order, read_answer
 from onnxopt_cli.isolation.response import Incident, Order, Response
 
@@ -50,7 +50,11 @@ class Remote:
             BackendUnavailable: if it does not start, or no worker comes.
         """
         self.workers.ready()
-        self.version = str(self.workers.hello[self._place])
+        match self.workers.hello:
+            case [*versions] if len(versions) == len(self._names):
+                self.version = printable(str(versions[self._place]))
+            case _:
+                raise BackendUnavailable("the workers do not say which backends they have")
 
     def submit(self, order: Order) -> Callable[[], Response | str]:
         """Have a model run on a worker."""
@@ -80,11 +84,17 @@ class Remote:
     def finish(self) -> list[Incident]:
         """Shut it down everywhere; return what it did outside of any case, in words."""
         message = json.dumps({"request": "finish", "backend": self._place}).encode()
-        return [
-            Incident(str(where), Outcome(outcome), printable(str(what), lines=True))
-            for answer in self.workers.everyone(message)
-            for where, outcome, what in read_json(answer)
-        ]
+        incidents = []
+        for answer in self.workers.everyone(message):
+            try:
+                incidents += [
+                    Incident(str(where), Outcome(outcome), printable(str(what), lines=True))
+                    for where, outcome, what in read_json(answer)
+                ]
+            except (ValueError, TypeError):
+                said = "a machine sent what is not an answer"
+                incidents.append(Incident("teardown", Outcome.PROTOCOL, said))
+        return incidents
 
     def rows(self, cases: Sequence[Case]) -> Generator[tuple[Result, ...] | None]:
         """Yield the results of cases, one for each of the workers' backends, in order.

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from contextlib import ExitStack, suppress
@@ -270,6 +271,29 @@ def test_a_worker_that_sends_garbage_is_not_believed(two, tmp_path):
     assert "pass" not in run.out
 
 
+ODD_WORKERS = {
+    "start": "b.Agent.start = lambda self: b'[]'",
+    "no JSON": "b.Agent.start = lambda self: b'\\xff'",
+    "no bytes": "b.Agent.start = lambda self: 7",
+    "hello": "b.Agent.start = lambda self: b'{\"hello\": 7}'",
+    "files": "b.Agent.deliver = lambda self, wanted, sent: 7",
+    "other files": "b.Agent.deliver = lambda self, wanted, sent: ['0']",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ODD_WORKERS.values(), ids=ODD_WORKERS)
+def test_a_worker_that_says_odd_things_is_not_used(two, tmp_path, how):
+    for honest in two.workers:
+        two.end(honest, signal.SIGTERM)
+    odd = two.add(begins_with=f"import onnxopt_cli.cluster.agent as b\n{how}")
+    write_cases(tmp_path, RATES)
+    run = run_to_end(tmp_path, "spins", "--cluster", two.address, "--ship", "demo.yaml")
+    two.end(odd, signal.SIGTERM)
+    assert run.code == 4, run.err
+    assert "pass" not in run.out
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_silent_is_lost(two, tmp_path, onnxopt, monkeypatch):
     monkeypatch.setattr(client, "_SILENT_SECONDS", 3.0)
@@ -343,26 +367,46 @@ def test_a_file_of_a_scheduler_may_be_about_to_be_written(workplace, onnxopt):
     assert "could run code on every machine" in answer.err
 
 
+def framed(*frames):
+    """Return bytes as Dask frames them."""
+    lengths = struct.pack(f"<{len(frames) + 1}Q", len(frames), *map(len, frames))
+    body = lengths + b"".join(frames)
+    return struct.pack("<Q", len(body)) + body
+
+
+ODD = {
+    "silence": b"",
+    "the web": b"HTTP/1.0 200 OK\r\n\r\n" * 9,
+    "zeros": bytes(4096),
+    "a list": framed(b"\x93\x01\x02\x03") * 9,
+    "a number": framed(b"\x05") * 9,
+    "a map": framed(b"\x81\xa1a\x01") * 9,
+    "no message": framed(b"\xc1\xc1") * 9,
+    "no frame": framed() * 9,
+}
+
+
 @pytest.mark.slow
-def test_who_is_no_scheduler_is_said_to_be_none(tmp_path):
+@pytest.mark.parametrize("sent", ODD.values(), ids=ODD)
+def test_who_is_no_scheduler_is_said_to_be_none(workplace, onnxopt, monkeypatch, sent):
     pytest.importorskip("distributed")
-    write_cases(tmp_path, RATES)
+    write_cases(workplace, RATES)
+    if not sent:
+        monkeypatch.setattr(client, "_SCHEDULER_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as peers:
 
-        def answer_as_the_web():
+        def answer():
             with suppress(OSError):
                 while True:
-                    peer = peers.enter_context(server.accept()[0])
-                    peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n" * 9)
+                    peers.enter_context(server.accept()[0]).sendall(sent)
 
-        web = threading.Thread(target=answer_as_the_web)
-        web.start()
+        odd = threading.Thread(target=answer)
+        odd.start()
         port = server.getsockname()[1]
-        run = run_to_end(tmp_path, "spins", "--cluster", f"tcp://127.0.0.1:{port}")
+        run = onnxopt("run", "demo.yaml", "--cluster", f"tcp://127.0.0.1:{port}")
         server.shutdown(socket.SHUT_RDWR)
-        web.join()
-    assert run.code == 4
-    assert "no scheduler answers" in run.err
+        odd.join()
+    assert (run.code, "no scheduler answers" in run.err) == (4, True), run.text
 
 
 def test_options_of_clusters_need_one(onnxopt):
@@ -379,14 +423,18 @@ def test_without_dask_the_extra_is_named(onnxopt, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_local_cluster_is_started_and_nothing_is_left_of_it(tmp_path):
+def test_a_local_cluster_is_started_and_nothing_is_left_of_it(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     write_cases(tmp_path, RATES)
     run = start(tmp_path, "segfaults", "--cluster", "local:1", "--max-fail", "1")
     assert run.wait().code == 1
     assert run.outcomes["two"] == "crash"
     assert run.outcomes["one"] == "pass"
     assert run.survivors() == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow
