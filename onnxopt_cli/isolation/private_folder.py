@@ -1,7 +1,9 @@
 """A folder for the temporary files of one worker, so that a worker that is killed leaves none.
 
 Whoever is to remove the folder holds a lock on it, which ends with that process however it ends.
-So a folder of ours without a lock is nobody's, and the next run removes it.
+So a folder of ours without a lock is nobody's, and the next run removes it. Somebody else's may be
+named alike: ours has a random name, and a mode that no folder is given by chance. Unlike a file in
+it, a mode leaves the folder empty for the backend.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from onnxopt_cli.core.locks import FOLDER, lock_folder, locked
 
 # No other temporary file of ours begins so: only these folders are locked.
 _PREFIX = "onnxopt-worker-"
+_RANDOM_BYTES = 8
+# For its owner alone; the sticky bit means nothing there.
+_MODE = 0o1700
 # Until it is locked a folder has this name, too.
 _UNLOCKED = ".new"
 # Nobody takes so long to lock a folder.
@@ -35,7 +40,7 @@ def name_folder() -> str:
         parent = tempfile.gettempdir()
     except FileNotFoundError:
         return ""
-    return os.path.join(parent, f"{_PREFIX}{os.urandom(8).hex()}")  # noqa: PTH118 - a string to pass on
+    return os.path.join(parent, f"{_PREFIX}{os.urandom(_RANDOM_BYTES).hex()}")  # noqa: PTH118 - a string to pass on
 
 
 def enter_folder(folder: str) -> int | None:
@@ -50,6 +55,7 @@ def enter_folder(folder: str) -> int | None:
         return None
     try:
         os.mkdir(folder + _UNLOCKED, 0o700)  # noqa: PTH102 - pathlib costs a worker's start time
+        os.chmod(folder + _UNLOCKED, _MODE)  # noqa: PTH101 - as above
         lock = None
         with suppress(ImportError, OSError):
             lock = lock_folder(folder + _UNLOCKED)
@@ -90,20 +96,29 @@ def sweep_folders() -> None:
         for entry in entries:
             if monotonic() > deadline:
                 return
-            if entry.name.startswith(_PREFIX):
+            if _is_name(entry.name.removesuffix(_UNLOCKED)):
                 with suppress(OSError):
                     _sweep(entry, deadline)
 
 
 def _sweep(entry: os.DirEntry[str], deadline: float) -> None:
     status = entry.stat(follow_symlinks=False)
-    if not entry.is_dir(follow_symlinks=False) or status.st_uid != os.geteuid():
+    if not stat.S_ISDIR(status.st_mode) or stat.S_IMODE(status.st_mode) != _MODE:
+        return
+    if status.st_uid != os.geteuid():
         return
     if entry.name.endswith(_UNLOCKED) and abs(time() - status.st_ctime) < _LOCKING_SECONDS:
         return
     with locked(entry.path) as held:
         if held:
             remove_folder(entry.path, deadline)
+
+
+def _is_name(name: str) -> bool:
+    """Tell whether a folder's name is one that :func:`name_folder` makes."""
+    prefix, number = name[: len(_PREFIX)], name[len(_PREFIX) :]
+    digits = set(number) <= set("0123456789abcdef")
+    return prefix == _PREFIX and digits and len(number) == 2 * _RANDOM_BYTES
 
 
 def _empty(folder: str, deadline: float) -> None:
@@ -143,10 +158,10 @@ def _open(name: str, folder: int | None = None) -> int:
     except PermissionError:
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise
-        os.chmod(name, 0o700, dir_fd=folder)
+        os.chmod(name, _MODE, dir_fd=folder)
         descriptor = os.open(name, FOLDER, dir_fd=folder)
     with suppress(OSError):
-        os.fchmod(descriptor, 0o700)
+        os.fchmod(descriptor, _MODE)
     return descriptor
 
 

@@ -117,15 +117,19 @@ def test_what_is_not_surely_ours_is_left_alone(tmp_path, temporary):
     (temporary / "onnxopt-worker-0123456789abcdef").symlink_to(precious)
     (temporary / "onnxopt-worker-file").touch()
     (temporary / "onnxopt-worker-0123456789abcdee.new").mkdir()
+    # Somebody's own folders that are named alike.
+    for name in ("onnxopt-worker-results", "onnxopt-worker-0123456789abcded", "onnxopt-worker-"):
+        (temporary / name).mkdir(0o700)
+        (temporary / name / "thesis").touch()
     (temporary / "onnxopt-other").mkdir()
     (temporary / "other").mkdir()
     if os.geteuid() == 0:
         (temporary / "onnxopt-worker-0123456789abcdea").mkdir()
         os.chown(temporary / "onnxopt-worker-0123456789abcdea", 12345, 12345)
-    before = sorted(temporary.iterdir())
+    before = sorted(temporary.rglob("*"))
     write_cases(tmp_path, {"good": 0.0625})
     assert run_to_end(tmp_path, LITTER, "-j", "1").code == 0
-    assert sorted(temporary.iterdir()) == before
+    assert sorted(temporary.rglob("*")) == before
     assert (precious / "file").exists()
 
 
