@@ -1,23 +1,35 @@
 """The command ``onnxopt``, also as ``python -m onnxopt_cli``."""
 
+# The module signal is not there yet, and takes milliseconds to load.
+import _signal
 import os
-import signal
 
 
 def main() -> None:
-    """Run the command line and exit; signals are heard before anything large is imported."""
+    """Run the command line and exit; signals are heard before anything else is imported."""
+    _end_at_signals()
+    try:
+        from onnxopt_cli.cli import main as command
+
+        command()
+    except KeyboardInterrupt as stop:
+        # It came where nobody heard it any more.
+        os._exit(getattr(stop, "exit_code", 130))
+    finally:
+        # Python takes a while to end.
+        _end_at_signals()
+
+
+def _end_at_signals() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         # Windows has no SIGHUP; whoever starts the command may have it ignore the others.
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
-    from onnxopt_cli.cli import main as command
-
-    command()
+        number = getattr(_signal, name, None)
+        if number is not None and _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _end)
 
 
 def _end(number: int, _: object) -> None:
-    """End this process without a word: there is nothing to clean up yet."""
+    """End this process without a word: there is nothing to clean up."""
     os._exit(128 + number)
 
 

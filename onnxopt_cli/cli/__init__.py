@@ -116,13 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Importing makes many objects that all stay; looking among them for garbage only costs time.
     gc.set_threshold(50_000)
     guard_streams()
-    if arguments is None:
-        # The command has this process for itself; a program that calls this function has not.
-        stop_by_raising()
-        from onnxopt_cli.core.helper_process import claim_process
-
-        claim_process()
     try:
+        if arguments is None:
+            # The command has this process for itself; a program that calls this function has not.
+            stop_by_raising()
+            from onnxopt_cli.core.helper_process import claim_process
+
+            claim_process()
         code = _exit_code(arguments)
         lost = lost_output()
     except KeyboardInterrupt as stop:

@@ -56,6 +56,37 @@ def test_a_signal_where_python_drops_exceptions_is_not_lost():
     assert done.stdout + done.stderr == "stopped 143\n"
 
 
+SIGNALLED = """\
+import atexit, os, sys
+number, where = int(sys.argv[1]), sys.argv[2]
+
+class Finder:
+    def find_spec(name, *_):
+        if name == where:
+            sys.meta_path.remove(Finder)
+            os.kill(os.getpid(), number)
+
+sys.meta_path.insert(0, Finder)
+if where == "the end":
+    atexit.register(os.kill, os.getpid(), number)
+sys.argv = ["onnxopt", "list", "spec"]
+from onnxopt_cli.__main__ import main
+main()
+"""
+BEGINNINGS = ("onnxopt_cli.cli", "click", "onnxopt_cli.isolation.processes", "numpy", "the end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("where", BEGINNINGS)
+def test_a_signal_at_the_beginning_or_the_end_shows_no_traceback(where, number):
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(number.value), where],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (128 + number, b"")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_path, number):
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
