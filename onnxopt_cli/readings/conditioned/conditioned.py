@@ -18,6 +18,8 @@ import onnx
 
 from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.values import Array, Value, describe
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.formula.functions import with_bound_functions
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import CALLED, published_body, subtracting
 from onnxopt_cli.readings.conditioned.contested import CONTESTED, met_at, second_readings
@@ -189,6 +191,10 @@ def _condition(
     second: Sequence[str] = (),
     met: set[str] | None = None,
 ) -> list[Judgement]:
+    try:
+        model = with_bound_functions(model)
+    except NodeError as error:
+        raise CannotAskError(error.message) from error
     with np.errstate(all="ignore"), replaced(*functions()), replaced(*second_readings(second)):
         return _conditioned(model, inputs, math, set() if met is None else met)
 

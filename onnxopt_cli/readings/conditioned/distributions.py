@@ -19,6 +19,8 @@ import onnx
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Drawn
 from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.formula.functions import with_bound_functions
 from onnxopt_cli.formula.nodes import all_nodes, imported_versions
 from onnxopt_cli.readings.conditioned.widen import ROUNDOFF, smallest_normal
 
@@ -43,6 +45,9 @@ def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Draw
 
     Where several nodes make an output, only its type and shape are judged.
     """
+    # What no node calls draws nothing; what is wrong with functions is said when they are asked.
+    with suppress(NodeError):
+        model = with_bound_functions(model)
     version = imported_versions(model).get("", 0)
     nodes = list(all_nodes(model))
     names = [output.name for output in model.graph.output]

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.formula.nodes import spell_out_defaults
+from onnxopt_cli.formula.functions import with_bound_functions
 from onnxopt_cli.readings.conditioned.reference import operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.widen import widened, widened_value
@@ -69,7 +69,7 @@ class Evaluated:
         self._wide = wide
         self._visitor: Visitor = _pass
         self._at = 0
-        complete = spell_out_defaults(model)
+        complete = with_bound_functions(model)
         self._evaluator = Visited(widened(complete) if wide else complete)
 
     def _prepare(self, function: type, node: Any) -> SimpleNamespace:
