@@ -24,7 +24,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
-from onnxopt_cli.report.verdict import scope, tallies
+from onnxopt_cli.report.verdict import fallback, scope, tallies
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
@@ -44,7 +44,7 @@ def junit_report(record: RunRecord, *, places: bool = True) -> str:
     for backend in tallies(record):
         suite = _add_suite(root, suites(printable(backend.name)), record)
         properties = SubElement(suite, "properties")
-        own = {"backend": backend.version, "scope": scope(record)}
+        own = {"backend": backend.version, "scope": scope(record), "fallback": fallback(record)}
         for name, value in {**record.versions, **own}.items():
             SubElement(properties, "property", name=printable(name), value=printable(value))
         for result in backend.results:

@@ -20,6 +20,7 @@ from onnxopt_cli.report.verdict import (
     by_kind,
     counted,
     failures,
+    fallback,
     in_words,
     outcome_columns,
     scope,
@@ -45,7 +46,8 @@ def markdown_report(record: RunRecord) -> str:
     where there is room the accuracy.
     """
     parts = [f"# onnxopt {verdict(record)}", _code(scope(record), _CAUSE), _causes(record)]
-    parts += [_summary(record), _capabilities(record), *_problems(record)]
+    parts += [_summary(record), _code(fallback(record), _CAUSE), _capabilities(record)]
+    parts += _problems(record)
     parts += _failures(record, _room(parts) - _REST)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     last = f"<sub>{html.escape(printable(versions)[:_NAME])}</sub>"

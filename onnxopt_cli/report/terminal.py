@@ -32,6 +32,7 @@ from onnxopt_cli.report.verdict import (
     by_capability,
     conformity,
     failures,
+    fallback,
     outcome_columns,
 )
 
@@ -357,6 +358,8 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         if lowered := sum(result.lowered for result in mine):
             line.append(f", {lowered} of them lowered")
         lines.append(line.append(time, style="dim"))
+    if judged := fallback(record):
+        lines.append(Text(judged, "yellow"))
     return lines
 
 

@@ -13,10 +13,14 @@ from typing import TypeVar
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.record import SUITE, RunRecord
 from onnxopt_cli.core.result import HARMLESS, NOT_ITS_FAULT, Outcome, Result
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.isolation.interruption import INTERRUPTED
 from onnxopt_cli.run.select import CAPABILITIES
 
+#: Reasons that a sentence has room for, and characters of each.
+_REASONS = 3
+_REASON = 200
 Word = TypeVar("Word", bound=StrEnum)
 
 
@@ -103,6 +107,36 @@ def scope(record: RunRecord) -> str:
     noted = Counter(it.backend for it in record.results if it.note and it.outcome is Outcome.PASS)
     parts += [f"{name} passes {count} by {_SECOND}" for name, count in noted.items()]
     return printable("; ".join(filter(None, parts)))
+
+
+def fallback(record: RunRecord, most: int = _REASONS) -> str:
+    """Say how many cases are judged by ONNX's tolerance because their own is unknown, and why.
+
+    Args:
+        record: of the run.
+        most: how many reasons are named, the most frequent ones first.
+
+    Returns:
+        ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2); ...``; empty if
+        no case is.
+    """
+    cases: defaultdict[str, set[str]] = defaultdict(set)
+    for result in record.results:
+        for diff in result.diffs:
+            if isinstance(diff.tolerance, Relative) and diff.tolerance.reason:
+                cases[diff.tolerance.reason].add(result.case)
+    total = len(set().union(*cases.values()))
+    if not total:
+        return ""
+    ordered = sorted(cases.items(), key=lambda item: -len(item[1]))
+    several = len(ordered) > 1
+    told = [
+        clipped(printable(reason), _REASON) + f" ({len(ids)})" * several
+        for reason, ids in ordered[:most]
+    ]
+    if (left := len(ordered) - most) > 0:
+        told.append(f"{left} more reason{'s' * (left > 1)}")
+    return f"{total} case{'s' * (total > 1)} judged by ONNX's tolerance: {'; '.join(told)}"
 
 
 def by_capability(results: Sequence[Result]) -> dict[str, dict[Outcome, int]]:

@@ -501,3 +501,17 @@ def test_a_model_that_never_ends_holds_nobody_up(onnxopt, tmp_path):
     quick = f"python:{tmp_path / 'quick.py'}:Quick"
     result = onnxopt("run", folder, *CONDITIONED, "-b", quick, "-v", "--timeout", "2")
     assert "runs more than 20000 nodes" in result.out or "asking ends in timeout" in result.out
+
+
+def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt, tmp_path, backend):
+    folder, reports = softmax(tmp_path, change=1e-5), {}
+    for name in ("markdown", "junit", "html"):
+        reports[name] = tmp_path / f"report.{name}"
+    asked = [it for name, path in reports.items() for it in ("--report", f"{name}={path}")]
+    result = onnxopt("run", folder, "-b", backend("Right"), *asked)
+    assert result.code == 0
+    for said in (result.out, *(path.read_text() for path in reports.values())):
+        words = " ".join(said.replace("&#39;", "'").split())
+        assert "1 case judged by ONNX's tolerance: what is stored and what onnx's" in words
+    plain = softmax(tmp_path / "plain")
+    assert "judged by ONNX's" not in onnxopt("run", plain, "-b", backend("Right")).out
