@@ -18,6 +18,8 @@ _SCALARS = [
     b"{file: ../../etc/passwd}", b"{file: /dev/zero}", b"{dtype: float32, data: [1, two]}",
     b"{dtype: float8e5m2, data: 1e9}", b"{dtype: string, data: 1}", b"{sequence: []}",
     b"{optional: }",
+    b"0x" + b"f" * 257, b"-0x" + b"f" * 290, b"9" * 300, b"x" * 5000,
+    b"{file: " + b"x" * 5000 + b".npy}",
     b"'\\e[31m'", b'"\\e[31m[/red]\\u202e"', b"=cmd|' /C calc'!A0", b"::error::x",
 ]  # fmt: skip
 _BYTES = [b"\0", b"\xff", b"\n", b"\t", b":", b"- ", b"{", b"]", b"'", b'"', b"#", b"\xe2\x80\xae"]
@@ -35,6 +37,7 @@ _TEXTS = [
     "Loop",
     "Adam",
     "y" * 999,
+    "y" * 5000,
 ]
 
 

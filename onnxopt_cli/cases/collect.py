@@ -18,7 +18,7 @@ from onnxopt_cli.cases.yaml.file import read_apart, read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
-from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.text import clipped, nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 from onnxopt_cli.operators import OPERATORS
 
@@ -176,6 +176,13 @@ def _find(
         # An unset variable of a script; as a path it would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {printable(clipped(target, 200))}: {reason}") from None
     if path.is_dir():
         return _find_in_folder(path, memory, each, telling)
     if path.exists():

@@ -171,7 +171,10 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
             return _refused(refusal)
         if os.environ.get("ONNXOPT_DEBUG"):
             raise
-        click.echo(f"internal error: {exception_text(error)}", err=True)
+        # The case at which it was raised, if it was at one.
+        notes = (printable(note) for note in getattr(error, "__notes__", ()))
+        said = " ".join((exception_text(error), *dict.fromkeys(notes)))
+        click.echo(f"internal error: {said}", err=True)
         click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
         return _INTERNAL
     return code if isinstance(code, int) else 0

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
+from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, OnnxoptError, Problem
 
 T = TypeVar("T")
 
@@ -154,6 +156,38 @@ class Content:
         return self.trajectory is not None and self.model is self.trajectory.model
 
 
+def reading_failure(error: Exception) -> str:
+    """Say in words that something could not be read because of an error, whatever it is."""
+    if isinstance(error, MemoryError):
+        return f"{OUT_OF_MEMORY} to read it"
+    if isinstance(error, OnnxoptError):
+        return error.message
+    reason = error.strerror if isinstance(error, OSError) else ""
+    return f"cannot be read: {clipped(reason or exception_text(error))}"
+
+
+class _GuardedRead:
+    """Reads the content of a case; whatever goes wrong is the case's fault.
+
+    Args:
+        read: reads the content.
+        place: where the case stands.
+    """
+
+    __slots__ = ("place", "read")
+
+    def __init__(self, read: Callable[[], Content], place: Location) -> None:
+        self.read, self.place = read, place
+
+    def __call__(self) -> Content:
+        try:
+            return self.read()
+        except InvalidCase:
+            raise
+        except Exception as error:
+            raise InvalidCase([Problem(str(self.place), reading_failure(error))]) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A case under its stable id.
@@ -162,7 +196,7 @@ class Case:
         id: does not depend on how the path was typed: ``spec/adam/adam_multiple``,
             ``onnx-node/test_adam/0``.
         location: where it stands, for messages.
-        read: reads the content; raises InvalidCase.
+        read: reads the content; raises InvalidCase, and no other exception, whatever is wrong.
         operators: names of the operators in the model, without repetition, where they are known
             without reading; None otherwise.
         about: what the case asks, one sentence.
@@ -182,6 +216,11 @@ class Case:
     tags: tuple[str, ...] = ()
     suite_version: str = ""
     files: Callable[[], Mapping[str, Signature | tuple[()]]] = dict
+
+    def __post_init__(self) -> None:
+        """See to it that reading the case raises nothing but InvalidCase."""
+        if not isinstance(self.read, _GuardedRead):
+            object.__setattr__(self, "read", _GuardedRead(self.read, self.location))
 
     @property
     def suite(self) -> str:

@@ -61,8 +61,6 @@ def read_question(case: Case) -> AskedCase:
         return AskedCase(case, case.read())
     except InvalidCase as error:
         return AskedCase(case, None, invalid=str(error))
-    except MemoryError:
-        return AskedCase(case, None, invalid=f"{case.location}: {OUT_OF_MEMORY} to read it")
 
 
 def answered(

@@ -253,7 +253,22 @@ class _Asked:
     complete: Mapping[str, Callable[[], AskedCase]] = field(default_factory=dict)
 
 
+@contextmanager
+def _named(case: Case) -> Iterator[None]:
+    """Say of whatever is raised meanwhile at which case it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"at case {case.id}")
+        raise
+
+
 def _ask(plan: Plan, case: Case) -> _Asked:
+    with _named(case):
+        return _begun(plan, case)
+
+
+def _begun(plan: Plan, case: Case) -> _Asked:
     question = read_question(case)
     content = question.content
     # What is right of large outputs is found while workers compute theirs.
@@ -292,6 +307,11 @@ def _ask(plan: Plan, case: Case) -> _Asked:
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
+    with _named(asked.question.case):
+        return _judged_on_each(plan, asked)
+
+
+def _judged_on_each(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
     results = []
     for executor, pending in zip(plan.backends, asked.pending or repeat(None), strict=False):
         complete = asked.complete and asked.complete.get(declared_math(executor.name))

@@ -28,7 +28,7 @@ from onnxopt_cli.cases.onnx.data_set import (
     read_directory_data,
 )
 from onnxopt_cli.cases.values.regular_file import Malformed
-from onnxopt_cli.core.case import Case, Location
+from onnxopt_cli.core.case import Case, Location, reading_failure
 from onnxopt_cli.errors import Problem
 
 #: The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.
@@ -55,16 +55,29 @@ def find_directories(root: Path) -> tuple[list[Case], list[Problem]]:
         directories: no model or one that is elsewhere, no data sets, gaps in their numbers, names
         that cannot be shown.
     """
+    cases: list[Case] = []
+    problems: list[Problem] = []
+    try:
+        for found in _at_or_below(root):
+            if isinstance(found, Case):
+                cases.append(found)
+            else:
+                problems.append(found)
+    except Exception as error:  # noqa: BLE001 - a folder may hold anything
+        problems.append(Problem(str(root), reading_failure(error)))
+    return cases, problems
+
+
+def _at_or_below(root: Path) -> Iterator[Case | Problem]:
+    """Yield the cases at or below a folder, and what is wrong with directories."""
     resolved = Path(os.path.realpath(root))
     number = resolved.name.removeprefix(_DATA_SET)
     if is_number(number) and (resolved.parent / _MODEL).is_file():
         # The path as typed may have no usable parent: it may be ".", or a link.
         parent = root.parent if root.name == resolved.name else resolved.parent
-        found = [_data_set(parent, str(resolved.parent), int(number))]
+        yield _data_set(parent, str(resolved.parent), int(number))
     else:
-        found = [*_in_folder(root, str(resolved), 0, set())]
-    cases = [it for it in found if isinstance(it, Case)]
-    return cases, [it for it in found if isinstance(it, Problem)]
+        yield from _in_folder(root, str(resolved), 0, set())
 
 
 def find_model_cases(path: Path) -> tuple[list[Case], list[Problem]]:

@@ -176,7 +176,7 @@ def _external_data(path: Path, location: str, offset: int, length: int) -> bytes
         raise Malformed("is not a path inside the model's folder")
     for part in parts:
         path = path / part
-        if path.is_symlink():
+        if _is_link(path):
             raise Malformed("leads through a symbolic link")
     # The last part may have become a link since.
     with open_regular_file(path, getattr(os, "O_NOFOLLOW", 0)) as (descriptor, status):
@@ -188,6 +188,14 @@ def _external_data(path: Path, location: str, offset: int, length: int) -> bytes
             )
         os.lseek(descriptor, offset, os.SEEK_SET)
         return read_exactly(descriptor, length)
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError as error:
+        # Its name may be longer than any.
+        raise Malformed(f"cannot be read: {error.strerror}") from None
 
 
 def _number(entries: dict[str, str], key: str, default: int) -> int:

@@ -21,7 +21,7 @@ from onnxopt_cli.cases.values.declared import PromisedTensor, too_large
 from onnxopt_cli.cases.values.proto_values import parse_message, read_message
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.values.tensor_data import array_of, elements
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import DTYPES, STRING, Array, dtype_name
 
 #: Larger files are refused: they have room for 2^26 elements of 16 bytes.
@@ -137,6 +137,9 @@ def _header(stream: IO[bytes], size: int) -> _Header:
             shape, fortran, dtype = reader(stream, max_header_size=_LONGEST_HEADER)
     except _HEADER_ERRORS:
         raise Malformed("is not .npy data of version 1 or 2") from None
+    if not all(type(dimension) is int for dimension in shape):
+        # True is one to Python.
+        raise Malformed(f"has a dimension that is not an integer: {clipped(repr(shape))}")
     if any(dimension < 0 for dimension in shape):
         raise Malformed(f"has a negative dimension: {list(shape)}")
     if oversize := too_large(shape):

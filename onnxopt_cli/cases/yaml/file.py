@@ -27,9 +27,9 @@ from onnxopt_cli.cases.yaml.syntax import (
     unknown_name,
     yaml_text,
 )
-from onnxopt_cli.core.case import Case, Content, Location, Signature
+from onnxopt_cli.core.case import Case, Content, Location, Signature, reading_failure
 from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance, Ulps
-from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, Problem
+from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.operators import OPERATORS, find_operator
 
 # Nobody reads more of them, and showing all that a long file can have takes minutes.
@@ -60,8 +60,8 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
         return read_yaml_text(text, path, file, memory)
     except InvalidCase as error:
         return [], list(error.problems)
-    except MemoryError:
-        return [], [Problem(f"{path}:1", f"{OUT_OF_MEMORY} to read the file")]
+    except Exception as error:  # noqa: BLE001 - a file may be anything
+        return [], [Problem(f"{path}:1", reading_failure(error))]
 
 
 def read_apart(
@@ -181,6 +181,10 @@ def _cases(
             tolerance = own or common
             fields.finish(tolerance)
         except Incomplete:
+            incomplete = True
+            continue
+        except Exception as error:  # noqa: BLE001 - a case may be anything, and others are right
+            fields.complain(item, reading_failure(error))
             incomplete = True
             continue
         finally:

@@ -78,6 +78,7 @@ _HEXADECIMAL = re.compile(
 )
 # Below the largest double, so that every integer of a file can also become a float.
 _MOST_DIGITS = 300
+_MOST_BITS = 1023
 
 
 @dataclass(slots=True, eq=False)
@@ -418,10 +419,7 @@ def plain_scalar(text: str) -> Scalar:
     match = _DECIMAL.fullmatch(text) if "." in text else None
     if match is None:
         if integer := _INTEGER.fullmatch(text):
-            if len(text) > _MOST_DIGITS:
-                digits = f"an integer of {len(text)} digits"
-                raise ValueError(f"{digits}, expected at most {_MOST_DIGITS}")
-            return int(text, 0 if integer[1] else 10)
+            return _integer(text, 0 if integer[1] else 10)
         match = _DECIMAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text)
         if match is None:
             return text
@@ -433,6 +431,15 @@ def plain_scalar(text: str) -> Scalar:
         raise ValueError(f"{text[:40]}, expected a number in the range of a double, or .inf")
     if value == 0 and match[1].strip("0."):
         raise ValueError(f"{text[:40]}, expected a number that a double can tell from zero")
+    return value
+
+
+def _integer(text: str, base: int) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits, expected at most {_MOST_DIGITS}")
+    value = int(text, base)
+    if value.bit_length() > _MOST_BITS:
+        raise ValueError(f"{text[:40]}, expected an integer in the range of a double")
     return value
 
 
