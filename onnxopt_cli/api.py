@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from onnxopt_cli import operators as known_operators
 from onnxopt_cli.backends.configuration import (
     Configuration,
-    find_configuration,
+    known_configuration,
     read_configuration,
 )
 from onnxopt_cli.backends.lowering import LoweringMode
@@ -474,15 +474,17 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
     """Return what a configuration file says; it changes nothing that other functions do.
 
     Args:
-        path: of the file; None for that of the current folder, or of the nearest above it.
+        path: of the file; None for that of the current folder, or in a repository of the nearest
+            above it.
 
     Raises:
-        UsageError: with everything that is wrong with the file, or if there is none.
+        UsageError: with everything that is wrong with the file, or if there is none, or nobody has
+            named it and another user may have written it.
     """
-    found = find_configuration() if path is None else Path(path)
+    found = known_configuration() if path is None else read_configuration(Path(path))
     if found is None:
         raise UsageError("there is no configuration file here")
-    return read_configuration(found)
+    return found
 
 
 def add_operators(*paths: Path | str) -> list[Operator]:

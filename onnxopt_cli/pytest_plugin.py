@@ -75,8 +75,8 @@ def _asked(config: pytest.Config) -> _Asked:
     expect = config.getoption("--onnxopt-expect")
     backends = config.getoption("--onnxopt-backend") or ["numpy"]
     try:
-        if configured := find_configuration():
-            configuration = api.load_configuration(configured)
+        if find_configuration():
+            configuration = api.load_configuration()
             api.add_operators(*configuration.operators)
             backends = [configuration.backend(it) for it in backends]
         cases = api.load(*config.getoption("--onnxopt"))

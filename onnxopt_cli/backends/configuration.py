@@ -13,21 +13,25 @@
     backend = ["trt"]
     rerun = 2
 
-The file is that of the current folder, or of the nearest folder above it that has one, no further
-up than the repository. Its paths are relative to its folder. What the command line says precedes
-what a profile says, and that the rest of the file.
+The file is that of the current folder or, in a repository, of the nearest folder above it that has
+one. It names code that runs, so it and the code must belong to this user or to root; naming the
+file in ``ONNXOPT_CONFIG`` is consent to any. Its paths are relative to its folder. What the command
+line says precedes what a profile says, and that the rest of the file.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.core.ownership import foreign, user_name
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
@@ -75,9 +79,20 @@ class Configuration:
     @property
     def operators(self) -> list[Path]:
         """The files of operators, as seen from the current folder."""
-        written: Any = self.options.get("operators", [])
-        paths = [written] if isinstance(written, str) else written
-        return [Path(relative(self.path.parent, path)) for path in paths]
+        return [
+            Path(relative(self.path.parent, it)) for it in _listed(self.options.get("operators"))
+        ]
+
+    def code(self) -> Iterator[Path]:
+        """Yield the files with code that it names: of operators, backends and interpreters."""
+        asked = [*self.backends.values()]
+        for chosen in (self.options, *self.profiles.values()):
+            operators = _listed(chosen.get("operators"))
+            yield from (Path(relative(self.path.parent, it)) for it in operators)
+            asked += _listed(chosen.get("backend"))
+        for text in dict.fromkeys(asked):
+            with suppress(UsageError):
+                yield from _backend_files(text.strip())
 
     def backend(self, backend: str) -> str:
         """Return what a backend's name stands for, options after a comma kept; other text as it is.
@@ -100,7 +115,11 @@ class Configuration:
 
 
 def find_configuration() -> Path | None:
-    """Return the file that holds in the current folder; None if there is none."""
+    """Return the file that holds in the current folder; None if there is none.
+
+    Raises:
+        UsageError: if another user than this one and root may have written it.
+    """
     if _VARIABLE in os.environ:
         named = os.environ[_VARIABLE]
         return Path(named) if named else None
@@ -109,16 +128,80 @@ def find_configuration() -> Path | None:
     except OSError:
         # It is gone, and no file is there.
         return None
-    for folder in (here, *here.parents):
+    for folder in _searched(here):
         own, shared = folder / "onnxopt.toml", folder / "pyproject.toml"
         # One that cannot be read is said to be so, not passed over.
-        if own.exists() or own.is_symlink():
-            return own
-        if shared.is_file() and b"tool.onnxopt" in shared.read_bytes():
-            return shared
-        if (folder / ".git").exists():
-            break
+        found = own if os.path.lexists(own) else shared if _is_ours(shared) else None
+        if found is not None:
+            _require_own(found, found)
+            return found
     return None
+
+
+def _searched(here: Path) -> Iterator[Path]:
+    """Yield the current folder and, within a repository, those above it up to its root."""
+    above = [here, *here.parents]
+    # Where everybody can write, everybody can make a repository of it.
+    roots = (it for it in above if os.path.lexists(it / ".git") and not _is_open_to_all(it))
+    root = next(roots, here)
+    for folder in above:
+        yield folder
+        if folder == root:
+            break
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    return os.name == "posix" and bool(folder.stat().st_mode & stat.S_IWOTH)
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether a ``pyproject.toml`` says something of onnxopt.
+
+    Raises:
+        UsageError: if it is too large to tell.
+    """
+    if not path.is_file():
+        return False
+    try:
+        return b"tool.onnxopt" in read_regular_file(path, _LARGEST)
+    except Malformed as error:
+        hint = f"{_VARIABLE}=FILE names another file, or none if it is empty"
+        raise UsageError(f"{printable(str(path))} {error}", hint=hint) from None
+
+
+def _require_own(file: Path, configuration: Path) -> None:
+    """Refuse a file with code, or that names code, that another user may have written.
+
+    Raises:
+        UsageError: naming the file and its owner.
+    """
+    if whose := foreign(file):
+        name = printable(str(configuration.absolute()))
+        what = "names code" if file == configuration else f"is code that {name} names"
+        raise UsageError(
+            f"{printable(str(file))} {what}, and {whose}: not run as {user_name(os.geteuid())}",
+            hint=f"{_VARIABLE}={name} takes it all the same; {_VARIABLE}= goes without the file",
+        )
+
+
+def known_configuration(known: Collection[str] = ()) -> Configuration | None:
+    """Return what the file says that holds in the current folder; None if there is none.
+
+    Args:
+        known: names of the options that it may set; none if any.
+
+    Raises:
+        UsageError: with everything that is wrong with it; or if another user than this one and root
+            may have written it or code that it names, and nobody has named it.
+    """
+    path = find_configuration()
+    if path is None:
+        return None
+    found = read_configuration(path, known)
+    if _VARIABLE not in os.environ:
+        for code in found.code():
+            _require_own(code, path)
+    return found
 
 
 def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration:
@@ -170,6 +253,30 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
         raise UsageError("\n".join(problems), hint="docs/configuration.md describes the file")
     options = {name: value for name, value in whole.items() if name not in _PARTS}
     return Configuration(path, text, options, backends, profiles)
+
+
+def _listed(value: Any) -> list[str]:
+    """Return the texts of an option that may be one or a list; what else there is, is refused."""
+    found = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [it for it in found if isinstance(it, str)]
+
+
+def _backend_files(text: str) -> Iterator[Path]:
+    """Yield the files of a backend that its specification names; none that Python or PATH finds."""
+    from onnxopt_cli.backends.implementation import implementation_files
+    from onnxopt_cli.backends.specification import parse_specification
+
+    specification = parse_specification(text)
+    source, command = specification.source, specification.command
+    if "python" in specification.options:
+        yield Path(specification.options["python"])
+    if source.endswith(".py") or "/" in source:
+        yield from implementation_files(text).values()
+    elif command:
+        if "/" in command[0]:
+            yield Path(command[0])
+        # The name of an argument begins with its place.
+        yield from (path for name, path in implementation_files(text).items() if "/" in name)
 
 
 def _texts(value: object) -> Iterator[str]:

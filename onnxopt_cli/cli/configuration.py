@@ -10,8 +10,7 @@ import click
 
 from onnxopt_cli.backends.configuration import (
     Configuration,
-    find_configuration,
-    read_configuration,
+    known_configuration,
     relative,
 )
 from onnxopt_cli.core.text import printable
@@ -44,16 +43,14 @@ def configuration_here(context: click.Context, profile: str | None = None) -> Co
         UsageError: with everything that is wrong with it; or if it should have a profile, and is
             not there.
     """
-    path = find_configuration()
-    if path is None:
-        if profile:
-            raise UsageError(
-                f"there is no profile {profile!r}: no configuration file is here",
-                hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
-            )
-        return None
     parameters = [it for command in configured_commands(context) for it in command.params]
-    return read_configuration(path, {name for it in parameters for name in _names(it)})
+    found = known_configuration({name for it in parameters for name in _names(it)})
+    if found is None and profile:
+        raise UsageError(
+            f"there is no profile {profile!r}: no configuration file is here",
+            hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
+        )
+    return found
 
 
 def apply_configuration(

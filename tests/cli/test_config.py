@@ -100,6 +100,8 @@ def test_a_folder_below_sees_the_file_and_its_paths(place, onnxopt, monkeypatch)
     below = place / "a" / "b"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
+    assert "there is no backend" in onnxopt("run", "-q", "spec", "-b", "near").err
+    (place / ".git").mkdir()
     answer = onnxopt("run", "-q", "-b", "near", "--report", "json=here.json")
     assert "../../near.py" in answer.out
     assert "7 unsupported" in answer.out
@@ -113,6 +115,7 @@ def test_a_folder_below_sees_the_file_and_its_paths(place, onnxopt, monkeypatch)
 def test_ids_of_cases_are_no_paths(place, onnxopt, monkeypatch):
     (place / "onnxopt.toml").write_text("targets = ['spec/adam', 'conformance@99/adam']\n")
     (place / "below").mkdir()
+    (place / ".git").write_text("gitdir: elsewhere\n")
     monkeypatch.chdir(place / "below")
     answer = onnxopt("run", "-q")
     assert (answer.code, "conformance@99 is asked for" in answer.err) == (2, True)
@@ -186,6 +189,7 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypa
     shutil.copy(PLUGINS / "operators" / "lamb.py", workplace)
     below = workplace / "below"
     below.mkdir()
+    (workplace / ".git").mkdir()
     (workplace / "onnxopt.toml").write_text('[profiles.mine]\noperators = ["lamb.py"]\n')
 
     def said(*words):
@@ -200,10 +204,8 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypa
     code, text = said("show", "Lamb", "--profile", "mine")
     assert (code, text.splitlines()[0]) == (0, "Lamb  my.optimizers version 1")
     (workplace / "onnxopt.toml").write_text('operators = "lamb.py"\noutput = "elsewhere"\n')
-    assert said("generate", "optimizers") == (
-        0,
-        "optimizers: wrote 1 file, 0 were there already\n",
-    )
+    code, text = said("generate", "optimizers")
+    assert (code, text.partition(",")[0]) == (0, "optimizers: wrote 1 file")
     assert (below / "cases" / "optimizers" / "lamb.yaml").exists()
     script = """if True:
         from onnxopt_cli import api
