@@ -120,9 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if arguments is None:
             # The command has this process for itself; a program that calls this function has not.
             stop_by_raising()
+            from onnxopt_cli.core.ci_channels import withhold_ci_channels
             from onnxopt_cli.core.helper_process import claim_process
 
             claim_process()
+            withhold_ci_channels()
         code = _exit_code(arguments)
         lost = lost_output()
     except KeyboardInterrupt as stop:

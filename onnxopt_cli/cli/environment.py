@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from onnxopt_cli.core.files import working_folder
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import printable, without_ci_commands
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
 # What to do about what the system may lack, or not allow.
@@ -137,8 +137,25 @@ class _Stream(io.FileIO):
         return len(data)
 
 
+class _Lines(io.TextIOWrapper):
+    """Lines for people, of which a CI server takes none for a command to itself.
+
+    This is the last place that they pass, after all wrapping. What is for programs, such as a
+    report, is written as bytes.
+    """
+
+    _goes_on = False
+
+    def write(self, text: str, /) -> int:
+        super().write(without_ci_commands(text, goes_on=self._goes_on))
+        if text:
+            rest = text.rpartition("\n")[2]
+            self._goes_on = bool(rest.strip()) or (self._goes_on and rest == text)
+        return len(text)
+
+
 def guard_streams() -> None:
-    """Let standard error never fail and standard output remember that it has.
+    """Let standard error never fail and standard output remember that it has, and neither command.
 
     A character that the locale's encoding lacks is shown as an escape. A stream that is closed is
     opened to nothing, so that no file of ours gets its number.
@@ -154,7 +171,7 @@ def guard_streams() -> None:
         # Under python -u there is no buffer in between. A console of Windows is no file.
         raw = getattr(stream.buffer, "raw", stream.buffer)
         if stream is getattr(sys, f"__{name}__") and isinstance(raw, io.FileIO):
-            guarded = io.TextIOWrapper(
+            guarded = _Lines(
                 io.BufferedWriter(_Stream(raw.fileno(), silent=name == "stderr")),
                 encoding=stream.encoding,
                 errors=stream.errors,

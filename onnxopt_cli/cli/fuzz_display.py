@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.text import Text
 
 from onnxopt_cli.cli.console import Pace, stdout
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import command_line, printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.isolation.response import Incident
 from onnxopt_cli.operators import OPERATORS
@@ -98,5 +97,5 @@ class FuzzDisplay:
                 self._console.print_line(Text(f"{printable(cause)}: {len(kept)} ({names})"))
         if self._found:
             words = ["onnxopt", "run", str(options["output"]), "-b", options["backend"]]
-            again = shlex.join([*words, *operator_options(it.name for it in OPERATORS)])
+            again = command_line([*words, *operator_options(it.name for it in OPERATORS)])
             self._console.print_line(Text(f"run them again: {printable(again)}"))

@@ -25,7 +25,7 @@ from onnxopt_cli.cli.shared_options import (
     tolerance_option,
     worker_options,
 )
-from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.text import clipped, command_line, printable
 
 _LIMIT = Number(min=0)
 # A path that the log has as it was typed. What is wrong with the file is said where it is opened.
@@ -174,8 +174,6 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
         UsageError: if it cannot be read, says what no option can be, or is of a backend that it
             must not choose.
     """
-    import shlex
-
     from onnxopt_cli import api
     from onnxopt_cli.backends.resolve import BUILT_IN
     from onnxopt_cli.cli.console import stderr
@@ -205,7 +203,7 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
     targets = header.options.get("targets")
     words = [*_words(context.command, taken), "--"]
     words += map(str, targets) if isinstance(targets, list) else ()
-    said = clipped(printable(shlex.join(words)), _SHOWN)
+    said = clipped(command_line(words), _SHOWN)
     stderr().print(f"as the log says: onnxopt run {said}", soft_wrap=True)
     try:
         options = context.command.make_context("run", words, parent=context.parent).params

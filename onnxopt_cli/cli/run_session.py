@@ -21,6 +21,7 @@ from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, ticking
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
+from onnxopt_cli.core.ci_channels import step_summary
 from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.record import Explanation, RunRecord
@@ -225,7 +226,7 @@ def execute(options: Mapping[str, Any]) -> int:
             other file is written.
     """
     reports = parse_reports(options["reports"]) if options["reports"] else []
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+    if summary := step_summary():
         reports.append((SUMMARY, Path(summary)))
     if options["artifacts"]:
         from onnxopt_cli.report.artifacts import check_folder

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
+from onnxopt_cli.core.ci_channels import without_ci_channels
+
 #: Answers a request: what it says in JSON, and its raw bytes.
 Handler: TypeAlias = Callable[[Any, memoryview], bytes]
 #: Opens what answers, from the terms of a setup and the folder with the files; and says hello.
@@ -117,7 +119,7 @@ class Agent:
         folder = Path(setup.here) if setup.local else placed(self._tree, setup.here)
         folder.mkdir(parents=True, exist_ok=True)
         # The worker's environment, not the client's.
-        environment = {**os.environ, "TMPDIR": str(temporary)}
+        environment = {**without_ci_channels(os.environ), "TMPDIR": str(temporary)}
         environment["ONNXOPT_CACHE_DIR"] = str(temporary)
         sent = [(placed(self._tree, it), it) for it in setup.operators]
         paths = [str(mine) if mine.exists() else it for mine, it in sent]

@@ -16,8 +16,12 @@ _LONGEST = 4000
 # Of a text with lines, which may be a stack trace.
 _LONGEST_LINES = 32_000
 _NOTE = 60
-# GitHub's runner takes an output line that begins so for a command to itself.
-_WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
+_ASCII = 128
+# What CI servers take for commands to themselves: GitHub a line of output that begins with two
+# colons, Azure, TeamCity and older runners of GitHub any with ##[word] or ##vso[word] in it. Before
+# the colons may stand blanks, the frame of a panel, and what gives colour.
+_AT_LINE_START = re.compile(r"((?:^|\r)(?:[\s\u2500-\u259f]|\x1b\[[\d;]*m)*):(?=:)", re.MULTILINE)
+_ANYWHERE = re.compile(r"#(?=#\w*\[)")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -30,7 +34,7 @@ def printable(text: str, *, lines: bool = False) -> str:
         text: anything.
         lines: keep line ends (and turn tabs into spaces) instead of escaping them.
     """
-    if len(text) <= _LONGEST and text.isascii() and text.isprintable() and "::" not in text:
+    if len(text) <= _LONGEST and text.isascii() and text.isprintable() and not _may_command(text):
         return text
     text = clipped(text, _LONGEST_LINES if lines else _LONGEST, "\n" if lines else " ")
     if lines:
@@ -41,7 +45,26 @@ def printable(text: str, *, lines: bool = False) -> str:
         else character.encode("unicode_escape", "surrogatepass").decode("ascii")
         for character in text
     )
-    return _WORKFLOW_COMMAND.sub(r"\1\\x3a", shown)
+    return without_ci_commands(shown)
+
+
+def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
+    """Return lines of output that no CI server takes for commands to itself.
+
+    Args:
+        text: the lines.
+        goes_on: whether the first one is the rest of a line that has begun.
+    """
+    if not _may_command(text):
+        return text
+    first, end, rest = text.partition("\n")
+    if not goes_on:
+        first, end, rest = "", "", text
+    return _ANYWHERE.sub(r"\\x23", first + end + _AT_LINE_START.sub(r"\1\\x3a", rest))
+
+
+def _may_command(text: str) -> bool:
+    return "::" in text or "##" in text
 
 
 def clipped(text: str, longest: int = _LONGEST, space: str = " ") -> str:
@@ -58,6 +81,27 @@ def clipped(text: str, longest: int = _LONGEST, space: str = " ") -> str:
     head = longest - _NOTE - tail
     left = len(text) - head - tail
     return f"{text[:head]}{space}... ({left} characters left out) ...{space}{text[-tail:]}"
+
+
+def command_line(words: Iterable[str]) -> str:
+    r"""Return words as a shell takes them, printable, in one line.
+
+    A word with what is not shown is written as bash, ksh and zsh read it: ``$'a\x0a'``.
+    """
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    if len(word) <= _LONGEST and printable(word) == word:
+        return shlex.quote(word)
+    try:
+        data = word.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = word.encode("utf-8", "surrogatepass")
+    shown = (chr(it) if chr(it).isalnum() and it < _ASCII else f"\\x{it:02x}" for it in data)
+    return f"$'{''.join(shown)}'"
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from onnxopt_cli.backends.conversation import Conversation
+from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.helper_process import STARTED, claimed
 from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
@@ -128,6 +129,7 @@ def _start(
                 stderr=write_end,
                 pass_fds=[it for it in (theirs.fileno(), *shared) if it >= 0],
                 start_new_session=True,
+                env=without_ci_channels(os.environ),
                 preexec_fn=instead,  # noqa: PLW1509 - it never returns
             )
     except BaseException:

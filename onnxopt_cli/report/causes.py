@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from math import isfinite
 
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.text import clipped, printable, some_of
+from onnxopt_cli.core.text import clipped, command_line, printable, some_of
 from onnxopt_cli.report.diff_text import operator_options, remark
 from onnxopt_cli.report.message_pattern import merged_patterns, message_pattern
 
@@ -132,7 +131,7 @@ def mistake_command(explanation: Explanation, cause: Cause) -> str:
         return ""
     words = [word for name in cause.deviations for word in ("--mistake", name)]
     words += operator_options([explanation.operator])
-    return printable(shlex.join(["onnxopt", "show", explanation.operator, *words]))
+    return command_line(["onnxopt", "show", explanation.operator, *words])
 
 
 def _looks(result: Result, pattern: str) -> tuple[str, ...]:

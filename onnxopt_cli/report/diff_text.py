@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff, place, wrong_outputs
 from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome, Result
-from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 
@@ -150,6 +149,7 @@ _VALUED = {
     "startup_timeout": ("--startup-timeout", _USUAL.startup),
     "memory": ("--memory", _USUAL.memory),
 }
+_LONGEST_COMMAND = 3000
 _INSTALLED = ("onnx", "backend", "test")
 
 
@@ -161,7 +161,11 @@ def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
         options: those of the run, as in RunRecord.
     """
     words = ["onnxopt", "run", *_target(result), "-b", result.backend, *verdict_options(options)]
-    return shlex.join([*words, *operator_options(result.operators)])
+    line = command_line([*words, *operator_options(result.operators)])
+    if len(line) > _LONGEST_COMMAND:
+        # Whoever pasted a part of it would run something else.
+        return f"# a command of {len(line)} characters, not shown: -k takes the case's id"
+    return line
 
 
 def verdict_options(options: Mapping[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ def markdown_report(record: RunRecord) -> str:
     parts += _problems(record)
     parts += _failures(record, _room(parts) - _REST)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    last = f"<sub>{html.escape(printable(versions)[:_NAME])}</sub>"
+    last = f"<sub>{_code(versions)}</sub>"
     accuracy_part = _accuracy(record)
     if len(accuracy_part) + len(last) > _room(parts):
         accuracy_part = f"The table of accuracy does not fit in here; {ELSEWHERE}."
@@ -147,7 +147,7 @@ def _failure(result: Result, record: RunRecord) -> str:
 
 def _accuracy(record: RunRecord) -> str:
     rows = [
-        [_code(backend), operator, _code(output), *measures, f"{within} ulp"]
+        [_code(backend), _code(operator), _code(output), *measures, f"{within} ulp"]
         for backend, operator, output, *measures, within in accuracy_rows(record.results)
     ]
     if not rows:

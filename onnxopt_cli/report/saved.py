@@ -11,7 +11,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,9 @@ def _lines(document: Mapping[str, object]) -> Iterator[str]:
     yield "\n}\n"
 
 
-_plain = partial(json.dumps, allow_nan=False)
+def _plain(value: object) -> str:
+    # On standard output Azure would look for commands in it.
+    return json.dumps(value, allow_nan=False).replace("##", "#\\u0023")
 
 
 _STDIN = "-"

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.backends.protocol import BREAKDOWNS
+from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.codec import ValueWriter
 from onnxopt_cli.core.linux import end_with
 from onnxopt_cli.core.text import printable
@@ -123,6 +124,7 @@ class Command:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
+                env=without_ci_channels(os.environ),
                 preexec_fn=partial(_begin, os.getpid()),  # noqa: PLW1509 - system calls, no lock
             )
         except (OSError, ValueError) as error:

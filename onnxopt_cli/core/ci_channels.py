@@ -1,0 +1,69 @@
+"""Environment variables by which a step of a CI job sets things of later ones, or acts as the job.
+
+The code under test has no use for them. With the names of these files and tokens it could set
+``PATH`` for the next step, write the job's summary, or ask the server for a signature. That is no
+wall: a backend that runs as the same user may find such files without being told.
+
+Sources: https://docs.github.com/actions/reference/workflows-and-actions/variables,
+https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/docs/variables,
+https://learn.microsoft.com/azure/devops/pipelines/build/variables,
+https://buildkite.com/docs/pipelines/configure/environment-variables,
+https://cirrus-ci.org/guide/writing-tasks, https://support.atlassian.com/bitbucket-cloud/docs,
+https://docs.drone.io/pipeline/environment
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+_SUMMARY = "GITHUB_STEP_SUMMARY"
+# Files that the server reads when the step has ended.
+_FILES = frozenset(
+    {
+        "GITHUB_ENV",
+        "GITHUB_PATH",
+        "GITHUB_OUTPUT",
+        "GITHUB_STATE",
+        _SUMMARY,
+        "BASH_ENV",
+        "BITBUCKET_PIPELINES_VARIABLES_PATH",
+        "BUILDKITE_ENV_FILE",
+        "CIRRUS_ENV",
+        "DRONE_CARD_PATH",
+        "DRONE_OUTPUT",
+        "PLUGIN_OUTPUT_FILE",
+        "TEAMCITY_BUILD_PROPERTIES_FILE",
+    }
+)
+# Where the server is spoken to, and with which right.
+_ACCESS = re.compile(
+    r"ACTIONS_\w*(URL|TOKEN)"
+    r"|(GH|GITHUB|GITEA|FORGEJO|CI|GITLAB|CIRCLE|BUILDKITE|BITBUCKET|SYSTEM|AZP|VSTS|AGENT|APPVEYOR"
+    r"|CIRRUS|DRONE|HARNESS|SEMAPHORE|TRAVIS|TEAMCITY|JENKINS|CODEBUILD|WOODPECKER)"
+    r"_(\w*_)?(\w*TOKEN\w*|JWT\w*|PASSWORD|SECRET\w*|NETRC\w*|API_URL)"
+    r"|SYSTEM_ACCESSTOKEN|CI_REPOSITORY_URL"
+)
+
+_withheld: dict[str, str] = {}
+
+
+def without_ci_channels(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a backend: all but such variables."""
+    return {name: value for name, value in environment.items() if not _is_channel(name)}
+
+
+def withhold_ci_channels() -> None:
+    """Take them out of this process's own environment, for what runs in it and what it starts."""
+    for name in filter(_is_channel, list(os.environ)):
+        _withheld[name] = os.environ.pop(name)
+
+
+def step_summary() -> str:
+    """Return the file that GitHub shows as the summary of this step; empty if there is none."""
+    return os.environ.get(_SUMMARY) or _withheld.get(_SUMMARY, "")
+
+
+def _is_channel(name: str) -> bool:
+    return name in _FILES or _ACCESS.fullmatch(name) is not None

@@ -1,0 +1,229 @@
+"""No string of anybody's is more than text to what reads a report: a law over all formats."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree.ElementTree import fromstring
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from report_records import HOSTILE, record, result
+from rich.console import Console
+
+from onnxopt_cli.cli.environment import _Lines
+from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.record import BackendIdentity, Cause, Explanation
+from onnxopt_cli.core.result import Outcome, Standing
+from onnxopt_cli.core.text import command_line
+from onnxopt_cli.errors import Problem
+from onnxopt_cli.report.causes import group_failures
+from onnxopt_cli.report.diff_text import repeat_command
+from onnxopt_cli.report.files import FORMATS, render
+from onnxopt_cli.report.terminal import cause_table, failing_lines, failure_panel, summary_table
+
+# What GitHub, Azure and TeamCity take for a command; the blanks are those that .NET trims.
+COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
+TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
+TAGS |= {"li", "details", "summary", "sub"}
+INVISIBLE = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+
+BASH = shutil.which("bash")
+
+PIECES = (
+    *HOSTILE,
+    "::error::x", " ::stop-commands::x", "\u2502 ::warning::x", "##[error]x",
+    "##vso[task.setvariable]x",
+    "##teamcity[x]", "\n", "\r", " ", "|", "`", "```", "'", '"', "$(id)", "`id`", ";", "&", "<b>",
+    "</code>",
+    "</details>", "![x](//x)", "<https://x>", "word " * 9,
+)  # fmt: skip
+texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
+
+
+@st.composite
+def runs(draw):
+    """A run of which every string that a file, a backend or a log may choose is hostile."""
+    text = lambda: draw(texts)  # noqa: E731
+    backends = list(dict.fromkeys([text(), text()]))
+    results = [
+        replace(
+            result(f"{number}{text()}", backend, outcome, message=text()),
+            location=Location(Path(text().replace("\0", "")), number),
+            operators=(text(),),
+            capabilities=(text(),),
+            printed=text(),
+            flaky=draw(st.sampled_from(["", text()])),
+            expectation=text(),
+            standing=draw(st.sampled_from([None, *Standing])),
+        )
+        for backend in backends
+        for number, outcome in enumerate((Outcome.FAIL, Outcome.ERROR, Outcome.PASS), 1)
+    ]
+    results = [
+        replace(it, diffs=tuple(replace(diff, name=text()) for diff in it.diffs)) for it in results
+    ]
+    explained = Explanation(
+        backends[0], text(), (Cause(text(), (results[0].case,), (text(),)),), {text(): {text(): 2}}
+    )
+    return record(
+        *results,
+        backends=tuple(BackendIdentity(name, text()) for name in backends),
+        options={"targets": [text()], "without": {text(): text()}, "expect": text()},
+        versions={"onnxopt": text(), text(): text(), f"suite {text()}": text()},
+        problems=(Problem(f"{text()}:3", text()),),
+        findings=(Problem(text(), text()),),
+        explanations=(explained,),
+        started="2026-01-31T00:00:00Z",
+        hostname=text(),
+        exit_code=1,
+    )
+
+
+class Tags(HTMLParser):
+    """Collects elements and attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes = set(), set()
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {(tag, name) for name, _ in attrs}
+
+
+PLAIN_PAGE = Tags("".join(render("html", record(*(
+    replace(result(f"c{number}", "b", outcome, message="m"), printed="p", capabilities=("x",))
+    for number, outcome in enumerate((Outcome.FAIL, Outcome.ERROR, Outcome.PASS))
+), problems=(Problem("a:3", "b"),), findings=(Problem("c", "d"),), explanations=(
+    Explanation("b", "o", (Cause("f", ("c0",), ("d",)),), {}),
+), options={"without": {"x": "y"}}))))  # fmt: skip
+
+
+def markdown_is_text(text):
+    seen = Tags(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
+    assert seen.tags <= TAGS, seen.tags
+    assert {name for _, name in seen.attributes} <= {"class", "style"}
+
+
+def html_is_text(text):
+    seen = Tags(text)
+    assert seen.tags <= PLAIN_PAGE.tags, seen.tags - PLAIN_PAGE.tags
+    assert {it[1] for it in seen.attributes} <= {it[1] for it in PLAIN_PAGE.attributes}
+
+
+def junit_is_text(text):
+    known = {"testsuites", "testsuite", "properties", "property", "testcase"}
+    found = {it.tag for it in fromstring(text).iter()}  # noqa: S314 - our own
+    assert found <= {*known, "failure", "error", "skipped"}
+
+
+def github_is_commands(text):
+    for line in text.splitlines():
+        assert re.match(r"::(error|notice) (file=[^,:]*,(line=\d+,)?)?title=[^,:]*::", line), line
+
+
+def json_is_text(text):
+    assert isinstance(json.loads(text), dict)
+
+
+READ = {
+    "json": json_is_text, "badge": json_is_text, "junit": junit_is_text, "xunit": junit_is_text,
+    "markdown": markdown_is_text, "html": html_is_text, "github": github_is_commands,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=10)
+@given(run=runs())
+def test_every_string_is_text_in_every_format(form, run):
+    text = "".join(render(form, run))
+    READ[form](text)
+    lines = text
+    if form == "github":
+        # All of it is commands, and none is within another.
+        lines = "\n".join(line[2:] for line in text.splitlines())
+    assert not COMMAND.search(lines), COMMAND.search(lines)
+    assert not INVISIBLE.search(lines)
+
+
+@pytest.mark.slow
+@settings(max_examples=10)
+@given(run=runs(), width=st.integers(20, 120))
+def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(run, width):
+    written = io.BytesIO()
+    stream = _Lines(written, encoding="utf-8", errors="backslashreplace")
+    console = Console(file=stream, width=width, color_system=None, markup=False, emoji=False)
+    failing = [it for it in run.results if not it.conforms]
+    for part in cause_table(group_failures(failing, run.explanations), 1):
+        console.print(part)
+    for it in failing:
+        console.print(failure_panel(it, run.options, it.message, whole=True))
+        # Whoever prints text that is not fit to be shown, and in pieces.
+        console.print(it.message, soft_wrap=True)
+        stream.write("error: ")
+        stream.write(f"{it.message}\n")
+    for line in failing_lines(run):
+        console.print(line)
+    console.print(summary_table(run.results) or "")
+    stream.flush()
+    shown = written.getvalue().decode().replace("\r", "\n")
+    assert not COMMAND.search(shown), COMMAND.search(shown)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@given(words=st.lists(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=9)
+                               | texts.map(lambda it: it.replace("\0", "")), max_size=3),
+                      min_size=1, max_size=20))  # fmt: skip
+def test_a_shell_reads_the_words_of_a_command_as_they_were(words):
+    words = [[word for word in line if "\0" not in word] for line in words]
+    lines = [command_line(line) for line in words]
+    assert not any(INVISIBLE.search(line) or COMMAND.search(line) for line in lines)
+    script = "".join(
+        f"for word in {line}; do printf '%s\\0' \"$word\"; done; echo\n" for line in lines
+    )
+    done = subprocess.run(
+        [BASH, "-c", script], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+    )
+    expected = b"".join(
+        b"".join(_as_argument(word) + b"\0" for word in line) + b"\n" for line in words
+    )
+    assert done.stdout == expected
+
+
+def _as_argument(word):
+    try:
+        return word.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return word.encode("utf-8", "surrogatepass")
+
+
+def test_a_command_too_long_to_be_shown_is_a_comment_and_no_part_of_one():
+    case = "demo/" + "'; touch owned; '" * 1000
+    assert repeat_command(result(case), {}).startswith("# ")
+
+
+def test_the_streams_of_the_command_pass_no_commands(workplace):
+    name = "x " * 37 + "::error::owned ##[error]x ##vso[task.complete]x"
+    (workplace / "demo.yaml").write_text("onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n")
+    for words in (["run", "demo.yaml", "-k", name], ["list", name], ["show", f"\n::{name}"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "onnxopt_cli", *words], capture_output=True, text=True,
+            cwd=workplace, check=False,
+        )  # fmt: skip
+        assert not COMMAND.search(done.stdout + done.stderr), done.stdout + done.stderr
