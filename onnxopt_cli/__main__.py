@@ -1,7 +1,7 @@
 """The command ``onnxopt``, also as ``python -m onnxopt_cli``."""
 
 # The module signal is not there yet, and takes milliseconds to load.
-import _signal
+import _signal  # type: ignore[import-not-found]
 import os
 
 
