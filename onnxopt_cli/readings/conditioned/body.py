@@ -17,6 +17,9 @@ from onnxopt_cli.formula.nodes import all_nodes, imported_versions
 BODY = "onnxopt.body"
 #: What published bodies call, and whose own bodies are looked into, too: they subtract.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
+# They take the variance as E(X^2) - E(X)^2, which loses the square of what X - E(X) loses. A form
+# that nobody should run is no measure of others.
+_UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
 # The same of graphs, whose nodes may be computed as their bodies are.
 _SUBTRACT = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
@@ -29,11 +32,13 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         inputs: what it is fed, for the types.
 
     Returns:
-        The model, or None if there are several nodes or no body is published.
+        The model, or None if there are several nodes, or no body is published that is stable.
     """
     if len(model.graph.node) != 1 or model.functions:
         return None
     node = model.graph.node[0]
+    if node.op_type in _UNSTABLE:
+        return None
     version = imported_versions(model).get(node.domain)
     if version is None or not onnx.defs.has(node.op_type, version, node.domain):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import combinations
 from typing import Any
 
@@ -24,10 +24,20 @@ from onnxopt_cli.formula.nodes import all_nodes, operator_names
 from onnxopt_cli.readings.conditioned.body import CALLED, published_body, subtracting
 from onnxopt_cli.readings.conditioned.contested import CONTESTED, met_at, second_readings
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
+from onnxopt_cli.readings.conditioned.design import RUNS, roundings
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
+from onnxopt_cli.readings.conditioned.normalizations import moved_averages
 from onnxopt_cli.readings.conditioned.reference import functions, wrong_about
 from onnxopt_cli.readings.conditioned.replaced import replaced
-from onnxopt_cli.readings.conditioned.rows import DEFINED, PRODUCTS, Rounds, Site, floats, site
+from onnxopt_cli.readings.conditioned.rows import (
+    DEFINED,
+    PRODUCTS,
+    Rounds,
+    Site,
+    floats,
+    leaps,
+    site,
+)
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
     is_wide,
@@ -46,9 +56,13 @@ _FEW = 4.0
 # A sum of n terms moves by sqrt(n) / 4 roundings, where that is more than one: a sequential sum of
 # 10^6 terms is 400 off.
 _SUM = 4.0
+# Means and variances are off by less than what moves all of their terms: no right form was seen to
+# be off by half of 8 roundings, so that 8 are allowed.
+_STATISTICS = 1 / 2
 # Of equal terms each may be rounded the same way. Sums added up in order may be so many roundings
-# off, and others twice as far as they are.
-_IN_ORDER = 2.0**14
+# off, and others twice as far as they are. Beyond that share of the largest output, theirs is one
+# more right answer.
+_IN_ORDER, _IN_ORDER_SHARE = 2.0**14, 16
 _FINER = 64.0
 # Moved in double by its own roundoff nothing could be seen.
 _DOUBLE, _SINGLE = 2.0**-53, 2.0**-24
@@ -67,14 +81,6 @@ _LONGEST = 200
 # Of so many contested questions in one model all combinations are tried.
 _MOST_CONTESTED = 2
 _TRAINING = "ai.onnx.preview.training"
-# Any two of these columns have all four pairs of signs; in the first row all are alike.
-_CHOSEN = tuple(combinations(range(1, 8), 3))
-_DESIGN = np.array([[1.0 if row in {0, *it} else -1.0 for it in _CHOSEN] for row in range(8)])
-# Elements a row apart have other columns, too.
-_COUNT = len(_CHOSEN)
-_NUMBERS = np.arange(_COUNT**3)
-_COLUMNS = (_NUMBERS + _NUMBERS // _COUNT + _NUMBERS // _COUNT**2) % _COUNT
-_SIGNS = np.ascontiguousarray(_DESIGN[:, _COLUMNS])
 
 
 class CannotAskError(Exception):
@@ -321,7 +327,9 @@ def _measure(
 
     draws = _drawn(wide, doubles, asking.places, asking.step) if asking.moves else [()] * len(own)
     forms = [_Form(*it, step=asking.step) for it in zip(own, exact, draws, strict=True)]
-    if any(map(_jumps, forms)):
+    # What is subnormal is rounded to few numbers, which are leaps apart.
+    choices = asking.leaps or not beyond.isdisjoint({_UNDERFLOW, _SUBNORMAL})
+    if choices and any(map(_jumps, forms)):
         finer = _drawn(wide, doubles, asking.places, asking.step / _FINER)
         for form, it in zip(forms, finer, strict=True):
             form.finer = it
@@ -346,8 +354,8 @@ def _measure(
 def _drawn(
     wide: Evaluated, inputs: Mapping[str, Value], places: Sequence[_Place], step: float
 ) -> list[tuple[Any, ...]]:
-    """Return each output with roundings put in by all rows of the design."""
-    draws = [wide.run(inputs, _Drawing(places, step, row)) for row in _SIGNS]
+    """Return each output with roundings put in, in all runs."""
+    draws = [wide.run(inputs, _Drawing(places, step, run)) for run in range(RUNS)]
     return list(zip(*draws, strict=True))
 
 
@@ -369,6 +377,11 @@ def _flushing(_node: Any, compute: Compute, given: Sequence[Any], _at: int) -> l
 
 def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
     """Return by how much a node rounds its operands: a root of their number, or as declared."""
+    if found.row is Rounds.NORMALIZE:
+        # What has 16 bits is normalized in float32, some of whose roundings it may be off.
+        fine = _SINGLE * UNITS if roundoff > _SINGLE else roundoff
+        declared = MATH[math] if math == "float16-sums" and roundoff > _DOUBLE else 0.0
+        return max(fine, declared) * (1.0 if roundoff > _SINGLE else _STATISTICS)
     if math == "float16-sums" and found.length > 1 and roundoff > _DOUBLE:
         return max(roundoff, MATH[math]) * _root(found, _SINGLE)
     products = math and op_type in PRODUCTS and roundoff == _SINGLE
@@ -380,7 +393,11 @@ def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
 
 def _root(found: Site, roundoff: float) -> float:
     # What has 16 bits is to be added up in float32.
-    return 1.0 if roundoff > _SINGLE else max(1.0, found.length**0.5 / _SUM)
+    return 1.0 if roundoff > _SINGLE else _root_of(found.length)
+
+
+def _root_of(terms: float) -> float:
+    return max(1.0, terms**0.5 / _SUM)
 
 
 def _coarsest(values: Sequence[Any]) -> float:
@@ -423,6 +440,8 @@ class _Asking:
         self._coarsest = max((it for _, it, _ in kinds), default=0.0)
         self.step = _STEP if self._coarsest == _DOUBLE else 1.0
         self.places: list[_Place] = []
+        #: Whether any node makes choices.
+        self.leaps = False
         self._known: dict[object, Site] = {}
         self._room = _MOST_KEPT
 
@@ -439,6 +458,7 @@ class _Asking:
 
     def __call__(self, node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
         outputs = compute(*given)
+        self.leaps = self.leaps or leaps(node, given, outputs)
         self.places.append(self._place(node, compute, given, outputs, at))
         return outputs
 
@@ -464,16 +484,16 @@ class _Asking:
 
 
 class _Drawing:
-    """Puts roundings in at each node, by a row of the design.
+    """Puts roundings in at each node.
 
     Args:
         places: what is known of the nodes.
         step: how large the roundings are, of those of the types.
-        row: the signs.
+        run: which run of the design it is.
     """
 
-    def __init__(self, places: Sequence[_Place], step: float, row: Array) -> None:
-        self._places, self._step, self._row = places, step, row
+    def __init__(self, places: Sequence[_Place], step: float, run: int) -> None:
+        self._places, self._step, self._run = places, step, run
         self._elements = 0
 
     def __call__(self, node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
@@ -492,13 +512,19 @@ class _Drawing:
         moved, picks = list(given), found.row is Rounds.PICKS
         if found.moved:
             for operand in floats(node.op_type, given):
-                step = place.inner * self._step * self._signs(given[operand])
+                # Only what is added up is known more precisely than it is stored.
+                alike = found.row is Rounds.NORMALIZE and operand > 0
+                inner = roundoff if alike else place.inner * self._step
+                step = inner * self._roundings(given[operand])
                 if operand == GRIDS.get(node.op_type):
                     moved[operand] = given[operand] + step * sizes(node.op_type, given[operand])
                 elif not picks:
                     moved[operand] = np.asarray(given[operand] * (1 + step))
         if picks or found.row is Rounds.COORDINATES:
-            with moved_coordinates(lambda it: roundoff * self._signs(it) * it, picks=picks):
+            with moved_coordinates(lambda it: roundoff * self._roundings(it) * it, picks=picks):
+                outputs = compute(*moved)
+        elif found.row is Rounds.NORMALIZE:
+            with moved_averages(partial(self._of_averages, place.inner * self._step)):
                 outputs = compute(*moved)
         else:
             outputs = compute(*moved)
@@ -513,28 +539,30 @@ class _Drawing:
         ]
         least = _LEAST[place.roundoff] * self._step
         return [
-            np.asarray(it + self._signs(it) * _error(it, roundoff, scale, least))
+            np.asarray(it + _error(it, self._roundings(it), roundoff, scale, least))
             if is_wide(it) and it.size
             else it
             for it, scale in zip(outputs, scales, strict=True)
         ]
 
-    def _signs(self, array: Array) -> Array:
-        """Return 1 or -1 for each element, so that elements that cancel move apart once."""
-        row = self._row
-        first = self._elements % row.size
-        end = first + array.size
+    def _of_averages(self, inner: float, found: Array, spread: Array, count: int) -> Array:
+        """Return how far averages are off: one near zero as far as its terms differ."""
+        size = _root_of(count) * np.abs(found) + spread / _STATISTICS
+        return inner * self._roundings(found) * np.where(np.isfinite(size), size, 0.0)
+
+    def _roundings(self, array: Array) -> Array:
+        """Return a rounding for each element, so that elements that cancel move apart once."""
+        found = roundings(self._run, self._elements, array.size)
         self._elements += array.size
-        again = row if end <= row.size else np.tile(row, -(-end // row.size))
-        return again[first:end].reshape(array.shape)
+        return found.reshape(array.shape)
 
 
-def _error(output: Array, roundoff: float, scale: Any, least: float) -> Array:
-    """Return how far a rounding moves each element; one that is subnormal not beyond zero."""
+def _error(output: Array, moves: Array, roundoff: float, scale: Any, least: float) -> Array:
+    """Return how far roundings move each element; one that is subnormal not beyond zero."""
     size: Array = np.abs(output)
     error = size + abs(scale)
     error = np.where(np.isfinite(error), error, 0.0)
-    return np.asarray(roundoff * error + np.minimum(least, size))
+    return np.asarray(moves * roundoff * error + np.clip(moves * least, -size, size))
 
 
 def _scale(node: Any, row: Rounds, given: Sequence[Any], output: Array) -> Any:
@@ -634,9 +662,14 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
             far = distance > _FORM_UNITS * np.maximum(unit, rounding) + tiny
             if far.any():
                 others.append(np.where(far, wide, exact))
-        for distance, _ in _distances([it.in_order for it in forms], exact):
-            near = np.where(distance <= _IN_ORDER * rounding, distance, 0.0)
-            unit = np.maximum(unit, near * 2 / units)
+        for distance, wide in _distances([it.in_order for it in forms], exact):
+            # What is normalized is off by as many units of its mean, whatever it is itself.
+            share = np.minimum(_IN_ORDER * unit, _largest(exact) / _IN_ORDER_SHARE)
+            near = distance <= np.maximum(_IN_ORDER * rounding, share)
+            beyond = ~near & (distance <= _IN_ORDER * unit)
+            if beyond.any():
+                others.append(np.where(beyond, wide, exact))
+            unit = np.maximum(unit, np.where(near, distance, 0.0) * 2 / units)
     limit = units * unit
     # What may be subnormal may be flushed to zero.
     limit = limit + np.where(np.abs(exact) - limit < tiny, tiny, 0.0)
@@ -663,7 +696,7 @@ def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
     unit = np.zeros(exact.shape)
     if np.shape(form.exact) != exact.shape:
         return unit, []
-    # Where a draw overflows, or has no root, the others say how far it is.
+    # Where a draw overflows, or has no root, the others say how far it is. No root is right then.
     moves, finer = (
         [(np.where(np.isfinite(move), move, 0.0), it) for move, it in some]
         for some in (form.moves, _distances(form.finer, form.exact))
@@ -674,7 +707,10 @@ def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
     # A smooth function moves in proportion, by the square where it is even, or by the root.
     leap = ((least > largest / 4) | (least < largest / (8 * _FINER**2))) & (largest > 0)
     leap &= bool(finer)
+    rootless = reduce(np.logical_or, (np.isnan(it) for _, it in moves), np.zeros(exact.shape, bool))
     found: list[Array] = []
+    if (rootless & np.isfinite(exact)).any():
+        found.append(np.where(rootless, np.nan, exact))
     for move, value in moves:
         far = leap & (move > largest / 4)
         unit = np.maximum(unit, np.where(far, 0.0, move))

@@ -16,6 +16,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.readings.conditioned.normalizations import (
+    batch_normalization,
+    group_normalization,
+    instance_normalization,
+    layer_normalization,
+    mean_variance_normalization,
+)
 from onnxopt_cli.readings.conditioned.windows import fast_columns, fast_image, fast_pool
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,10 +89,31 @@ def operators() -> list[type]:
             curved = _FORMER.get(self.mode, self.mode) == "cubic" and isinstance(val, np.floating)
             return val if curved else super()._clamp(val, lo, hi)
 
+    class GroupNormalization(OpRun):
+        """By the variance about the mean, unlike its published body."""
+
+        def _run(
+            self, x: Array, scale: Array, bias: Array, epsilon: float, num_groups: int, **_: Any
+        ) -> tuple[Array]:
+            return (group_normalization(x, scale, bias, epsilon, num_groups),)
+
+    class MeanVarianceNormalization(OpRun):
+        """By the variance about the mean, unlike its published body."""
+
+        def _run(self, x: Array, axes: Sequence[int]) -> tuple[Array]:
+            return (mean_variance_normalization(x, axes),)
+
     class Scatter(op_scatter_elements.ScatterElements):
         """The earlier name of ScatterElements."""
 
-    return [DequantizeLinear, GlobalLpPool, GridSample, Scatter]
+    return [
+        DequantizeLinear,
+        GlobalLpPool,
+        GridSample,
+        GroupNormalization,
+        MeanVarianceNormalization,
+        Scatter,
+    ]
 
 
 @cache
@@ -166,6 +194,11 @@ instead_of("op_conv.im2col")(fast_columns)
 instead_of(*(f"{it}.col2im_naive_implementation" for it in ("op_col2im", "op_conv_transpose")))(
     fast_image
 )
+
+
+instead_of("op_layer_normalization._layer_normalization")(layer_normalization)
+instead_of("op_instance_normalization.InstanceNormalization._run")(instance_normalization)
+instead_of("op_batch_normalization._batchnorm_training_mode")(batch_normalization)
 
 
 @instead_of("op_lp_normalization.LpNormalization._run")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.readings.conditioned.normalizations import normalizes
 from onnxopt_cli.readings.conditioned.widen import is_wide
 
 
@@ -28,6 +29,7 @@ class Rounds(Enum):
     PICKS = auto()
     PRODUCT = auto()
     GATES = auto()
+    NORMALIZE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,17 @@ FIXED = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 # The operands by which integers are divided and multiplied.
 _SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6)}
 
+# Their outputs of floats leap where an input passes some point; all others' are continuous, but at
+# poles. MaxRoiPool and MelWeightMatrix round coordinates.
+_LEAPING = frozenset(
+    {"Ceil", "Compress", "Floor", "Hardmax", "MaxRoiPool", "MelWeightMatrix", "Mod", "Round"}
+    | {"Shrink", "Sign", "ThresholdedRelu", "Unique"}
+    | {"Resize", "Upsample", "GridSample", "RoiAlign"}
+)
+# Trees and classifiers choose.
+_CLASSIC = "ai.onnx.ml"
+_OF_SHAPES = frozenset({"Shape", "Size"})
+
 #: Operators whose products tensor units compute from rounded operands.
 PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "Attention", "GRU", "LSTM"}
@@ -126,6 +139,8 @@ def site(
     places = floats(node.op_type, inputs)
     results = [it for it in outputs if is_wide(it) and it.size]
     listed = _LISTED.get(node.op_type)
+    if normalizes(node.onnx_node):
+        listed = Rounds.NORMALIZE
     if listed is Rounds.EXACT or (not results and listed in (None, Rounds.ELEMENT)):
         return Site(Rounds.EXACT)
     if not places or listed is Rounds.ELEMENT:
@@ -138,6 +153,20 @@ def site(
     if length <= 1 and len(places) <= _MOST_OPERANDS:
         return Site(Rounds.ELEMENT)
     return Site(Rounds.PRODUCT if product else Rounds.COMBINE, length)
+
+
+def leaps(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Tell whether outputs of a node may leap: it makes something discrete of floats, or choices.
+
+    Args:
+        node: the node, as onnx's reference has it.
+        inputs: as it was run with, floats as doubles.
+        outputs: what it returned.
+    """
+    if node.op_type in _OF_SHAPES or not any(map(is_wide, inputs)):
+        return False
+    discrete = any(isinstance(it, np.ndarray) and not is_wide(it) for it in outputs)
+    return discrete or node.op_type in _LEAPING or node.onnx_node.domain == _CLASSIC
 
 
 def _moves(
