@@ -151,7 +151,8 @@ class _Drawing:
         with np.errstate(all="ignore"):
             for place, (name, result) in enumerate(zip(names, inexact_outputs(call), strict=True)):
                 judgement = result.judgement()
-                if np.all(np.isfinite(judgement.limit)) and not (others and others[place]):
+                sure = np.all(np.isfinite(judgement.limit)) and not judgement.divides
+                if sure and not (others and others[place]):
                     self._outputs[name] = judgement
                     if result.shape == self._shape:
                         self._known[name] = result

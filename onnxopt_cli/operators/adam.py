@@ -226,8 +226,11 @@ FORMS = form_table(f"""
     quotient of the corrections first
         {RATE} -> R * (np.sqrt(1 - beta**T) / (1 - alpha**T))
     one minus the power by expm1
-        1 - beta**T -> -np.expm1(T * np.log(beta)) if 0 < beta < 1 else 1 - beta**T
-        1 - alpha**T -> -np.expm1(T * np.log(alpha)) if 0 < alpha < 1 else 1 - alpha**T
+        1 - beta**T -> -np.expm1(T * np.log(beta)) if 0 < beta <= 1 else 1 - beta**T
+        1 - alpha**T -> -np.expm1(T * np.log(alpha)) if 0 < alpha <= 1 else 1 - alpha**T
+    power less one
+        1 - beta**T -> -(beta**T - 1)
+        1 - alpha**T -> -(alpha**T - 1)
     denominator divided by the rate
         seen in PyTorch, capturable
         {_STEP} -> V_new / (H_sqrt / R_adjusted)

@@ -55,8 +55,11 @@ class _Adam:
     def step(self, R, T, X, G, V, H, *, alpha, beta, epsilon, norm_coefficient, **post):
         G = norm_coefficient * X + G
         V, H = self.averages(G, V, H, alpha, beta)
-        rate = R * np.sqrt(1 - np.power(beta, T)) / (1 - np.power(alpha, T)) if T > 0 else R
+        rate = R * np.sqrt(self.rest(beta, T)) / self.rest(alpha, T) if T > 0 else R
         return self.decayed(self.moved(X, rate, V, np.sqrt(H) + epsilon), **post), V, H
+
+    def rest(self, decay, T):
+        return 1 - np.power(decay, T)
 
     def averages(self, G, V, H, alpha, beta):
         return alpha * V + (1 - alpha) * G, beta * H + (1 - beta) * (G * G)
@@ -118,6 +121,13 @@ class Keras(TensorFlow):
         if abs(1 - norm_coefficient_post) < 0.5:
             return super().decayed(X, norm_coefficient_post)
         return X - X * norm_coefficient_post
+
+
+class Logarithmic(_Adam):
+    """``-expm1(T * log(beta))``, which is -0 for a beta of 1."""
+
+    def rest(self, decay, T):
+        return -np.expm1(T * np.log(decay)) if decay > 0 else super().rest(decay, T)
 
 
 class Fused(_Adam):

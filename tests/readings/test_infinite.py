@@ -235,6 +235,46 @@ def test_nan_that_a_form_yields_of_finite_inputs_is_wrong_beside_infinite_ones_t
     assert accepted(judgement, np.float32([np.inf, 1, 2])).all()
 
 
+def unity(T, dtype=np.float32, **attributes):
+    """What Adam must yield whose averages do not decay at all."""
+    adam = operator_named("Adam")
+    group = [np.array(it, dtype) for it in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
+    inputs = [np.array(0.5, dtype), np.int64(T), *group]
+    given = {"alpha": 1.0, "epsilon": 0.25, **attributes}
+    return group, bound(bind(adam, inputs, complete_attributes(adam, given)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("T", [1, 7, 10**6, 2**53])
+def test_a_zero_that_comes_from_cancellation_has_no_sign(T, dtype):
+    (X, *_), (X_new, V_new, _) = unity(T, dtype)
+    for zero in (0.0, -0.0):
+        with np.errstate(all="ignore"):
+            rate = 0.5 * np.sqrt(1 - np.float32(0.999) ** np.float64(T)) / np.float64(zero)
+            step = X - rate * V_new.expected / 1
+        assert accepted(X_new, step.astype(dtype)).all()
+    # Only the quotient by zero is in doubt, and it is not finite.
+    for wrong in (X, np.zeros_like(X), np.full_like(X, 3e38)):
+        assert not accepted(X_new, wrong).any()
+    assert not accepted(V_new, -V_new.expected)[[0, 2]].any()
+
+
+def test_a_root_of_such_a_zero_moves_nothing():
+    for zero in (0.0, -0.0):
+        (X, *_), (X_new, *_) = unity(3, alpha=0.5, beta=1.0)
+        assert accepted(X_new, X - np.sqrt(np.float32(zero)) * X).all()
+        _, (both, *_) = unity(3, beta=1.0)
+        assert np.isnan(both.expected).all()
+        assert not accepted(both, np.full(3, np.inf, np.float32)).any()
+
+
+def test_a_power_that_is_computed_by_a_logarithm_is_right_in_a_run(workplace, onnxopt):
+    step = ONE_STEP.replace("alpha: 0.9", "alpha: 1").replace(".inf", "0.5")
+    (workplace / "one.yaml").write_text(step)
+    for name in ("Logarithmic", "PyTorch"):
+        assert onnxopt("run", "one.yaml", "-b", f"{HONEST}:{name}").code == 0
+
+
 def test_a_node_of_finite_inputs_asks_no_form(monkeypatch):
     def asked(*_):
         raise AssertionError

@@ -111,6 +111,11 @@ class DerivedOutput:
         """Number of elements that the case cannot judge."""
         return int(np.count_nonzero(self.branch.weak))
 
+    @property
+    def divides(self) -> bool:
+        """Whether an element is infinite without having overflowed, as a quotient by zero is."""
+        return bool((np.isinf(self.expected) & (self.error == 0)).any())
+
 
 def bound(
     call: Call[Array], factor: float = FACTOR, wide: np.dtype[Any] = WIDE
@@ -199,7 +204,7 @@ def _judgements(call: Call[Array], factor: float, wide: np.dtype[Any]) -> list[D
     for right, like, first in bounded_outputs(call, operand, attribute):
         judgement, *others = (judged(it, like.dtype, first.shape, factor) for it in right)
         judgements.append(replace(judgement, otherwise=others[0]) if others else judgement)
-    if also := also_right(call):
+    if also := also_right(call, divided=any(it.divides for it in judgements)):
         return [judgement.accepting(it) for judgement, it in zip(judgements, also, strict=True)]
     return judgements
 
@@ -277,7 +282,7 @@ def judged(
     return DerivedOutput(expected, wide, error, factor)
 
 
-def also_right(call: Call[Array]) -> list[list[AlsoRight]]:
+def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRight]]:
     """Return what each output of a node may be beside what the formula yields.
 
     The formula's ``alpha * V + (1 - alpha) * G`` is infinite where V is. Written as
@@ -285,21 +290,31 @@ def also_right(call: Call[Array]) -> list[list[AlsoRight]]:
     input reaches may also be NaN if a right form yields NaN there, whatever the formula yields; and
     where the formula yields NaN, it may also be the infinity that a right form yields.
 
+    A zero that comes from cancellation has no sign of its own: ``1 - alpha**T`` is 0 for alpha = 1,
+    and -0 as ``-expm1(T * log(alpha))``. So where the formula divides by zero, the infinity of the
+    other sign is right if a right form yields it.
+
+    Args:
+        call: the node.
+        divided: whether the formula divides by zero.
+
     Returns:
         For each output in the node's order: NaN or an infinity, and a mask of the output's shape;
-        empty if no input is infinite.
+        empty if no input is infinite and nothing is divided by zero.
     """
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
         return evaluate(replace(call.with_inputs([*map(change, call.inputs)]), operator=operator))
 
-    return also_right_from(call.operator, call.inputs, outputs)
+    return also_right_from(call.operator, call.inputs, outputs, divided=divided)
 
 
 def also_right_from(
     operator: Operator,
     inputs: Sequence[Array],
     outputs: Callable[[Operator, Change], Sequence[Array]],
+    *,
+    divided: bool,
 ) -> list[list[AlsoRight]]:
     """Return what each output may be beside what the formula yields, as :func:`also_right`.
 
@@ -307,8 +322,10 @@ def also_right_from(
         operator: whose formula and forms are asked.
         inputs: all that the outputs are computed from.
         outputs: computes them by an operator's formula, from inputs that are changed before.
+        divided: whether the formula divides by zero.
     """
-    if not any(np.isinf(array).any() for array in inputs):
+    infinite = any(np.isinf(array).any() for array in inputs)
+    if not infinite and not divided:
         return []
 
     def instead_of_infinite(number: float) -> Sequence[Array]:
@@ -332,6 +349,7 @@ def also_right_from(
             yields = np.any([_alike(form[place], np.asarray(special)) for form in forms], axis=0)
             # NaN for what is none, or an infinity for NaN.
             mask = reached & yields & (np.isnan(value) != np.isnan(special))
+            mask |= yields & (value == -special)
             if mask.any():
                 masks.append((special, mask))
         found.append(masks)

@@ -64,7 +64,7 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
         )
         steps = [[it.judgement(factor) for it in row] for row in rows]
         judgements = [_stacked(column) for column in zip(*steps, strict=True)]
-        if others := _also_right(trajectory, first):
+        if others := _also_right(trajectory, first, any(it.divides for it in judgements)):
             judgements = [it.accepting(also) for it, also in zip(judgements, others, strict=True)]
         return dict(zip(names, judgements, strict=True))
 
@@ -108,14 +108,14 @@ def _first_call(trajectory: Trajectory) -> Call[Array]:
     return first
 
 
-def _also_right(trajectory: Trajectory, first: Call[Array]) -> list[list[AlsoRight]]:
-    """Return what the recorded steps may return where right forms are fed infinite inputs."""
+def _also_right(trajectory: Trajectory, first: Call[Array], divided: bool) -> list[list[AlsoRight]]:
+    """Return what recorded steps may return where right forms meet infinity, or divide by zero."""
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
         return _evaluated(trajectory, replace(first, operator=operator), change)
 
     given = [*trajectory.start.values(), *trajectory.series.values()]
-    return also_right_from(first.operator, given, outputs)
+    return also_right_from(first.operator, given, outputs, divided=divided)
 
 
 def _recorded(
