@@ -36,6 +36,9 @@ NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
 #: Outcomes that running the case again cannot change, so that it is never tried.
 SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 
+#: What a note begins with where identities decide that keep no relative accuracy.
+ABSOLUTE_ONLY = "absolute accuracy only"
+
 
 class Standing(StrEnum):
     """An outcome beside what was expected of the case.
@@ -81,8 +84,8 @@ class Result:
         standing: the outcome beside what was expected; None if nobody said what to expect.
         expectation: what the entry that speaks of the case says, and where it stands.
         capabilities: what the case needs beyond one node with float32 tensors.
-        note: what the outcome rests on, if that is not plain: ``contested: reading 2 of 2 (...)``;
-            or empty.
+        note: what the outcome rests on, if that is not plain: ``contested: reading 2 of 2 (...)``,
+            or :data:`ABSOLUTE_ONLY` with the identity; or empty.
     """
 
     case: str

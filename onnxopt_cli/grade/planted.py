@@ -163,6 +163,7 @@ def _of_case(case: str, operator: str, key: AnswerKey, complete: AnswerKey) -> I
         name: value for name, value in complete.outputs.items() if isinstance(value, np.ndarray)
     }
     tolerances = complete.tolerances
+    ways = [complete, *(it.key for it in complete.alternatives)]
     drawn = any(isinstance(it, Drawn) for it in tolerances.values())
     if len(right) < len(complete.outputs) or drawn or complete.contradictions:
         return
@@ -180,7 +181,9 @@ def _of_case(case: str, operator: str, key: AnswerKey, complete: AnswerKey) -> I
             error,
             moves,
             onnx=largest_share(stored, outputs, lambda _: ONNX_DEFAULT) > 1,
-            conditioned=largest_share(right, outputs, tolerances.__getitem__) > 1,
+            conditioned=all(
+                largest_share(it.outputs, outputs, it.tolerances.__getitem__) > 1 for it in ways
+            ),
         )
 
 

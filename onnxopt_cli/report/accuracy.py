@@ -1,7 +1,7 @@
 """How accurate a backend is where it passes: budget used, bits lost, how its errors spread.
 
 Only outputs judged by a derived budget count: they alone are compared with the correctly rounded
-result of the formula.
+result of the formula. Beside them stand outputs that are right in absolute terms alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import ABSOLUTE_ONLY, Result
 from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.report.terminal import plain_table
@@ -30,7 +30,7 @@ class Accuracy:
         backend: the backend's name.
         operator: the operator's name.
         output: the specification's name of the output, whatever a model calls it; those of several
-            tensors are taken together.
+            tensors are taken together. Where an identity costs relative accuracy, it says so.
         tensors: how many were judged.
         elements: how many elements they have.
         budget_most: the largest share of its budget that an element uses, 1.0 being the limit.
@@ -98,7 +98,16 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 
 
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
-    """Yield operator, output and diff of each tensor that was held against a derived budget."""
+    """Yield operator, output and diff of each tensor that was held against a derived budget.
+
+    And of those that are right only by an identity that keeps no relative accuracy.
+    """
+    if result.note.startswith(ABSOLUTE_ONLY):
+        one = result.operators[0] if len(result.operators) == 1 else "several"
+        for diff in result.diffs:
+            if isinstance(diff.tolerance, Budget) and diff.elements:
+                yield one, f"{diff.name}, {ABSOLUTE_ONLY}", diff
+        return
     operator = operator_named(result.operators[0]) if len(result.operators) == 1 else None
     if operator is None or not result.diffs:
         return

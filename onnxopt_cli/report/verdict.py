@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.core.record import SUITE, RunRecord
-from onnxopt_cli.core.result import HARMLESS, NOT_ITS_FAULT, Outcome, Result
+from onnxopt_cli.core.result import ABSOLUTE_ONLY, HARMLESS, NOT_ITS_FAULT, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.isolation.interruption import INTERRUPTED
@@ -34,8 +34,11 @@ class Conformity(StrEnum):
     DOES_NOT_CONFORM = "does not conform"
 
 
-# What some passes rest on.
-_SECOND = "the second reading of a contested question"
+# What some passes rest on, and what their notes say.
+_RESTS_ON = {
+    "by the second reading of a contested question": "contested",
+    f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
+}
 _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
     0: Conformity.CONFORMS.value,
@@ -104,8 +107,10 @@ def scope(record: RunRecord) -> str:
     parts = [", ".join(suites), *(f"without {name} ({why})" for name, why in left_out.items())]
     declaring = [it.name for it in record.backends if ",math=" in it.name]
     parts += [f"{name} judged as math={declared_math(name)}" for name in declaring]
-    noted = Counter(it.backend for it in record.results if it.note and it.outcome is Outcome.PASS)
-    parts += [f"{name} passes {count} by {_SECOND}" for name, count in noted.items()]
+    passes = [it for it in record.results if it.note and it.outcome is Outcome.PASS]
+    for words, mark in _RESTS_ON.items():
+        counts = Counter(it.backend for it in passes if mark in it.note)
+        parts += [f"{name} passes {count} {words}" for name, count in counts.items()]
     return printable("; ".join(filter(None, parts)))
 
 

@@ -58,15 +58,29 @@ class AnswerKey:
         tolerances: a tolerance for each of them.
         contradictions: stored outputs that the formula rejects; not empty if the case is wrong.
         formula: what the formula says of the outputs; None where no formula of ours applies.
-        alternatives: other outputs that are right as a whole, by other readings of contested
-            questions, each with what is said of a result that agrees with it.
+        alternatives: what is right as a whole in other ways.
     """
 
     outputs: Mapping[str, Value]
     tolerances: Mapping[str, Tolerance]
     contradictions: tuple[Diff, ...] = ()
     formula: FormulaOutputs | None = None
-    alternatives: tuple[tuple[str, AnswerKey], ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Outputs that are right as a whole beside those of an answer key.
+
+    Attributes:
+        note: what is said of a result that agrees with them.
+        key: the outputs and their tolerances.
+        contested: whether they follow from the second reading of a contested question.
+    """
+
+    note: str
+    key: AnswerKey
+    contested: bool
 
 
 @dataclass(frozen=True)

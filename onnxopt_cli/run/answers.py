@@ -36,7 +36,7 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput, UsageError
 
 # Counts up when answers are written in another way than before.
-_FORMAT = 2
+_FORMAT = 3
 _INDEX = "index.json"
 _INDEX_LIMIT = 16 << 20
 _LARGEST = 16 << 20

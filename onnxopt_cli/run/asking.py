@@ -17,6 +17,7 @@ import onnx
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.result import ABSOLUTE_ONLY
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
@@ -27,7 +28,7 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.core.values import Array, NumberKind, Value, describe, kind_of
 from onnxopt_cli.isolation.response import Order, Response
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule
+from onnxopt_cli.run.answer_key import Alternative, AnswerKey, JudgeOptions, ToleranceRule
 
 if TYPE_CHECKING:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement, Reading
@@ -165,19 +166,34 @@ def _completed(key: AnswerKey, wanted: list[str], answer: Sequence[Value] | str)
     Stored outputs that agree with any reading contradict nothing.
     """
     first, *others = _readings(answer, len(key.outputs))
-    if not others:
-        return _of_reading(key, wanted, first.judgements)
-    pure = [_whole_reading(key, wanted, it.judgements) for it in (first, *others)]
-    valid = any(it is not None and _agrees(key, it) for it in pure)
-    found = pure[0] if valid else None
-    return replace(
-        found or _of_reading(key, wanted, first.judgements),
-        alternatives=tuple(
-            (f"contested: reading 2 of 2 ({'; '.join(reading.second)})", other)
-            for reading, other in zip(others, pure[1:], strict=True)
-            if other is not None
-        ),
-    )
+    found = _of_reading(key, wanted, first.judgements)
+    pure = [_whole_reading(key, wanted, it.judgements) for it in (first, *others)] if others else []
+    if pure and pure[0] and any(it is not None and _agrees(key, it) for it in pure):
+        found = pure[0]
+    alternatives: list[Alternative] = []
+    for reading, other in zip((first, *others), (found, *pure[1:]), strict=True):
+        if other is None:
+            continue
+        note = f"contested: reading 2 of 2 ({'; '.join(reading.second)})" if reading.second else ""
+        if reading.second:
+            alternatives.append(Alternative(note, other, contested=True))
+        if reading.laws:
+            rough = f"{ABSOLUTE_ONLY} ({'; '.join(reading.laws)})"
+            note = "; ".join(filter(None, (note, rough)))
+            wider = _reformulated(other, reading.judgements)
+            alternatives.append(Alternative(note, wider, contested=bool(reading.second)))
+    return replace(found, alternatives=tuple(alternatives))
+
+
+def _reformulated(key: AnswerKey, judgements: Sequence[Judgement]) -> AnswerKey:
+    """Return a key that allows what identities make of its operators."""
+    tolerances = {
+        name: _budget(judgement.reformulated)
+        if judgement.reformulated and isinstance(key.tolerances[name], Budget)
+        else key.tolerances[name]
+        for name, judgement in zip(key.outputs, judgements, strict=True)
+    }
+    return replace(key, tolerances=tolerances)
 
 
 def _whole_reading(
@@ -189,7 +205,7 @@ def _whole_reading(
         if name in wanted:
             if judgement.reason:
                 return None
-            outputs[name], tolerances[name] = judgement.right[0][0], _budget(judgement)
+            outputs[name], tolerances[name] = judgement.right[0][0], _budget(judgement.right)
     return replace(key, outputs=outputs, tolerances=tolerances)
 
 
@@ -216,8 +232,10 @@ def _of_reading(key: AnswerKey, wanted: list[str], judgements: Sequence[Judgemen
             expected, tolerance = judgement.right[0][0], own
             rounded = kind_of(expected.dtype) in _ROUNDED
             if rounded or len(judgement.right) > 1:
-                tolerance = _budget(judgement)
+                tolerance = _budget(judgement.right)
             off = _wrong(expected, stored, tolerance)
+            if off and judgement.reformulated:
+                off = _wrong(expected, stored, _budget(judgement.reformulated))
             far = off and rounded and _wrong(expected, stored, own)
             if describe(stored) != describe(expected):
                 reason = f"onnx's reference yields {describe(expected)}"
@@ -235,11 +253,11 @@ def _of_reading(key: AnswerKey, wanted: list[str], judgements: Sequence[Judgemen
     )
 
 
-def _budget(judgement: Judgement) -> Budget:
+def _budget(right: Sequence[tuple[Array, Array]]) -> Budget:
     from onnxopt_cli.readings.conditioned.conditioned import UNITS
 
     branch = None
-    for expected, limit in reversed(judgement.right):
+    for expected, limit in reversed(right):
         branch = Branch(expected, limit, branch)
     assert branch is not None  # noqa: S101 - there is one where there is no reason
     return Budget(branch.at, UNITS, Provenance.CONDITIONED)

@@ -21,7 +21,7 @@ from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
 from onnxopt_cli.formula.nodes import all_nodes, operator_names, subgraphs
 from onnxopt_cli.isolation.response import Response
 from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import Alternative, AnswerKey, JudgeOptions, answer_key
 from onnxopt_cli.run.select import capabilities
 
 #: Outputs of failing cases that are larger, or more, are not kept.
@@ -182,19 +182,23 @@ def _compared(
 ) -> tuple[tuple[Diff, ...], str]:
     """Compare outputs with what is right by each reading, and say by which they are."""
     found: list[tuple[Diff, ...]] = []
-    for note, reading in (("", key), *key.alternatives):
+    contested = False
+    for way in (Alternative("", key, contested=False), *key.alternatives):
         diffs = compare_outputs(
-            reading.outputs,
+            way.key.outputs,
             outputs,
-            reading.tolerances.__getitem__,
+            way.key.tolerances.__getitem__,
             signed_zeros=judging.signed_zeros,
             examine=judging.examine,
         )
         if all(diff.agrees for diff in diffs):
-            return diffs, note
-        found.append(diffs)
-    # What is wrong by all of them is shown beside the first.
-    return found[0], "contested: by no reading of 2" if key.alternatives else ""
+            return diffs, way.note
+        contested |= way.contested
+        if not way.contested:
+            found.append(diffs)
+    # What is wrong by all of them is shown beside what the first reading leaves wrong at least.
+    least = min(found, key=lambda diffs: sum(diff.mismatches for diff in diffs))
+    return least, "contested: by no reading of 2" if contested else ""
 
 
 def _fault(model: onnx.ModelProto) -> str:

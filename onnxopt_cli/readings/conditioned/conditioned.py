@@ -26,8 +26,14 @@ from onnxopt_cli.readings.conditioned.contested import CONTESTED, met_at, second
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
 from onnxopt_cli.readings.conditioned.design import RUNS, roundings
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
+from onnxopt_cli.readings.conditioned.fast import convolution_scale, transform_scale
 from onnxopt_cli.readings.conditioned.normalizations import moved_averages
 from onnxopt_cli.readings.conditioned.reference import functions, wrong_about
+from onnxopt_cli.readings.conditioned.reformulations import (
+    WITHIN,
+    identities,
+    reformulations_in,
+)
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.rows import (
     DEFINED,
@@ -95,10 +101,13 @@ class Judgement:
         right: right values, each element on its own, and how far off each may be, float64. The
             first is the exact one, rounded to the output's dtype; for what is discrete, what the
             reference computes, and its limits are zero. Empty if nothing is known.
+        reformulated: the same where operators are computed by identities that keep absolute
+            accuracy alone; empty if they change nothing.
         reason: why nothing is known of this output; empty if it is.
     """
 
     right: tuple[tuple[Array, Array], ...] = ()
+    reformulated: tuple[tuple[Array, Array], ...] = ()
     reason: str = ""
 
 
@@ -109,10 +118,12 @@ class Reading:
     Attributes:
         second: the questions, by name, of which the second reading is taken.
         judgements: one an output.
+        laws: the identities that operators may be computed by, where that makes a difference.
     """
 
     second: tuple[str, ...]
     judgements: list[Judgement]
+    laws: tuple[str, ...] = ()
 
 
 @dataclass
@@ -169,7 +180,7 @@ def all_readings(
         CannotAskError: if it cannot be asked.
     """
     met: set[str] = set()
-    found = [Reading((), _condition(model, inputs, math, met=met))]
+    found = [_reading(model, inputs, math, met=met)]
     names = [it.name for it in CONTESTED if it.name in met]
     # Every combination of few; of many each question alone.
     most = len(names) if len(names) <= _MOST_CONTESTED else 1
@@ -177,7 +188,7 @@ def all_readings(
         for second in combinations(names, count):
             # Another reading may not be possible at all.
             with suppress(CannotAskError):
-                other = Reading(second, _condition(model, inputs, math, second))
+                other = _reading(model, inputs, math, second)
                 if not any(_same(other, it) for it in found):
                     found.append(other)
     return found
@@ -187,35 +198,44 @@ def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[Judgement]:
     """Ask a model how far its outputs move, by the first readings; see :func:`all_readings`."""
-    return _condition(model, inputs, math)
+    return _reading(model, inputs, math).judgements
 
 
-def _condition(
+def _reading(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
     math: str,
     second: Sequence[str] = (),
     met: set[str] | None = None,
-) -> list[Judgement]:
+) -> Reading:
     try:
         model = with_bound_functions(model)
     except NodeError as error:
         raise CannotAskError(error.message) from error
     with np.errstate(all="ignore"), replaced(*functions()), replaced(*second_readings(second)):
-        return _conditioned(model, inputs, math, set() if met is None else met)
+        found = _conditioned(model, inputs, math, set() if met is None else met)
+    laws: tuple[str, ...] = ()
+    if any(it.reformulated for it in found):
+        laws = tuple(it.law for it in reformulations_in(published_body(model, inputs) or model))
+    return Reading(tuple(second), found, laws)
 
 
 def _same(one: Reading, other: Reading) -> bool:
     """Tell whether two readings allow the same outputs, to the bit."""
     return all(
         mine.reason == theirs.reason
-        and len(mine.right) == len(theirs.right)
-        and all(
-            np.array_equal(a, b, equal_nan=a.dtype != object)
-            for pair, others in zip(mine.right, theirs.right, strict=True)
-            for a, b in zip(pair, others, strict=True)
-        )
+        and _alike(mine.right, theirs.right)
+        and _alike(mine.reformulated, theirs.reformulated)
         for mine, theirs in zip(one.judgements, other.judgements, strict=True)
+    )
+
+
+def _alike(one: Sequence[tuple[Array, Array]], other: Sequence[tuple[Array, Array]]) -> bool:
+    """Tell whether right values and their limits are the same, to the bit."""
+    return len(one) == len(other) and all(
+        np.array_equal(mine, theirs, equal_nan=mine.dtype != object)
+        for pairs in zip(one, other, strict=True)
+        for mine, theirs in zip(*pairs, strict=True)
     )
 
 
@@ -237,7 +257,12 @@ def _conditioned(
         why = f"onnx's reference does not run it in double: {clipped(said, _LONGEST)}"
         raise CannotAskError(why) from error
     bodies = _measured_body(model, inputs, math, met)
-    found = list(map(_judgement, zip(forms, bodies, strict=True) if bodies else zip(forms)))
+    known = list(zip(forms, bodies, strict=True) if bodies else zip(forms))
+    found = list(map(_judgement, known))
+    for at, form in enumerate(_reformulated(model, inputs, math, met)):
+        wider = _judgement((*known[at], form)).right
+        if not _alike(found[at].right, wider):
+            found[at] = replace(found[at], reformulated=wider)
     if operator_names(model) == ("Attention",):
         found = list(map(_with_lowest, found))
     flushed = {name: _flushed(it) for name, it in inputs.items()}
@@ -245,7 +270,12 @@ def _conditioned(
         return found
     others = _conditioned(model, flushed, math, met)
     return [
-        replace(it, right=it.right + other.right) for it, other in zip(found, others, strict=True)
+        replace(
+            it,
+            right=it.right + other.right,
+            reformulated=it.reformulated and it.reformulated + (other.reformulated or other.right),
+        )
+        for it, other in zip(found, others, strict=True)
     ]
 
 
@@ -294,12 +324,34 @@ def _measured_body(
         return []
 
 
+def _reformulated(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
+) -> list[_Form]:
+    """Run a model by the identities that are accepted for its nodes; empty if there are none."""
+    try:
+        model = published_body(model, inputs) or model
+        if not (entries := reformulations_in(model)):
+            return []
+        looked_into = [name for it in entries for name in it.within]
+        forms = _measure(model, inputs, math, met, looked_into, identities())
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - as of published bodies
+        return []
+    for form in forms:
+        if _coarsest([form.own]) > _SINGLE:
+            # An identity of 16 bits is computed in float32, and not as it was run.
+            form.own = form.exact
+    return forms
+
+
 def _measure(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
     math: str,
     met: set[str],
     looked_into: Sequence[str] = (),
+    instead: Mapping[str, onnx.FunctionProto] | None = None,
 ) -> list[_Form]:
     kinds: list[tuple[str, float, bool]] = []
     beyond: set[str] = set()
@@ -308,19 +360,15 @@ def _measure(
         met.update(met_at(node, given))
         outputs = compute(*given)
         beyond.update(_left_range(given, outputs))
-        before, after = _coarsest(given), _coarsest(outputs)
-        narrows = after > before > 0
-        # Of these R may be float32 beside tensors of doubles, and what comes from R alone, too.
-        mixed = node.onnx_node.domain == _TRAINING
-        kinds.append((node.op_type, max(before, after) if mixed else after or before, narrows))
+        kinds.append(_kind(node, given, outputs))
         if len(kinds) > _MOST_VISITS:
             raise CannotAskError(f"it runs more than {_MOST_VISITS} nodes")
         return outputs
 
-    narrow = Evaluated(model, looked_into)
+    narrow = Evaluated(model, looked_into, instead)
     with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
         own = narrow.run(inputs, note)
-    wide = Evaluated(model, looked_into, wide=True)
+    wide = Evaluated(model, looked_into, instead, wide=True)
     asking = _Asking(kinds, math)
     doubles = {name: widened_value(it) for name, it in inputs.items()}
     exact = wide.run(doubles, asking)
@@ -335,7 +383,7 @@ def _measure(
             form.finer = it
     if any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in asking.places):
         with sums_in_order():
-            summed = Evaluated(model, looked_into).run(inputs)
+            summed = Evaluated(model, looked_into, instead).run(inputs)
         for form, it in zip(forms, summed, strict=True):
             form.in_order = it
     tried = [own] if _OVERFLOW in beyond else []
@@ -349,6 +397,17 @@ def _measure(
         form.beyond = [it[at] for it in tried]
         form.underflows = _UNDERFLOW in beyond
     return forms
+
+
+def _kind(node: Any, given: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, float, bool]:
+    """Return a node's operator, by how much it rounds, and whether it narrows."""
+    before, after = _coarsest(given), _coarsest(outputs)
+    # Of these R may be float32 beside tensors of doubles, and what comes from R alone, too.
+    mixed = node.onnx_node.domain == _TRAINING
+    roundoff = max(before, after) if mixed else after or before
+    if node.onnx_node.name == WITHIN:
+        roundoff = min(roundoff, _SINGLE)
+    return node.op_type, roundoff, after > before > 0
 
 
 def _drawn(
@@ -414,7 +473,7 @@ class _Place:
         site: what it does with numbers.
         roundoff: by how much it rounds its outputs.
         inner: by how much it rounds its operands.
-        scales: to what its outputs are right, if it computes coordinates.
+        scales: to what its outputs are right, if it computes coordinates, or by a fast algorithm.
         ran: its inputs and outputs; None if it rounds, or all of them take too much room.
     """
 
@@ -476,11 +535,30 @@ class _Asking:
         if found.row is Rounds.EXACT:
             roundoff = 0.0
         inner = _inner(node.op_type, found, roundoff, self._math)
-        scales = compute(np.abs(given[0]), *given[1:]) if found.row is Rounds.COORDINATES else ()
+        scales = self._scales(node, found.row, compute, given, outputs, roundoff)
         arrays = [it for it in (*given, *outputs) if isinstance(it, np.ndarray)]
         self._room -= 0 if roundoff else sum(it.size for it in arrays)
         ran = None if roundoff or self._room < 0 else (given, outputs)
         return _Place(node.op_type, found, roundoff, inner, scales, ran)
+
+    def _scales(
+        self,
+        node: Any,
+        row: Rounds,
+        compute: Compute,
+        given: Sequence[Any],
+        outputs: Sequence[Any],
+        roundoff: float,
+    ) -> Sequence[Any]:
+        """Return to what outputs are right, beside their own size; empty if draws have to say."""
+        if row is Rounds.COORDINATES:
+            return compute(np.abs(given[0]), *given[1:])
+        of = {Rounds.CONVOLVE: convolution_scale, Rounds.TRANSFORM: transform_scale}.get(row)
+        if of is None or not outputs[0].size:
+            return ()
+        # What has 16 bits is added up in float32.
+        share = 1.0 if self._math == "float16-sums" else min(1.0, _SINGLE / roundoff)
+        return [share * of(node, given, outputs[0])]
 
 
 class _Drawing:
@@ -535,7 +613,7 @@ class _Drawing:
         if several or found.row is Rounds.PRODUCT:
             roundoff *= _root(found, place.roundoff)
         scales = place.scales or [
-            _scale(node, found.row, given, it) if is_wide(it) and it.size else 0.0 for it in outputs
+            _scale(node, found.row, it) if is_wide(it) and it.size else 0.0 for it in outputs
         ]
         least = _LEAST[place.roundoff] * self._step
         return [
@@ -565,7 +643,7 @@ def _error(output: Array, moves: Array, roundoff: float, scale: Any, least: floa
     return np.asarray(moves * roundoff * error + np.clip(moves * least, -size, size))
 
 
-def _scale(node: Any, row: Rounds, given: Sequence[Any], output: Array) -> Any:
+def _scale(node: Any, row: Rounds, output: Array) -> Any:
     """Return to what an output is right, beside its own size: the largest that is mixed with it."""
     if row is Rounds.GATES:
         return 1.0 if node.op_type == "ReduceLogSumExp" else max(1.0, _largest(output))
@@ -573,15 +651,11 @@ def _scale(node: Any, row: Rounds, given: Sequence[Any], output: Array) -> Any:
         return 0.0
     size = np.where(np.isfinite(output), np.abs(output), 0.0)
     integers = {it.name: it.i for it in node.onnx_node.attribute}
-    if "Conv" in node.op_type:
+    if node.op_type == "DeformConv":
         # No algorithm mixes images, or groups of channels.
         parts = size.reshape(len(output), integers.get("group", 1), -1)
         return np.broadcast_to(parts.max(-1, keepdims=True), parts.shape).reshape(size.shape)
-    axes: tuple[int, ...] | None = (-2, -1) if node.op_type == "STFT" else None
-    if node.op_type == "DFT":
-        axis = given[2].item() if len(given) > 2 and given[2] is not None else -2  # noqa: PLR2004
-        axes = (integers.get("axis", axis), -1)
-    return size.max(axes, keepdims=True)
+    return size.max(keepdims=True)
 
 
 def _largest(array: Any) -> float:

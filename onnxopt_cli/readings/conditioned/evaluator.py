@@ -21,6 +21,8 @@ from onnxopt_cli.readings.conditioned.widen import widened, widened_value
 
 _ADDED = (np.float32, np.float64)
 _MATRIX = 2
+# How the default domain may be written.
+_DEFAULT = ("", "ai.onnx")
 # More are not added up one by one: that takes seconds.
 _MOST_PRODUCTS = 1 << 26
 #: Computes the outputs of a node from its inputs.
@@ -40,11 +42,17 @@ class Evaluated:
     Args:
         model: the model.
         looked_into: operators whose function bodies are run in their place.
+        instead: functions that are run in place of operators.
         wide: whether to compute in double, and not in the model's own types.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, looked_into: Sequence[str] = (), *, wide: bool = False
+        self,
+        model: onnx.ModelProto,
+        looked_into: Sequence[str] = (),
+        instead: Mapping[str, onnx.FunctionProto] | None = None,
+        *,
+        wide: bool = False,
     ) -> None:
         from onnx.reference import ReferenceEvaluator
         from onnx.reference.op_run import OpFunction, OpRunExpand
@@ -61,6 +69,12 @@ class Evaluated:
                     # Or onnx's reference would not choose bodies by the types that it finds.
                     proto.value_info.add()
                 super().__init__(proto, **settings | {"new_ops": better})
+
+            def _load_impl(self, node: Any, input_types: Any = None) -> Any:
+                function = (instead or {}).get(node.op_type)
+                if function is None or node.domain not in _DEFAULT:
+                    return super()._load_impl(node, input_types)
+                return partial(OpFunction, impl=Visited(function))
 
             def _init(self) -> None:
                 super()._init()

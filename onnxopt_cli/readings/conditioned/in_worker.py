@@ -7,7 +7,7 @@ follows, then the tensors of each output, by one reading after the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,22 @@ class Asked:
             found = [Reading((), [Judgement(reason=why)] * count)]
         says = json.dumps(
             [
-                [reading.second, [[it.reason, len(it.right)] for it in reading.judgements]]
+                [
+                    reading.second,
+                    reading.laws,
+                    [[it.reason, len(it.right), len(it.reformulated)] for it in reading.judgements],
+                ]
                 for reading in found
             ]
         )
         judged = (judgement for reading in found for judgement in reading.judgements)
-        arrays = [array for judgement in judged for pair in judgement.right for array in pair]
+        pairs = (pair for it in judged for pair in (*it.right, *it.reformulated))
+        arrays = [array for pair in pairs for array in pair]
         return [None] * count + [np.array([says], dtype=object), *arrays]
+
+
+def _taken(pairs: Iterator[Any], count: int) -> tuple[Any, ...]:
+    return tuple(next(pairs) for _ in range(count))
 
 
 def readings(returned: Sequence[Value]) -> list[Reading]:
@@ -60,11 +69,12 @@ def readings(returned: Sequence[Value]) -> list[Reading]:
             Reading(
                 tuple(second),
                 [
-                    Judgement(tuple(next(pairs) for _ in range(count)), reason)
-                    for reason, count in judged
+                    Judgement(_taken(pairs, count), _taken(pairs, reformulated), reason)
+                    for reason, count, reformulated in judged
                 ],
+                tuple(laws),
             )
-            for second, judged in json.loads(says)
+            for second, laws, judged in json.loads(says)
         ]
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError("found no judgements") from error

@@ -25,6 +25,8 @@ class Rounds(Enum):
     ELEMENT = auto()
     COMBINE = auto()
     MIX = auto()
+    CONVOLVE = auto()
+    TRANSFORM = auto()
     COORDINATES = auto()
     PICKS = auto()
     PRODUCT = auto()
@@ -48,7 +50,7 @@ class Site:
     @property
     def moved(self) -> bool:
         """Whether a node's inputs are moved, beside its outputs."""
-        return self.row not in (Rounds.EXACT, Rounds.ELEMENT, Rounds.PRODUCT)
+        return self.row not in (Rounds.EXACT, Rounds.ELEMENT, Rounds.PRODUCT, Rounds.TRANSFORM)
 
 
 # What is not found by asking, each with its reason in docs/conditioned.md.
@@ -64,7 +66,9 @@ _LISTED = {
     **dict.fromkeys(("Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), Rounds.EXACT),
     **dict.fromkeys(("Add", "Div", "Exp", "Log", "Mul", "Pow", "Sqrt", "Sub"), Rounds.ELEMENT),
     # Fast algorithms: a zero that comes from cancellation is zero only to the scale.
-    **dict.fromkeys(("DFT", "STFT", "Conv", "ConvTranspose", "DeformConv"), Rounds.MIX),
+    **dict.fromkeys(("Conv", "ConvTranspose"), Rounds.CONVOLVE),
+    **dict.fromkeys(("DFT", "STFT"), Rounds.TRANSFORM),
+    "DeformConv": Rounds.MIX,
     # One minus a gate that is nearly open is right only to the range of an activation, which is 1;
     # a logarithm to that of the sum, which is 1 or more before it is moved back.
     **dict.fromkeys(("GRU", "LSTM", "RNN", "ReduceLogSumExp"), Rounds.GATES),
