@@ -83,9 +83,9 @@ def merged_patterns(patterns: Iterable[str]) -> dict[str, str]:
             gap = PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
             by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
     merged = {pattern: pattern for pattern in patterns}
-    for (place, words), alike in by_gap.items():
+    for (place, merged_words), alike in by_gap.items():
         at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}
         if len(at_gap) >= _MIN_NAMES or (PLACEHOLDER in at_gap and len(alike) > 1):
             for pattern in alike:
-                merged[pattern] = " ".join(words)
+                merged[pattern] = " ".join(merged_words)
     return merged

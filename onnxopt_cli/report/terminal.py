@@ -125,7 +125,11 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     table = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
-    for number, it in enumerate(groups[:_CAUSES], start=1):
+    numbered = list(enumerate(groups, start=1))
+    # The most frequent of the others stand beside the first, which wrong values may fill.
+    first, others = numbered[: _CAUSES - _FREQUENT_CAUSES], numbered[_CAUSES - _FREQUENT_CAUSES :]
+    frequent = sorted(others, key=lambda pair: -len(pair[1].results))[:_FREQUENT_CAUSES]
+    for number, it in [*first, *sorted(frequent, key=lambda pair: pair[0])]:
         words = Text(it.cause)
         if len(backends) > 1 and it.backend:
             words.append(f" on {printable(it.backend)}", style="dim")
@@ -133,7 +137,7 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
             words.append(f", as {printable(it.results[0].case)}", style="dim")
         table.add_row(f"  {number}.", Text(str(len(it.results)), "bold"), words)
     yield table
-    if rest := groups[_CAUSES:]:
+    if rest := [group for number, group in others if (number, group) not in frequent]:
         left = Counter(result.outcome.value for group in rest for result in group.results)
         counts = ", ".join(f"{number} {outcome}" for outcome, number in left.items())
         yield Text(f"{len(rest)} more causes of {counts}; -q names all failures", "dim")
@@ -377,6 +381,7 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
 
 #: Causes that are named, and rows of the summary.
 _CAUSES = 12
+_FREQUENT_CAUSES = 3
 _FEW = 18
 #: Of an example: elements of its worst output, names of others, characters of what it asks.
 _ELEMENTS = 3
