@@ -258,7 +258,7 @@ def run(
 
     Raises:
         UsageError: if a backend, an expectation file or a setting is wrong.
-        BackendUnavailable: if a backend does not start.
+        BackendUnavailable: if no backend starts; cases of one that does not are not run.
         TypeError: if what is given are no cases, or no backends.
     """
     found, named = Collection(_cases(cases), ()), _backends(backends) or ("numpy",)
@@ -508,7 +508,8 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     # With those that the variable names, which are known since the import.
     mine = [it for it in known_operators.OPERATORS if it.file in known_operators.OPERATOR_FILES]
     for wrong in filter(None, map(unreadable, mine)):
-        raise UsageError(wrong, hint="docs/operators.md lists what a formula may use")
+        hint = "a formula takes tensors of any rank; functions of whole tensors take no axis"
+        raise UsageError(wrong, hint=hint)
     return added
 
 

@@ -42,6 +42,9 @@ class OnnxoptError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
 
 class UsageError(OnnxoptError):
     """An option, a path or a name on the command line is wrong."""

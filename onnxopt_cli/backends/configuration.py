@@ -250,7 +250,8 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
     if not isinstance(files, (str, list)) or not all(isinstance(it, str) for it in files):
         report("operators is neither a path nor a list of paths", "operators")
     if problems:
-        raise UsageError("\n".join(problems), hint="docs/configuration.md describes the file")
+        hint = "it may set operators, [backends], [profiles.NAME] and options of onnxopt run"
+        raise UsageError("\n".join(problems), hint=hint)
     options = {name: value for name, value in whole.items() if name not in _PARTS}
     return Configuration(path, text, options, backends, profiles)
 

@@ -21,14 +21,17 @@ else it is loaded under one that no module has.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from hashlib import sha256
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -179,7 +182,60 @@ def _load_file(backend: str, path: Path) -> ModuleType:
         raise unavailable(backend, f": {printable(str(path))} {what}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+    if _imports_its_own_name(path):
+        sys.meta_path.insert(0, _FinderElsewhere(path))
+        return run_file(path, _unique_name(path))
     return run_file(path, _module_name(path))
+
+
+def _imports_its_own_name(path: Path) -> bool:
+    """Return whether a file imports a module of its own name, such as the runtime that it wraps."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError, RecursionError):
+        # Running the file says what is wrong with it.
+        return False
+    names = [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    names += [
+        node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level == 0
+    ]
+    return path.stem in {name.partition(".")[0] for name in names}
+
+
+class _FinderElsewhere:
+    """Finds the module that has the name of a plugin's file, wherever the file itself is first.
+
+    Args:
+        path: the plugin's file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find_spec(
+        self, name: str, _: Sequence[str] | None = None, __: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of a module of that name outside of the plugin's folder.
+
+        Raises:
+            ModuleNotFoundError: if there is none; the file would import itself.
+        """
+        if name != self._path.stem:
+            return None
+        folder = str(self._path.parent)
+        others = [entry for entry in sys.path if os.path.realpath(entry or ".") != folder]
+        found = PathFinder.find_spec(name, others)
+        if found is None:
+            what = f"No module named {name!r}; {self._path.name}, which imports it, has its name"
+            raise ModuleNotFoundError(what, name=name)
+        return found
 
 
 def _module_name(path: Path) -> str:
@@ -190,6 +246,10 @@ def _module_name(path: Path) -> str:
             found = importlib.util.find_spec(own)
             if found and found.origin and Path(found.origin).resolve() == path:
                 return own
+    return _unique_name(path)
+
+
+def _unique_name(path: Path) -> str:
     return f"onnxopt_plugin_{sha256(str(path).encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -46,17 +48,23 @@ def _console(*, stderr: bool) -> _Console:
     console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         # A pipe has no width; what is piped must not depend on the terminal behind it.
-        console.width = 80
+        columns = os.environ.get("COLUMNS", "")
+        asked = int(columns) if _COLUMNS.fullmatch(columns) else _PIPE_COLUMNS
+        console.width = max(asked, _MIN_COLUMNS)
     return console
 
 
-#: The consoles of standard output and error: 80 columns wide and plain where they are no terminals.
+#: The consoles of standard output and error. Where they are no terminals they are plain, and 80
+#: columns wide unless the variable COLUMNS says otherwise.
 stdout = partial(_console, stderr=False)
 stderr = partial(_console, stderr=True)
 
 
 # More columns than any table has.
 _WIDE = 10_000
+_COLUMNS = re.compile("[0-9]{1,4}")
+_PIPE_COLUMNS = 80
+_MIN_COLUMNS = 20
 #: So often a line says how far something is where a terminal would have a bar.
 TELL_SECONDS = 15.0
 

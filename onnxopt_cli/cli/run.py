@@ -144,7 +144,9 @@ def command(context: click.Context, targets: tuple[str, ...], **options: Any) ->
     from onnxopt_cli.cli.run_session import execute
 
     options = {"targets": targets, **options}
-    if options["resume"] and not targets:
+    named = context.get_parameter_source("targets") is ParameterSource.COMMANDLINE
+    # Targets of the configuration file are not those of the run to go on with.
+    if options["resume"] and not (targets and named):
         options |= _said_by_log(context, Path(options["resume"]))
     return execute(options)
 

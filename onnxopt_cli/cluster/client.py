@@ -289,7 +289,7 @@ def _scheduler(where: str, *, insecure: bool) -> str:
             return where
     raise UsageError(
         f"--cluster {printable(where)}: whoever is on the way could run code on every machine",
-        hint="use TLS, as docs/cluster.md shows; --insecure goes without",
+        hint="give --tls CA CERT KEY and a tls:// address; --insecure goes without TLS",
     )
 
 
@@ -602,7 +602,7 @@ class WorkerGroup:
         elif monotonic() - self._alone_since > _WORKERS_SECONDS:
             raise BackendUnavailable(
                 f"the cluster has had no worker for {_WORKERS_SECONDS:g} s",
-                hint="docs/cluster.md shows how to start some",
+                hint="dask worker SCHEDULER starts one; it needs onnxopt installed",
             )
 
     async def _join(self, worker: _Worker, found: Mapping[str, float]) -> None:

@@ -38,6 +38,8 @@ SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome
 
 #: What a note begins with where identities decide that keep no relative accuracy.
 ABSOLUTE_ONLY = "absolute accuracy only"
+#: How the message of a result begins whose backend never started; the reason follows.
+NOT_STARTED = "the backend could not be started: "
 
 
 class Standing(StrEnum):
@@ -110,6 +112,11 @@ class Result:
     def failing(self) -> bool:
         """True if the outcome says something against the backend, whatever was expected."""
         return self.outcome not in HARMLESS and self.outcome not in NOT_ITS_FAULT
+
+    @property
+    def not_started(self) -> bool:
+        """True if the case did not run because its backend never started."""
+        return self.outcome is Outcome.NOT_RUN and self.message.startswith(NOT_STARTED)
 
     @property
     def wrong(self) -> list[Diff]:

@@ -13,7 +13,7 @@ from onnxopt_cli.cases.yaml.syntax import yaml_text
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Outcome, Result, Standing
 from onnxopt_cli.core.text import nearest, printable
-from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+from onnxopt_cli.errors import BackendUnavailable, InvalidCase, Problem, UsageError
 from onnxopt_cli.expectations.file import Entry, Layer, Pattern, parse_layer, version_number
 
 
@@ -237,9 +237,11 @@ def exit_code(
         part: whether they are those of a shard, which may hold nothing that applies.
 
     Returns:
-        2 if a case is invalid that is not expected to be, 1 if something else does not conform, 5
-        if no case applies to some backend, or there is none.
+        4 if a backend could not be started, 2 if a case is invalid that is not expected to be, 1 if
+        something else does not conform, 5 if no case applies to some backend, or there is none.
     """
+    if any(result.not_started for result in results):
+        return BackendUnavailable.exit_code
     unexpected = [result for result in results if not result.conforms]
     if problems or any(result.outcome is Outcome.INVALID for result in unexpected):
         return 2

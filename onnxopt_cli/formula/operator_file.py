@@ -50,7 +50,7 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
     if not found:
         raise UsageError(
             f"{printable(shown_path(path))} defines no operator",
-            hint="LION = Operator(...) defines one; docs/operators.md shows a whole file",
+            hint="LION = Operator(...) at the top of the file defines one",
         )
     _require_right(found, known, shown_path(path))
     return found

@@ -237,6 +237,10 @@ class Joining(NDArrayOperatorsMixin):
 
     __slots__ = ()
 
+    def __getattr__(self, name: str) -> Any:
+        # Methods of arrays would need a row each; every one has a function of the same name.
+        raise AttributeError(f"an operand has no {name}; a formula calls functions: np.{name}(...)")
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         return self._called(ufunc, method, options, inputs)
 
@@ -253,7 +257,8 @@ class Joining(NDArrayOperatorsMixin):
             return self.applied(function, row, inputs)
         name = function.__name__ if method == "__call__" else f"{function.__name__}.{method}"
         way = f" with {', '.join(options)}" if options else ""
-        known = ", ".join(sorted(each.__name__ for each in VOCABULARY))
+        # Tensors may have rank 0, for which matmul is not defined.
+        known = ", ".join(sorted(each.__name__ for each in VOCABULARY if each is not np.matmul))
         raise NotImplementedError(
             f"a formula cannot use numpy.{name}{way}; on operands alone it can use {known}"
         )

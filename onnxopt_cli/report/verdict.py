@@ -29,6 +29,7 @@ class Conformity(StrEnum):
 
     CONFORMS = "conforms"
     EXPECTED_FAILURES = "fails only as expected"
+    NOT_STARTED = "could not be started"
     NOT_TESTED = "was not tested"
     NOT_JUDGED = "was not judged in all cases"
     DOES_NOT_CONFORM = "does not conform"
@@ -43,8 +44,9 @@ _WORDS: Mapping[int | None, str] = {
     None: "did not finish",
     0: Conformity.CONFORMS.value,
     1: Conformity.DOES_NOT_CONFORM.value,
-    5: "was not tested",
     2: "has invalid cases or expectations",
+    4: "has a backend that could not be started",
+    5: "was not tested",
     **dict.fromkeys(INTERRUPTED, "was interrupted"),
 }
 
@@ -78,6 +80,8 @@ def is_expected_failure(result: Result) -> bool:
 def conformity(results: Sequence[Result]) -> Conformity:
     """Return what all results of a backend come to."""
     against = {result.outcome for result in results if not result.conforms}
+    if any(result.not_started for result in results):
+        return Conformity.NOT_STARTED
     if all(result.outcome is Outcome.SKIP for result in results):
         return Conformity.NOT_TESTED
     if against:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import UsageError
+from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits, resident, weakness
 from onnxopt_cli.isolation.response import Host, Incident, Order, Response
@@ -119,7 +120,6 @@ def open_executors(
     Raises:
         UsageError: if a backend's specification is not valid, or two ask for the same backend, or
             they are to have processes of their own and cannot.
-        BackendUnavailable: if a backend in this process does not start.
     """
     asked = [parse_specification(text.strip()) for text in backends]
     for place, one in enumerate(asked):
@@ -155,7 +155,7 @@ def open_executors(
             isolated = HAS_WORKERS or setting.isolation is not None
             if ours or setting.isolation is Isolation.NONE or not isolated:
                 elsewhere = partial(pool, one.text) if ours and HAS_WORKERS else None
-                executors.append(InProcess(one.text, setting.lowering, interruption, elsewhere))
+                executors.append(_in_process(one.text, setting, interruption, elsewhere))
             else:
                 executors.append(pool(one.text))
 
@@ -174,6 +174,18 @@ def open_executors(
         if asker is not None:
             asker.workers = asked_submit
         yield executors
+
+
+def _in_process(
+    text: str,
+    setting: Setting,
+    interruption: Interruption,
+    open_pool: Callable[[], Pool] | None,
+) -> InProcess | NotStarted:
+    try:
+        return InProcess(text, setting.lowering, interruption, open_pool)
+    except BackendUnavailable as error:
+        return NotStarted(text, error)
 
 
 @contextmanager
@@ -202,6 +214,41 @@ def _limits_of_asking(limits: Limits) -> Limits:
     # What this process holds is in a fork of it, too.
     ours = resident(os.getpid()) if limits.memory and forks() else 0
     return replace(limits, memory=limits.memory + ours)
+
+
+class NotStarted:
+    """A backend that did not start, so that none of its cases runs.
+
+    Args:
+        text: the backend as the user asked for it.
+        error: why it did not start.
+    """
+
+    def __init__(self, text: str, error: BackendUnavailable) -> None:
+        self.name = text
+        self.version = ""
+        self.ahead = 1
+        self._error = error
+
+    def ready(self) -> None:
+        """Raise the error that starting it has raised.
+
+        Raises:
+            BackendUnavailable: always.
+        """
+        raise self._error
+
+    def submit(self, _: Order) -> Pending:
+        """Return what says why the case does not run."""
+        reason = f"{NOT_STARTED}{self._error.message}"
+        return lambda: reason
+
+    def renew(self) -> None:
+        """Do nothing."""
+
+    def finish(self) -> list[Incident]:
+        """Return nothing: it did nothing."""
+        return []
 
 
 class NotHereError(Exception):

@@ -60,7 +60,7 @@ def read_question(case: Case) -> AskedCase:
     try:
         return AskedCase(case, case.read())
     except InvalidCase as error:
-        return AskedCase(case, None, invalid=str(error))
+        return AskedCase(case, None, invalid=error.message)
 
 
 def answered(
@@ -84,7 +84,7 @@ def answered(
     try:
         key = asked() if asked else answer_key(content, case.location, judging)
     except InvalidCase as error:
-        return AskedCase(case, None, invalid=str(error))
+        return AskedCase(case, None, invalid=error.message)
     except MemoryError:
         return starved(case)
     if not key.contradictions:
@@ -92,7 +92,7 @@ def answered(
     right, wrong = "the operator's formula", "the case is wrong, not the backend"
     if not key.formula:
         right = "what onnx's reference yields in double, corrected where it contradicts the "
-        right += "specification (docs/conditioned.md),"
+        right += "specification,"
         wrong = "one of the two is wrong"
     why = f"the stored outputs contradict {right} beyond any rounding: {wrong}"
     return replace(question, key=None, invalid=why, contradictions=key.contradictions)

@@ -102,7 +102,6 @@ def open_plan(
 
     Raises:
         UsageError: if a backend's specification is not valid, or two ask for the same backend.
-        BackendUnavailable: if a backend in this process does not start.
     """
     asker = Asker(judging)
     if set(backends) != {"numpy"}:
@@ -130,13 +129,11 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
     failed = plan.failed
     here = 0
-    stopped = ""
     many = plan.judges > 1 and len(plan.cases) >= _FEWEST
     judged = _judged(plan) if plan.elsewhere or many else None
     with closing(judged) if judged else nullcontext():
         while True:
-            if plan.interruption.signal or 0 < plan.max_fail <= failed:
-                stopped = "interrupted" if plan.interruption.signal else "stopped by --max-fail"
+            if stopped := _reason_to_stop(plan, failed):
                 break
             most = max((executor.ahead for executor in plan.backends), default=1)
             # What is asked here is kept whole until it is answered; results are small.
@@ -155,7 +152,7 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             else:
                 here -= 1
                 results = _results(plan, begun)
-            failed += any(not result.conforms for result in results)
+            failed += _fails(results)
             yield results
     for case in (*(case for case, _ in asked), *cases):
         yield tuple(plan.review(unanswered(case, it.name, stopped)) for it in plan.backends)
@@ -163,6 +160,20 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
         incidents = tuple(_incidents(plan))
         if incidents:
             yield incidents
+
+
+def _reason_to_stop(plan: Plan, failed: int) -> str:
+    """Return why no more cases may start; empty as long as they may."""
+    if plan.interruption.signal:
+        return "interrupted"
+    if 0 < plan.max_fail <= failed:
+        return f"stopped after {failed} case{'s' * (failed > 1)} that did not conform"
+    return ""
+
+
+def _fails(results: Sequence[Result]) -> bool:
+    """Return whether a case counts for ``max_fail``: it ran on a backend and does not conform."""
+    return any(not result.conforms and not result.not_started for result in results)
 
 
 def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None]:

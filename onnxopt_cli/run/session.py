@@ -23,14 +23,20 @@ from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunReco
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Result, worse
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import InvalidCase, NothingSelected, Problem, UsageError
+from onnxopt_cli.errors import (
+    BackendUnavailable,
+    InvalidCase,
+    NothingSelected,
+    Problem,
+    UsageError,
+)
 from onnxopt_cli.expectations.expectations import Expectations, exit_code
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import weakness
 from onnxopt_cli.log.header import Shard
 from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.evidence import Evidence
-from onnxopt_cli.run.executors import Setting, weak_isolation
+from onnxopt_cli.run.executors import Executor, NotStarted, Setting, weak_isolation
 from onnxopt_cli.run.runner import Plan, open_plan, run
 from onnxopt_cli.run.select import Selection, remember
 
@@ -140,10 +146,9 @@ def open_session(
         plan = plan or stack.enter_context(opened)
         if weak := weak_isolation(terms.setting, terms.backends):
             tell(weak)
-        for backend in plan.backends:
-            backend.ready()
         filled = replace(
             plan,
+            backends=_started(plan, tell),
             cases=terms.shard.choose(selected) if terms.shard else selected,
             problems=collection.problems,
             max_fail=terms.max_fail,
@@ -157,6 +162,28 @@ def open_session(
         if snapshot and listed:
             session.begin(snapshot, listed)
         yield session
+
+
+def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
+    """Wait until the backends have started; one that does not start stops none of the others.
+
+    Raises:
+        UsageError: if there is no such backend.
+        BackendUnavailable: if none starts, or a cluster's do not.
+    """
+    executors: list[Executor] = []
+    errors = []
+    for executor in plan.backends:
+        try:
+            executor.ready()
+            executors.append(executor)
+        except BackendUnavailable as error:
+            errors.append(error)
+            if plan.elsewhere or len(errors) == len(plan.backends):
+                raise errors[0] from error
+            tell(f"{printable(executor.name)} is not tested, it could not be started")
+            executors.append(NotStarted(executor.name, error))
+    return executors
 
 
 class Session:

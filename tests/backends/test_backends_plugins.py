@@ -312,3 +312,33 @@ def test_an_unknown_name_is_met_with_near_ones(installed):
     with pytest.raises(UsageError, match="there is no backend 'acme_npu'") as caught:
         resolve_backend("acme_npu")
     assert caught.value.hint.startswith("did you mean acme-npu?")
+
+
+NAMED_LIKE_ITS_RUNTIME = """
+import acme_runtime
+
+
+class Backend:
+    def run(self, model, inputs):
+        return [acme_runtime.negative(inputs["x"])]
+"""
+
+
+def test_a_file_named_as_the_package_that_it_imports_does_not_shadow_it(tmp_path, monkeypatch):
+    installed = tmp_path / "site" / "acme_runtime"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("def negative(x):\n    return -x\n")
+    file = write(tmp_path, NAMED_LIKE_ITS_RUNTIME, "acme_runtime.py")
+    monkeypatch.syspath_prepend(installed.parent)
+    # As ``python -m onnxopt_cli`` has it in the folder of the file.
+    monkeypatch.syspath_prepend(tmp_path)
+    assert_array_equal(negated(resolve_backend(f"python:{file}:Backend"))[0], -INPUTS["x"])
+
+
+def test_a_file_that_imports_a_missing_package_of_its_own_name_says_so(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = write(tmp_path, NAMED_LIKE_ITS_RUNTIME.replace("acme", "absent"), "absent_runtime.py")
+    with pytest.raises(
+        BackendUnavailable, match=r"absent_runtime.py, which imports it, has its name"
+    ):
+        resolve_backend(f"python:{file}:Backend")

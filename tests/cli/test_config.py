@@ -251,3 +251,11 @@ def test_a_file_that_cannot_be_read_is_not_passed_over(workplace, onnxopt, make)
     answer = onnxopt("run", "spec", "-q")
     assert answer.code == 2
     assert "onnxopt.toml" in answer.err
+
+
+def test_a_log_is_resumed_although_the_file_has_targets(place, onnxopt):
+    run = ("run", "conformance", "-k", "conformance/adam/T_0", "--isolation", "none")
+    assert onnxopt(*run, "--log", "run.jsonl").code == 0
+    resumed = onnxopt("run", "--isolation", "none", "--resume", "run.jsonl")
+    assert resumed.code == 0
+    assert "numpy conforms: 1 pass" in resumed.out

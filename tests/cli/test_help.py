@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from onnxopt_cli.cli import group
+from onnxopt_cli.cli import console, group
 
 
 def commands(command, words=()):
@@ -42,3 +42,11 @@ def test_a_wrong_option_points_to_help(onnxopt, words):
     assert answer.out == ""
     assert f"Try '{' '.join(['onnxopt', *words])} --help' for help." in answer.err
     assert "No such option" in answer.err
+
+
+@pytest.mark.parametrize(("columns", "width"), [("132", 132), ("", 80), ("wide", 80), ("0", 20)])
+def test_the_variable_columns_says_how_wide_a_pipe_is(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    console._console.cache_clear()
+    assert console.stdout().width == width
+    console._console.cache_clear()

@@ -422,3 +422,22 @@ def test_a_package_brings_operators(place):
     done = call(place, "list", PYTHONPATH=path)
     assert done.returncode == 2
     assert "lion = lions" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("np.sum(blend, axis=1)", "a formula cannot use numpy.sum with axis; on operands alone"),
+        ("np.sort(blend)", "a formula cannot use numpy.sort; on operands alone"),
+        ("blend.sum()", "a formula calls functions: np.sum(...)"),
+    ],
+)
+def test_a_function_that_no_formula_can_use_is_named(place, expression, message):
+    text = LION.replace("M_new = beta2", f"M_new = 0 * {expression} + beta2", 1)
+    assert text != LION
+    (place / "lion.py").write_text(text)
+    done = call(place, "list company --operators lion.py")
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert message in said
+    assert "matmul" not in said

@@ -75,3 +75,18 @@ def test_artifacts_of_two_runs_do_not_mix(demo, beside):
     assert code == 2
     assert "failing is not empty" in err
     assert len(list(Path("failing").glob("*/*/README.txt"))) == 1
+
+
+def test_a_backend_that_does_not_start_stops_none_of_the_others(demo, onnxopt):
+    (demo / "broken.py").write_text("raise RuntimeError('no device')\n")
+    run = ("run", "demo.yaml", "-b", "numpy", "-b", "python:broken.py:Backend", "-x")
+    for isolation in ("process", "none"):
+        answer = onnxopt(*run, "--isolation", isolation, "--log", f"{isolation}.jsonl")
+        assert answer.code == 4
+        assert "numpy conforms: 6 pass" in answer.out
+        assert "python:broken.py:Backend could not be started: 6 not-run" in answer.out
+        assert "no device" in answer.out
+        report = onnxopt("report", "render", f"{isolation}.jsonl", "--report", "badge=-")
+        assert '"color": "red"' in report.out
+    alone = onnxopt("run", "demo.yaml", "-b", "python:broken.py:Backend")
+    assert (alone.code, "no device" in alone.err) == (4, True)

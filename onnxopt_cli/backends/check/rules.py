@@ -51,7 +51,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
         if asked is None:
             continue
         # Which types it takes is its own affair.
-        if refusal(partial(_answered, subject), asked) is None:
+        if refusal(partial(_require_declared, subject), asked) is None:
             shown.append(name)
     if not shown:
         raise NotShown("it runs no model with any of these types")
@@ -61,7 +61,9 @@ def _keeps_types(subject: CheckedBackend) -> str:
 def _answers_alike(subject: CheckedBackend) -> str:
     """The same question has the same answer."""
     asked = _what_it_runs(subject)
-    first, second = (_answered(subject, asked) for _ in range(2))
+    first, second = (_outputs(subject, asked) for _ in range(2))
+    if len(first) != len(second):
+        raise Broken(f"it returned {len(first)} outputs, then {len(second)}")
     for one, other in zip(first, second, strict=True):
         if isinstance(one, np.ndarray) and one.tobytes() != np.asarray(other).tobytes():
             raise Broken("the second answer differs from the first")
@@ -97,20 +99,27 @@ def _what_it_runs(subject: CheckedBackend) -> Content:
     return subject.runs.question()
 
 
-def _answered(subject: CheckedBackend, asked: Content) -> Sequence[Value]:
-    """Return the outputs of a question.
+def _outputs(subject: CheckedBackend, asked: Content) -> Sequence[Value]:
+    """Return the outputs of a question, whatever their number, types and shapes.
+
+    One rule is about these; the others would only repeat it.
+    """
+    return normalise_outputs(subject.returned(asked), asked.model.graph.output)
+
+
+def _require_declared(subject: CheckedBackend, asked: Content) -> None:
+    """See that the outputs of a question are as many as there should be, of their types and shapes.
 
     Raises:
-        Broken: if they are not as many as there should be, or not of the right type and shape.
+        Broken: if they are not.
     """
     declared = asked.model.graph.output
-    outputs = normalise_outputs(subject.returned(asked), declared)
+    outputs = _outputs(subject, asked)
     if len(outputs) != len(declared):
         raise Broken(f"it returned {len(outputs)} outputs, expected {len(declared)}")
     for output, expected in zip(outputs, map(_declared, declared), strict=True):
         if describe(output) != describe(expected):
             raise Broken(f"it returned {describe(output)}, expected {describe(expected)}")
-    return outputs
 
 
 def _declared(output: ValueInfoProto) -> Array:
@@ -126,7 +135,7 @@ def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("
     # A backend that runs nothing must at least say so.
     asked = asked or replace(subject.likeliest, operator=LIKELY[0]).question(array, names)
     # To say that it failed is an orderly answer.
-    return str(refusal(partial(_answered, subject), asked) or "it ran")
+    return str(refusal(partial(_outputs, subject), asked) or "it ran")
 
 
 _SURVIVE = "answer outputs, unsupported or an error, whatever the sizes and names are"
@@ -243,7 +252,7 @@ def _starts(subject: PluginSubject) -> str:
 
 
 def _returns_outputs(subject: PluginSubject) -> str:
-    outputs = _answered(subject, _what_it_runs(subject))
+    outputs = _outputs(subject, _what_it_runs(subject))
     return f"{len(outputs)} outputs"
 
 

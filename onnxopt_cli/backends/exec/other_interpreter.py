@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import sys
 from functools import partial
@@ -79,10 +78,11 @@ def _start() -> tuple[Any, dict[str, Any]]:
 
     asked = Specification(**json.loads(sys.argv[1]))
     backend = load_plugin(asked)
+    name, _, version = backend.version.rpartition(" ")
     hello = {
         "protocol": PROTOCOL,
-        "name": (backend.version or Path(asked.source).stem)[:100],
-        "version": f"on Python {platform.python_version()}",
+        "name": (name or Path(asked.source).stem)[:100],
+        "version": (version or "of unknown version")[:100],
         "dtypes": list(DTYPES),
         "devices": [asked.options.get("device", "CPU")],
     }

@@ -22,6 +22,7 @@ from onnxopt_cli.readings.bound.bound import DerivedOutput, bound
 from onnxopt_cli.readings.evaluate import WIDE as WIDEST
 from onnxopt_cli.readings.evaluate import is_elementwise, nonnegative_tensors
 from onnxopt_cli.readings.mistakes.deviate import all_deviations
+from onnxopt_cli.readings.vocabulary import Joining
 
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
@@ -228,8 +229,34 @@ def unreadable(operator: Operator) -> str:
             bound(call)
     # What a formula does may be anything; one that exits would end the command as if all were well.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        return fault_in(operator, error)
+        return fault_in(operator, _unknown_function(operator) or error)
     return ""
+
+
+class _AnyOperand(Joining):
+    """Takes part in any formula; asks only whether each function is in the vocabulary."""
+
+    def applied(self, *_: Any) -> _AnyOperand:
+        return self
+
+
+def _unknown_function(operator: Operator) -> NotImplementedError | None:
+    """Return the error of a function that no formula can use; None if the formula uses none.
+
+    With plain numbers such a function may raise something that does not name it, as an axis that
+    is out of bounds.
+    """
+    names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
+    names += [attribute.name for attribute in operator.attributes]
+    operands: dict[str, Any] = {name: _AnyOperand() for name in names}
+    try:
+        for setting in _settings(operator):
+            operator.formula(**operands | setting)
+    except NotImplementedError as error:
+        return error
+    except (Exception, SystemExit):  # noqa: BLE001 - the first error says what is wrong
+        return None
+    return None
 
 
 def _check_returned(operator: Operator, setting: dict[str, str]) -> None:

@@ -5,8 +5,8 @@ using namespace onnxopt;
 
 // What my_backend knows. Nodes outside of this are counted as unsupported, and never sent.
 static const char *const hello = R"("name": "my_backend", "version": "0.1.0", )"
-                                 R"("domains": {"ai.onnx": [13, 21]}, )"
-                                 R"("dtypes": ["float32", "float64"], "devices": ["CPU"])";
+                                 R"("domains": {"ai.onnx": [13, 21], "ai.onnx.preview.training": [1, 1]}, )"
+                                 R"("dtypes": ["float32", "float64", "int64"], "devices": ["CPU"])";
 
 template <class T> static Tensor leaky_relu(const Node &node) {
     const Tensor &x = node.input(0);

@@ -241,7 +241,12 @@ struct Node {
         if (position < inputs.size() && inputs[position]) return *inputs[position];
         throw std::runtime_error(op_type + " lacks its input " + std::to_string(position));
     }
-    // A float attribute is a float32, which the double holds exactly.
+    // Attributes that the operator requires; an error where the node lacks one.
+    double number(const std::string &name) const { return required(name).number(); }
+    std::int64_t integer(const std::string &name) const { return required(name).integer(); }
+    std::string text(const std::string &name) const { return required(name).text(); }
+
+    // Attributes with a default. A float attribute is a float32, which the double holds exactly.
     double number(const std::string &name, double otherwise) const {
         const Json *found = attributes.find(name);
         return found ? found->number() : otherwise;
@@ -253,6 +258,12 @@ struct Node {
     std::string text(const std::string &name, const std::string &otherwise) const {
         const Json *found = attributes.find(name);
         return found ? found->text() : otherwise;
+    }
+
+  private:
+    const Json &required(const std::string &name) const {
+        if (const Json *found = attributes.find(name)) return *found;
+        throw std::runtime_error(op_type + " lacks its attribute " + name);
     }
 };
 
