@@ -32,6 +32,7 @@ from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 from onnxopt_cli.report import terminal
+from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.causes import group_failures, reasons_alike
 from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_all, write_report
 from onnxopt_cli.report.verdict import failures, scope
@@ -139,6 +140,7 @@ class Display:
         for line in (
             *terminal.verdict(record, seconds, explaining),
             *([Text(said, "dim")] if said else []),
+            *(Text(line, "yellow") for line in agreements(record)),
             *(self._explained(record.explanations) if record.explanations else ()),
             *(Text(f"{printable(it.where)}: {it.what}", "yellow") for it in near),
             *(Text(printable(str(problem)), "red") for problem in new),

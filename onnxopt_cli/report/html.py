@@ -23,6 +23,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
+from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.charts import WIDTH, budget_chart, curve_chart, spread_chart
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import (
@@ -91,6 +92,7 @@ def html_report(record: RunRecord) -> str:
         tallies=tallies(record),
         scope=scope(record),
         fallback=fallback(record),
+        agreements=agreements(record),
         capabilities=by_capability(record.results),
         options=_options(record.options),
         used=[it for it in Outcome if any(result.outcome is it for result in record.results)],

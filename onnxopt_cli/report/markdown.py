@@ -14,6 +14,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.accuracy import COLUMNS, accuracy_rows
+from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline, repeat_command
 from onnxopt_cli.report.verdict import (
     by_capability,
@@ -46,6 +47,7 @@ def markdown_report(record: RunRecord) -> str:
     where there is room the accuracy.
     """
     parts = [f"# onnxopt {verdict(record)}", _code(scope(record), _CAUSE), _causes(record)]
+    parts.append("\n".join(f"- {_code(line, _CAUSE)}" for line in agreements(record)))
     parts += [_summary(record), _code(fallback(record), _CAUSE), _capabilities(record)]
     parts += _problems(record)
     parts += _failures(record, _room(parts) - _REST)
