@@ -1,7 +1,5 @@
 """What is right of a model without a formula of ours, and how far off it may be."""
 
-from functools import partial
-
 import hypothesis
 import ml_dtypes
 import numpy as np
@@ -9,16 +7,16 @@ import pytest
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.ops import op_negative_log_likelihood_loss, op_pool_common
+from onnx.reference.ops import op_negative_log_likelihood_loss
 
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import Branch, Budget, Provenance
 from onnxopt_cli.readings.conditioned.conditioned import UNITS, CannotAskError, condition
 from onnxopt_cli.readings.conditioned.distributions import drawn
-from onnxopt_cli.readings.conditioned.reference import fast_loss, functions
+from onnxopt_cli.readings.conditioned.instead import functions
+from onnxopt_cli.readings.conditioned.reference import fast_loss
 from onnxopt_cli.readings.conditioned.replaced import replaced
 from onnxopt_cli.readings.conditioned.rows import _LISTED
-from onnxopt_cli.readings.conditioned.windows import fast_pool
 
 
 def model_of(nodes, inputs, outputs=1, opset=22, types=()):
@@ -796,23 +794,6 @@ def test_fast_losses_are_the_references_to_the_bit(shape, dtype, reduction, igno
     assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("pad", [0, 1])
-@pytest.mark.parametrize("ceil", [0, 1])
-@pytest.mark.parametrize("operator", ["AveragePool", "LpPool"])
-def test_fast_pooling_is_the_references_to_the_bit(dtype, pad, ceil, operator):
-    x = np.random.default_rng(8).standard_normal((2, 2, 5, 6, 7)).astype(dtype)
-    attributes = {"kernel_shape": [3, 2, 3], "strides": [2, 1, 2], "pads": [pad] * 6}
-    counted = {"count_include_pad": 1 - ceil} if operator == "AveragePool" else {}
-    node = (operator, ["x"], {**attributes, **counted, "ceil_mode": ceil})
-    evaluator = ReferenceEvaluator(model_of([node], {"x": x}))
-    slow = evaluator.run(None, {"x": x})[0]
-    with replaced((op_pool_common, "pool", partial(fast_pool, op_pool_common.pool))):
-        fast = evaluator.run(None, {"x": x})[0]
-    assert fast.dtype == slow.dtype
-    assert fast.tobytes() == slow.tobytes()
-
-
 @st.composite
 def windows(draw):
     """Attributes of windows none of which lies beside all elements, and the elements."""
@@ -836,25 +817,6 @@ def at_once(model, inputs):
     with replaced(*functions()):
         fast = ReferenceEvaluator(model).run(None, inputs)
     return [(it.dtype, it.shape, it.tobytes()) for it in (*slow, *fast)]
-
-
-@hypothesis.given(windows(), st.sampled_from([0, 1]), st.sampled_from(["", "SAME_UPPER", "VALID"]))
-def test_the_largest_of_all_windows_at_once_are_the_references_to_the_bit(drawn, ceil, auto_pad):
-    attributes, x = drawn
-    # Where nothing is skipped it has another function, which fails on some of these.
-    apart = [*attributes["strides"], *(() if auto_pad else attributes["dilations"])]
-    hypothesis.assume(max(apart) > 1)
-    if auto_pad:
-        attributes = {**attributes, "pads": None, "dilations": None, "auto_pad": auto_pad}
-        kernel, strides = attributes["kernel_shape"], attributes["strides"]
-        # Where windows lie apart it has padding that is negative.
-        together = all(size >= step for size, step in zip(kernel, strides, strict=True))
-        hypothesis.assume(together if auto_pad == "SAME_UPPER" else min(x.shape[2:]) >= max(kernel))
-        ceil = 0
-    about = {name: it for name, it in attributes.items() if it is not None}
-    model = model_of([("MaxPool", ["x"], {**about, "ceil_mode": ceil})], {"x": x})
-    slow, fast = at_once(model, {"x": x})
-    assert slow == fast
 
 
 @hypothesis.given(windows(), st.sampled_from([1, 2]))

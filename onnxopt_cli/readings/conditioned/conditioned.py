@@ -27,8 +27,14 @@ from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinate
 from onnxopt_cli.readings.conditioned.design import RUNS, roundings
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
 from onnxopt_cli.readings.conditioned.fast import convolution_scale, transform_scale
+from onnxopt_cli.readings.conditioned.instead import (
+    INTERPOLATING,
+    ROUNDING,
+    functions,
+    whole_numbers,
+)
 from onnxopt_cli.readings.conditioned.normalizations import moved_averages
-from onnxopt_cli.readings.conditioned.reference import functions, wrong_about
+from onnxopt_cli.readings.conditioned.reference import wrong_about
 from onnxopt_cli.readings.conditioned.reformulations import (
     WITHIN,
     identities,
@@ -84,6 +90,8 @@ _LEAST = {
     for dtype, roundoff in ROUNDOFF.items()
 }
 _LONGEST = 200
+# What is met where integers are interpolated.
+_INTEGERS = "integers"
 # Of so many contested questions in one model all combinations are tried.
 _MOST_CONTESTED = 2
 _TRAINING = "ai.onnx.preview.training"
@@ -265,6 +273,8 @@ def _conditioned(
             found[at] = replace(found[at], reformulated=wider)
     if operator_names(model) == ("Attention",):
         found = list(map(_with_lowest, found))
+    if _INTEGERS in met:
+        found = _with_either_integer(model, inputs, found)
     flushed = {name: _flushed(it) for name, it in inputs.items()}
     if all(it is inputs[name] for name, it in flushed.items()):
         return found
@@ -293,6 +303,29 @@ def _defined(output: Any) -> Judgement:
     exact, flushed = np.zeros(output.shape), np.asarray(_flushed(output))
     right = (output, exact), (flushed, exact)
     return Judgement(right[:1] if flushed is output else right)
+
+
+def _interpolates_integers(node: Any, given: Sequence[Any]) -> bool:
+    return node.op_type in INTERPOLATING and given[0].dtype.kind in "iu"
+
+
+def _with_either_integer(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], found: Sequence[Judgement]
+) -> list[Judgement]:
+    """Let what is interpolated between integers be rounded to either neighbour."""
+    others = []
+    for toward in (np.floor, np.ceil):
+        with (
+            replaced((ROUNDING, "toward", toward)),
+            replaced((onnx.numpy_helper, "saturate_cast", whole_numbers)),
+        ):
+            others.append(Evaluated(model).run(inputs))
+    return [
+        it
+        if it.reason
+        else replace(it, right=it.right + tuple((other, np.zeros(other.shape)) for other in values))
+        for it, *values in zip(found, *others, strict=True)
+    ]
 
 
 def _with_lowest(judgement: Judgement) -> Judgement:
@@ -358,6 +391,7 @@ def _measure(
 
     def note(node: Any, compute: Compute, given: Sequence[Any], _at: int) -> tuple[Any, ...]:
         met.update(met_at(node, given))
+        met.update([_INTEGERS] * _interpolates_integers(node, given))
         outputs = compute(*given)
         beyond.update(_left_range(given, outputs))
         kinds.append(_kind(node, given, outputs))

@@ -16,9 +16,11 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.readings.conditioned.instead import reference_modules
 
 _TREE = "https://github.com/onnx/onnx/blob/v1.23.2/onnx"
 _DOCUMENTS = "https://onnx.ai/onnx/operators"
+_DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
 # Modes of Resize whose coordinates depend on the length of the resized tensor less one.
 _BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
 # Since then Clip has a published body.
@@ -71,7 +73,7 @@ def met_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
         inputs: its inputs.
     """
     entries = _BY_OPERATOR.get(node.op_type, ())
-    if not entries or node.onnx_node.domain not in {"", "ai.onnx"}:
+    if not entries or node.onnx_node.domain not in _DOMAINS:
         return
     attributes = {
         # What a function hands on may be anything.
@@ -83,12 +85,10 @@ def met_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
 
 def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
     """Return what runs in place of the reference's functions where these are read otherwise."""
-    from onnx.reference import ops
-
     found = []
     for entry in (it for it in CONTESTED if it.name in names):
         *within, name = entry.place.split(".")
-        owner: Any = reduce(getattr, within, ops)
+        owner: Any = reduce(getattr, within, reference_modules())
         # As it is now: it may have been corrected.
         found.append((owner, name, _instead(entry.second, getattr(owner, name))))
     return found
@@ -194,6 +194,19 @@ def _unpooled_into_shape(
     return (unpooled,)
 
 
+def _has_signs(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
+    return bool((inputs[0] < 0).any())
+
+
+def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tuple[Array]:
+    """Divide by the largest element, or by the sum, with their signs; L2 is a root."""
+    rows = x.reshape(-1, x.shape[-1])
+    sums: dict[str, Any] = {"MAX": rows.max, "L1": rows.sum, "L2": np.square(rows).sum}
+    divisor = sums[norm](axis=-1, keepdims=True)
+    found = np.sqrt(np.square(rows) / divisor) if norm == "L2" else rows / divisor
+    return (np.where(divisor == 0, rows, found).reshape(x.shape).astype(x.dtype),)
+
+
 #: The list. Two readings of a question are two expected results, each with limits of its own.
 CONTESTED: tuple[Contested, ...] = (
     Contested(
@@ -297,6 +310,29 @@ CONTESTED: tuple[Contested, ...] = (
         concerns=_has_other_shape,
         place="op_max_unpool.MaxUnpool._run",
         second=_unpooled_into_shape,
+    ),
+    Contested(
+        name="Normalizer: the signs of negative elements",
+        operator="Normalizer",
+        readings=(
+            Quotation(
+                "div = np.abs(x).max(axis=1).reshape((x.shape[0], -1))",
+                "reference, aionnxml/op_normalizer.py; of L1 likewise",
+                f"{_TREE}/reference/ops/aionnxml/op_normalizer.py",
+            ),
+            Quotation(
+                "Max: Y = X / max(X)<br> L1: Y = X / sum(X)<br> L2: Y = sqrt(X^2 / sum(X^2)}<br>",
+                "text of Normalizer 1",
+                f"{_DOCUMENTS}/onnx_aionnxml_Normalizer.html",
+            ),
+        ),
+        outcome=(
+            "divisors are made of magnitudes, and results keep their signs",
+            "divisors have signs, and the results of L2 have none",
+        ),
+        concerns=_has_signs,
+        place="aionnxml.op_normalizer.Normalizer._run",
+        second=_normalized_by_formulas,
     ),
 )
 _BY_OPERATOR = {

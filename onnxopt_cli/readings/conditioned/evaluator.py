@@ -17,7 +17,7 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.formula.functions import with_bound_functions
 from onnxopt_cli.readings.conditioned.reference import operators
 from onnxopt_cli.readings.conditioned.replaced import replaced
-from onnxopt_cli.readings.conditioned.widen import widened, widened_value
+from onnxopt_cli.readings.conditioned.widen import in_double, widened, widened_value
 
 _ADDED = (np.float32, np.float64)
 _MATRIX = 2
@@ -126,7 +126,8 @@ class Evaluated:
         """
         self._visitor, self._at = visitor or _pass, 0
         fed = {name: widened_value(it) if self._wide else it for name, it in inputs.items()}
-        return list(self._evaluator.run(None, fed))
+        with replaced(*(in_double() if self._wide else ())):
+            return list(self._evaluator.run(None, fed))
 
 
 def sums_in_order() -> AbstractContextManager[None]:

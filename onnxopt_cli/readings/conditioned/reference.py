@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, reduce
-from math import prod
-from typing import Any, TypeVar
+from functools import cache, reduce
+from math import erf, prod
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +16,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.readings.conditioned.corrections import arranged, pools, quantized, windows
+from onnxopt_cli.readings.conditioned.corrections.loops import scan_class
+from onnxopt_cli.readings.conditioned.instead import instead_of, whole_numbers
+from onnxopt_cli.readings.conditioned.instead import reference_modules as _modules
 from onnxopt_cli.readings.conditioned.normalizations import (
     batch_normalization,
     group_normalization,
@@ -23,11 +27,9 @@ from onnxopt_cli.readings.conditioned.normalizations import (
     layer_normalization,
     mean_variance_normalization,
 )
-from onnxopt_cli.readings.conditioned.windows import fast_columns, fast_image, fast_pool
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_INSTEAD: list[tuple[str, Callable[..., Any]]] = []
+# Modules that have nothing but what runs in place of the reference's functions.
+ALSO = (arranged, pools, quantized, windows)
 
 # Until then Softmax and its kind took all axes from one on for one.
 _FLATTENS = 13
@@ -50,6 +52,8 @@ _FORMER = {"bilinear": "linear", "bicubic": "cubic"}
 _SHORT = frozenset({"float16", "bfloat16"})
 _GEMM = [f"op_gemm._gemm{it}" for it in ("00", "01", "10", "11")]
 _LENGTHS = 4
+# From then on BatchNormalization tests unless it has several outputs.
+_NEVER_TESTS = 7
 _LARGEST_QUOTIENT = 2.0**30
 # By so little whole coordinates are missed.
 _WHOLE = 1e-9
@@ -78,7 +82,14 @@ def operators() -> list[type]:
         """With coordinates as precise as the grid: the reference's are always float32."""
 
         def _run(self, x: Array, grid: Array, mode: Any = None, **rest: Any) -> Any:
-            return super()._run(x, grid, _FORMER.get(mode, mode), **rest)
+            mode = _FORMER.get(mode, mode)
+            if not np.prod([*x.shape[:2], *grid.shape[:-1]]) > 0:
+                return (np.zeros((*x.shape[:2], *grid.shape[1:-1]), x.dtype),)
+            if x.dtype.kind not in "iu" or mode == "nearest":
+                return super()._run(x, grid, mode, **rest)
+            # Weights of integers are none.
+            (found,) = super()._run(x.astype(np.float64), grid, mode, **rest)
+            return (whole_numbers(found, x.dtype),)
 
         def _gs_denormalize_coordinates(self, n: Array, dims: Any, align_corners: bool) -> Array:
             wide = [self._gs_denormalize(*it, align_corners) for it in zip(n, dims, strict=False)]
@@ -97,6 +108,12 @@ def operators() -> list[type]:
         ) -> tuple[Array]:
             return (group_normalization(x, scale, bias, epsilon, num_groups),)
 
+    class HardSwish(OpRun):
+        """With 1/6 itself: the published body has it in float32."""
+
+        def _run(self, x: Array) -> tuple[Array]:
+            return ((x * np.clip(x / 6 + 0.5, 0, 1)).astype(x.dtype),)
+
     class MeanVarianceNormalization(OpRun):
         """By the variance about the mean, unlike its published body."""
 
@@ -111,49 +128,11 @@ def operators() -> list[type]:
         GlobalLpPool,
         GridSample,
         GroupNormalization,
+        HardSwish,
         MeanVarianceNormalization,
+        scan_class(),
         Scatter,
     ]
-
-
-@cache
-def functions() -> list[tuple[Any, str, Any]]:
-    """Return what is run in place of the reference's functions: owner, name and function."""
-    found = []
-    for place, function in _INSTEAD:
-        *within, name = place.split(".")
-        owner = reduce(getattr, within, _modules())
-        given = _method if isinstance(owner, type) else partial
-        found.append((owner, name, given(function, getattr(owner, name))))
-    return found
-
-
-def _method(function: Callable[..., Any], kept: Any) -> Callable[..., Any]:
-    """Return a method; one of functools makes an object at each call, of which there are many."""
-    return lambda node, *given, **rest: function(node, kept, *given, **rest)
-
-
-def instead_of(*places: str) -> Callable[[F], F]:
-    """Have a function run in place of the reference's.
-
-    It is given the reference's own first; if that is a method, the node before it.
-
-    Args:
-        places: which, by module and class.
-    """
-
-    def note(function: F) -> F:
-        _INSTEAD.extend((place, function) for place in places)
-        return function
-
-    return note
-
-
-def _modules() -> Any:
-    """Return the reference's modules by name; their types are of no use here."""
-    from onnx.reference import ops
-
-    return ops
 
 
 def wrong_about(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
@@ -188,14 +167,6 @@ def wrong_about(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
     return ""
 
 
-# It takes one window of a pool after the other, and looks up each element of a convolution's.
-instead_of("op_pool_common.pool")(fast_pool)
-instead_of("op_conv.im2col")(fast_columns)
-instead_of(*(f"{it}.col2im_naive_implementation" for it in ("op_col2im", "op_conv_transpose")))(
-    fast_image
-)
-
-
 instead_of("op_layer_normalization._layer_normalization")(layer_normalization)
 instead_of("op_instance_normalization.InstanceNormalization._run")(instance_normalization)
 instead_of("op_batch_normalization._batchnorm_training_mode")(batch_normalization)
@@ -206,36 +177,94 @@ def _normalized_magnitudes(node: Any, kept: Any, x: Array, *given: Any, **rest: 
     return (np.copysign(kept(node, np.abs(x), *given, **rest)[0], x),)
 
 
-@instead_of("op_lp_pool.LpPool._run")
-def _of_powers(pool: Any, _kept: Any, x: Array, **rest: Any) -> Any:
-    """Add up what lies within: the reference multiplies means by all of a window's elements."""
-    return _modules().op_pool_common.CommonPool._run(pool, "LPPOOL", 1, x, **rest)  # noqa: SLF001
-
-
 @instead_of("op_lrn.LRN._run")
 def _among_neighbours(
     _node: Any, _kept: Any, x: Array, alpha: Any, beta: Any, bias: Any, size: int
 ) -> tuple[Array]:
-    """Divide by the neighbours of each channel, however many batches there are."""
-    before = (size - 1) // 2
-    squares = np.pad(x * x, [(0, 0), (before, size - 1 - before), (0, 0), (0, 0)])
+    """Divide by the neighbours of each channel, however many batches and axes there are."""
+    before, wide = (size - 1) // 2, np.result_type(x.dtype, np.float32)
+    alpha, beta, bias = (np.asarray(it, wide) for it in (alpha, beta, bias))
+    around = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+    squares = np.pad(np.square(x, dtype=wide), around)
     total = np.sum(sliding_window_view(squares, size, 1), axis=-1)
     return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
+
+@instead_of("op_erf.Erf._run")
+def _erf(_node: Any, _kept: Any, x: Array) -> tuple[Array]:
+    """Round once, to the type of the input."""
+    found = [erf(it) for it in x.ravel().tolist()]
+    return (np.array(found, np.float64).reshape(x.shape).astype(x.dtype),)
+
+
+@instead_of("op_mean.Mean._run")
+def _mean(_node: Any, _kept: Any, *given: Array) -> tuple[Array]:
+    """Let any operand be broadcast, the first one too."""
+    return ((reduce(np.add, given) / len(given)).astype(given[0].dtype),)
+
+
+@instead_of("op_softmax_cross_entropy_loss.softmaxcrossentropy")
+def _loss(
+    _kept: Any,
+    x: Array,
+    target: Array,
+    weight: Any = None,
+    reduction: str = "mean",
+    ignore_index: Any = None,
+    get_log_prob: Any = None,
+) -> tuple[Array, ...]:
+    """Take the logarithm of softmax as LogSoftmax does, which no small chance makes infinite."""
+    chances = _log_softmax_along(x, 1).astype(x.dtype)
+    (loss,) = fast_loss(None, chances, target, weight, reduction, ignore_index)
+    loss = np.asarray(loss)
+    return (loss, chances) if get_log_prob else (loss,)
+
+
+@instead_of(
+    "aionnxml.op_linear_regressor.LinearRegressor._run",
+    "aionnxml.op_linear_classifier.LinearClassifier._run",
+)
+def _without_intercepts(node: Any, kept: Any, x: Array, intercepts: Any = None, **rest: Any) -> Any:
+    """Add nothing where there are no intercepts: the reference adds NaN."""
+    return kept(node, x, intercepts=0.0 if intercepts is None else intercepts, **rest)
+
+
+@instead_of("op_affine_grid.AffineGrid._run")
+def _grid(node: Any, kept: Any, theta: Array, *given: Any, **rest: Any) -> tuple[Array]:
+    (grid,) = kept(node, theta, *given, **rest)
+    return (grid.astype(theta.dtype),)
+
+
+@instead_of("op_batch_normalization.BatchNormalization_6._run")
+def _normalized_at_first(
+    node: Any, _kept: Any, *given: Array, epsilon: float, spatial: int = 1, **rest: Any
+) -> tuple[Array, ...]:
+    """Of the first versions know the inference, also of each activation for itself."""
+    training = node.run_params["opsets"][""] < _NEVER_TESTS and not rest.get("is_test")
+    if training or len(node.onnx_node.output) > 1:
+        raise NotImplementedError("training of BatchNormalization before version 14")
+    x, *numbers = given
+    if spatial:
+        numbers = [it.reshape(-1, *[1] * (x.ndim - 2)) for it in numbers]
+    scale, bias, mean, variance = numbers
+    return ((scale * (x - mean) / np.sqrt(variance + epsilon) + bias).astype(x.dtype),)
+
+
+@instead_of("op_batch_normalization.BatchNormalization_9._run")
+def _normalized(
+    node: Any, kept: Any, *given: Array, epsilon: float, **rest: Any
+) -> tuple[Array, ...]:
+    """Train only with several outputs."""
+    if len(node.onnx_node.output) > 1:
+        return tuple(kept(node, *given, epsilon=epsilon, **rest))
+    tested = _modules().op_batch_normalization._batchnorm_test_mode  # noqa: SLF001
+    return (tested(*given, epsilon=epsilon),)
 
 
 @instead_of("op_rnn.CommonRNN.choose_act")
 def _activation(node: Any, kept: Any, name: str, *numbers: Any) -> Any:
     """Know all activations that need no numbers of their own."""
     return _RNN_ACTIVATIONS.get(name.lower()) or kept(node, name, *numbers)
-
-
-@instead_of("op_scan.Scan._run")
-def _scanned(node: Any, kept: Any, *given: Any, **rest: Any) -> tuple[Any, ...]:
-    """Scan batches, behind lengths that are left out, as Scan did at first."""
-    if given[0] is not None or any(getattr(node, "directions", None) or ()):
-        return tuple(kept(node, *given, **rest))
-    found = [kept(node, *it, **rest) for it in zip(*given[1:], strict=True)]
-    return tuple(map(np.stack, zip(*found, strict=True)))
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
@@ -258,11 +287,12 @@ def _softmax(x: Array, axis: int) -> Array:
     return powers / np.sum(powers, axis=axis, keepdims=True)
 
 
-@instead_of("op_log_softmax.LogSoftmax._run")
-@_flattening
-def _log_softmax(x: Array, axis: int) -> Array:
+def _log_softmax_along(x: Array, axis: int) -> Array:
     moved = x - x.max(axis=axis, keepdims=True)
-    return moved - np.log(np.sum(np.exp(moved), axis=axis, keepdims=True))
+    return np.asarray(moved - np.log(np.sum(np.exp(moved), axis=axis, keepdims=True)))
+
+
+_log_softmax = instead_of("op_log_softmax.LogSoftmax._run")(_flattening(_log_softmax_along))
 
 
 @instead_of("op_hardmax.Hardmax._run")
@@ -271,17 +301,6 @@ def _hardmax(x: Array, axis: int) -> Array:
     largest = np.zeros_like(x)
     np.put_along_axis(largest, np.argmax(x, axis=axis, keepdims=True), 1, axis=axis)
     return largest
-
-
-@instead_of("op_batch_normalization.BatchNormalization_9._run")
-def _normalized(
-    node: Any, kept: Any, *given: Array, epsilon: float, **rest: Any
-) -> tuple[Array, ...]:
-    """Train only with several outputs."""
-    if len(node.onnx_node.output) > 1:
-        return tuple(kept(node, *given, epsilon=epsilon, **rest))
-    tested = _modules().op_batch_normalization._batchnorm_test_mode  # noqa: SLF001
-    return (tested(*given, epsilon=epsilon),)
 
 
 @instead_of("op_upsample.Upsample._run")
@@ -302,43 +321,15 @@ def _resized(node: Any, kept: Any, *given: Any, **rest: Any) -> Any:
     former = node.run_params["opsets"][""] < _RESIZES
     # Upsample is replaced meanwhile, too.
     run = _modules().op_upsample.Upsample._run if former else kept  # noqa: SLF001
+    if rest.get("axes"):
+        rest |= {"axes": [it % given[0].ndim for it in rest["axes"]]}
     return run(node, *given, **rest)
-
-
-@instead_of("op_gather_elements.gather_numpy")
-def _gathered(_kept: Any, data: Array, axis: int, indices: Array) -> Array:
-    """Gather along any axis of any length, where there may be fewer indices along the others."""
-    within = [slice(size) for size in indices.shape]
-    within[axis] = slice(None)
-    return np.take_along_axis(data[tuple(within)], indices, axis)
 
 
 @instead_of("op_global_max_pool._global_max_pool")
 def _largest_of_all(_kept: Any, x: Array) -> Array:
     largest: Array = x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
     return largest
-
-
-@instead_of("op_pad._pad_impl")
-def _padded_or_cut(
-    kept: Any, data: Array, pads: Any, mode: Any, constant_values: Any = 0.0, axes: Any = None
-) -> Array:
-    """Cut off what a negative number says, then pad."""
-    given, within = np.reshape(pads, (2, -1)), [slice(None)] * data.ndim
-    for axis, (before, after) in zip(
-        range(data.ndim) if axes is None else axes, given.T, strict=True
-    ):
-        within[axis] = slice(max(-before, 0), data.shape[axis] - max(-after, 0))
-    added = np.maximum(given, 0).ravel().tolist()
-    return np.asarray(kept(data[tuple(within)], added, mode, constant_values, axes))
-
-
-@instead_of("op_unique.Unique._run")
-def _in_order(node: Any, kept: Any, x: Array, axis: Any = None, **rest: Any) -> tuple[Array, ...]:
-    """Take what is unique from where it was found, along any axis."""
-    whole = axis is None or np.isnan(axis)
-    y, *others = kept(node, x.ravel() if whole else np.moveaxis(x, int(axis), 0), 0, **rest)
-    return (y if whole else np.moveaxis(y, 0, int(axis)), *others)
 
 
 @instead_of("_op.OpRun._check_and_fix_outputs")
@@ -378,52 +369,6 @@ def _in_single(kept: Any, x: Array, y: Array, *rest: Any) -> Array:
         return np.asarray(kept(x, y, *rest))
     wide = (it.astype(np.float32) if isinstance(it, np.ndarray) else it for it in (x, y, *rest))
     return np.asarray(kept(*wide)).astype(x.dtype)
-
-
-@instead_of("op_max_pool.MaxPool._run")
-def _largest(
-    pool: Any, kept: Any, x: Array, auto_pad: str, storage_order: Any = None, **rest: Any
-) -> Any:
-    """Pad for as many windows of SAME_LOWER as of SAME_UPPER, and never by a negative number.
-
-    The largest elements of all windows are taken at once where nobody asks for their places. A NaN,
-    and a window that lies beside all elements, is left to the reference.
-    """
-    if auto_pad != "NOTSET":
-        size, ones = np.array(x.shape[2:]), [1] * (x.ndim - 2)
-        step, apart = (np.array(rest[it] or ones) for it in ("strides", "dilations"))
-        reach = (np.array(rest["kernel_shape"]) - 1) * apart + 1
-        missing = np.maximum((-(-size // step) - 1) * step + reach - size, 0)
-        total = missing * (auto_pad != "VALID")
-        front = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-        rest |= {"pads": [*front.tolist(), *(total - front).tolist()], "ceil_mode": 0}
-    if len(pool.onnx_node.output) == 1 and x.dtype.kind == "f" and not np.isnan(x).any():
-        common = _modules().op_pool_common.CommonPool
-        (found,) = common._run(pool, "MAX", 0, x, auto_pad="NOTSET", **rest)  # noqa: SLF001
-        if not np.isnan(found).any():
-            return (found,)
-    return kept(pool, x, auto_pad="NOTSET", storage_order=storage_order, **rest)
-
-
-@instead_of("op_conv_transpose.ConvTranspose._run")
-def _grouped(
-    node: Any, kept: Any, x: Array, w: Array, b: Array | None = None, group: int = 1, **rest: Any
-) -> tuple[Array]:
-    """Transpose the convolutions of each group with its channels and biases."""
-    biases = [None] * group if b is None else np.split(b, group)
-    parts = zip(np.split(x, group, 1), np.split(w, group), biases, strict=True)
-    return (np.concatenate([kept(node, *it, group=1, **rest)[0] for it in parts], axis=1),)
-
-
-@instead_of("op_pool_common.get_output_shape_explicit_padding")
-def _padded_at_the_end(
-    kept: Any, pads: Sequence[int] | None, shape: Sequence[int], *rest: Any
-) -> tuple[Any, list[int]]:
-    """Let what is missing of the last windows be missing at the end, not in part at the front."""
-    out_shape, required = kept(pads, shape, *rest)
-    front = [0] * len(shape) if pads is None else list(pads[: len(shape)])
-    total = np.reshape(required, (2, -1)).sum(axis=0)
-    return out_shape, [*front, *(total - front).tolist()]
 
 
 @instead_of("op_quantize_linear._CommonQuantizeLinear._run")

@@ -1,9 +1,14 @@
-"""A model with every float type made double: types, constants, Cast targets, function bodies."""
+"""A model with every float type made double: types, constants, Cast targets, function bodies.
+
+And onnx's reference with it: some of its operators round to float32 whatever they are given.
+"""
 
 from __future__ import annotations
 
+import sys
 from copy import deepcopy
 from functools import cache
+from types import ModuleType
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -13,6 +18,7 @@ from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from onnxopt_cli.core.values import Value
 
+_REFERENCE = "onnx.reference.ops."
 _Proto = TypeVar("_Proto", bound=Message)
 
 _WIDE: dict[int, int] = {
@@ -89,3 +95,26 @@ def _widen(message: Message) -> None:
         if field.message_type is not None:
             for it in [value] if isinstance(value, Message) else value:
                 _widen(it)
+
+
+class _Doubles(ModuleType):
+    """NumPy as it is, but that its float32 is double."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+@cache
+def in_double() -> list[tuple[Any, str, Any]]:
+    """Return what the modules of the reference's operators know as ``np`` in double."""
+    # Loads all of them.
+    from onnx.reference.ops import _op_list, aionnxml  # noqa: F401
+
+    doubles = _Doubles("numpy")
+    vars(doubles).update({name: it for name, it in vars(np).items() if not name.startswith("__")})
+    doubles.float32 = np.float64  # type: ignore[attr-defined]
+    return [
+        (module, "np", doubles)
+        for name, module in sorted(sys.modules.items())
+        if name.startswith(_REFERENCE) and getattr(module, "np", None) is np
+    ]

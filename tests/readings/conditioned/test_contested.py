@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import onnx
-import onnx.reference.ops
 import pytest
 from onnx import helper
 from onnx.backend.test.case.node import maxunpool
@@ -15,6 +14,7 @@ from places import REPOSITORY
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.readings.conditioned.contested import CONTESTED, contested_table
+from onnxopt_cli.readings.conditioned.instead import reference_modules
 
 BACKEND = """
 import numpy as np
@@ -41,8 +41,9 @@ def single_words(text):
 def published(link):
     """The text of a source of the installed onnx."""
     place = link.rsplit("/", 1)[-1]
-    if place.startswith("onnx__"):
-        schema = onnx.defs.get_schema(place.removeprefix("onnx__").removesuffix(".html"))
+    if place.startswith("onnx_"):
+        domain = "ai.onnx.ml" if "aionnxml" in place else ""
+        schema = onnx.defs.get_schema(place.split("_")[-1].removesuffix(".html"), domain=domain)
         told = (*schema.inputs, *schema.outputs, *schema.attributes.values())
         return "\n".join([schema.doc, *(it.description for it in told)])
     if place == "maxunpool.py":
@@ -55,7 +56,9 @@ def published(link):
         text = schema.get_context_dependent_function(node.SerializeToString(), [scalar] * 3)
         body.ParseFromString(text)
         return onnx.printer.to_text(body)
-    return inspect.getsource(getattr(onnx.reference.ops, place.removesuffix(".py")))
+    modules = reference_modules()
+    within = modules.aionnxml if "/aionnxml/" in link else modules
+    return inspect.getsource(getattr(within, place.removesuffix(".py")))
 
 
 @pytest.mark.parametrize("entry", CONTESTED, ids=lambda entry: entry.name)
@@ -145,7 +148,19 @@ def unpool_case():
     return node, inputs, flat.reshape(1, 1, 5, 5)
 
 
-CASES = {"Resize": resize_case, "RoiAlign": roi_case, "Clip": clip_case, "MaxUnpool": unpool_case}
+def normalizer_case():
+    x = np.array([[1, -4, 2], [-2, 3, -9]], np.float32)
+    node = helper.make_node("Normalizer", ["x"], ["Y"], domain="ai.onnx.ml", norm="MAX")
+    return node, {"x": x}, x / np.array([[2], [3]])
+
+
+CASES = {
+    "Resize": resize_case,
+    "RoiAlign": roi_case,
+    "Clip": clip_case,
+    "MaxUnpool": unpool_case,
+    "Normalizer": normalizer_case,
+}
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -163,7 +178,8 @@ def written(request, tmp_path):
         ],
         [helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, second.shape)],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    imports = [helper.make_opsetid("", 22), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     (first,) = ReferenceEvaluator(model).run(None, inputs)
     second = second.astype(np.float32)
     assert not np.allclose(first, second)

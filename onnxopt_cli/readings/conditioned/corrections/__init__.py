@@ -1,0 +1,1 @@
+"""Operators of onnx's reference as the specification has them, by subject."""
