@@ -164,6 +164,6 @@ def _origin() -> str:
     versions = (__version__, onnx.__version__, np.__version__, ml_dtypes.__version__, sys.version)
     digest = sha256(repr((_FORMAT, *versions, platform.machine())).encode())
     sources = Path(__file__).parent.parent / "readings" / "conditioned"
-    for path in sorted(sources.glob("*.py")):
+    for path in sorted(sources.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

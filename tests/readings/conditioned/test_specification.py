@@ -195,6 +195,25 @@ EXAMPLES = {
         *("Dropout", 7, [f32(1, 2)], {}),
         [f32(1, 2), f32(1, 1)],
     ),
+    "AffineGrid of doubles": (
+        "AffineGrid",
+        20,
+        [np.array([[[0.1, 0, 0.3], [0, 0.7, 0]]]), np.array([1, 1, 1, 1])],
+        {},
+        [np.array([[[[0.3, 0]]]])],
+    ),
+    "NonMaxSuppression selects no box by default": (
+        *("NonMaxSuppression", 11, [f32([[0, 0, 1, 1]]), f32([[1]])], {}),
+        [np.zeros((0, 3), np.int64)],
+    ),
+    "DeformConv of a line": (
+        "DeformConv",
+        22,
+        # Half a pixel to the right of each: it lies between the pixel and zero.
+        [f32([[[2], [4]]]), f32([[[3]]]), f32([[[0], [0]], [[0.5], [0.5]]])],
+        {"kernel_shape": [1, 1]},
+        [f32([[[3], [6]]])],
+    ),
     "MaxPool keeps NaN": (
         *("MaxPool", 22, [f32([[1, np.nan, 2, 3]])], {"kernel_shape": [2], "pads": [1, 0]}),
         [f32([[1, np.nan, np.nan, 3]])],
@@ -228,6 +247,15 @@ def test_the_specification_counts_where_the_reference_is_wrong(name):
     outputs = {f"y{at}": it for at, it in enumerate(right)}
     node = helper.make_node(operator, used, list(outputs), **attributes)
     verify(model_of([node], fed, outputs, opset), fed, right)
+
+
+def test_nothing_is_added_where_there_are_no_intercepts():
+    x = f32([1, 2])
+    y = f32([11])
+    node = helper.make_node(
+        "LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", coefficients=[3.0, 4.0]
+    )
+    verify(model_of([node], {"x": x}, {"y": y}, 3, "ai.onnx.ml"), {"x": x}, [y])
 
 
 @st.composite
