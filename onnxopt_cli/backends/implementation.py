@@ -28,6 +28,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages", Path(os.__file__).pare
 _CODE = (*all_suffixes(), ".so", ".dll", ".dylib")
 # Of a package with more files the first ones count, in the order of their names.
 _MOST_FILES = 20_000
+_MOST_FOLDERS = 20_000
 _LARGEST_SOURCE = 16 * 2**20
 
 
@@ -82,7 +83,7 @@ def _package(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _code_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in islice(os.walk(folder), _MOST_FOLDERS):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
             if name[0] != "." and (name.endswith(_CODE) or ".so." in name):

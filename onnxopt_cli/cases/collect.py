@@ -11,14 +11,14 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from onnxopt_cli.cases.onnx.directory import find_directories, find_model_cases
+from onnxopt_cli.cases.onnx.directory import MAX_ENTRIES, find_directories, find_model_cases
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
 from onnxopt_cli.cases.values.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.file import read_apart, read_yaml_file
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
-from onnxopt_cli.core.text import clipped, nearest, printable
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import NothingSelected, Problem, UsageError
 from onnxopt_cli.operators import OPERATORS
 
@@ -176,13 +176,6 @@ def _find(
         # An unset variable of a script; as a path it would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read {printable(clipped(target, 200))}: {reason}") from None
     if path.is_dir():
         return _find_in_folder(path, memory, each, telling)
     if path.exists():
@@ -254,7 +247,13 @@ def _find_in_folder(folder: Path, memory: int, each: Each | None, telling: Telli
     """Find case files and ONNX directories under a folder; hidden folders are left out."""
     cases, problems = find_directories(folder)
     paths: list[Path] = []
+    left = MAX_ENTRIES
     for parent, folders, files in os.walk(folder):
+        left -= len(folders) + len(files)
+        if left < 0:
+            what = f"is not searched for case files: {MAX_ENTRIES} files and folders come before it"
+            problems.append(Problem(parent, what))
+            break
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found = [Path(parent, name) for name in sorted(files) if not name.startswith(".")]
         paths += filter(_may_hold_cases, found)

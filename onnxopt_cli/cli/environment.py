@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from onnxopt_cli.core.files import working_folder
-from onnxopt_cli.core.text import printable, without_ci_commands
+from onnxopt_cli.core.text import clipped, printable, without_ci_commands
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
 # What to do about what the system may lack, or not allow.
@@ -87,7 +87,7 @@ def fault_of_environment(error: Exception) -> UsageError | None:
         hint = _LACKS.get(error.errno or 0)
         if hint is None:
             return None
-        where = f" ({printable(str(error.filename))})" if error.filename else ""
+        where = f" ({clipped(printable(str(error.filename)), 200)})" if error.filename else ""
         return UsageError(f"the system says: {error.strerror}{where}", hint=hint)
     for number, hint in _LACKS.items():
         # What comes of it where a library is loaded or a thread is started.

@@ -6,6 +6,7 @@ one is the file read again; so a file that was touched but not changed is the sa
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,10 @@ from onnxopt_cli.operators import OPERATOR_FILES
 _CHUNK = 1 << 20
 # A log names so many files; of more it has the folders.
 _MOST_NAMED = 5_000
+#: Larger files count by size and the time of their last change; so do those that come after so many
+#: bytes of others.
+MAX_FILE_BYTES = 4 << 30
+MAX_HASHED_BYTES = 16 << 30
 _LISTED = 5
 _MEANWHILE = "changed while the run went on"
 
@@ -61,6 +66,9 @@ class FileSnapshot:
     def __init__(self) -> None:
         self._known: dict[str, tuple[Signature, bytes]] = {}
         self._backends = ""
+        self._left = MAX_HASHED_BYTES
+        # Files that are not read for their size.
+        self._unread: set[str] = set()
 
     def see_backends(self, backends: list[str]) -> None:
         """Take note of the files of backends, before any of their code runs, and of operators.
@@ -89,7 +97,7 @@ class FileSnapshot:
             UsageError: if it has changed since.
         """
         if path not in self._known:
-            self._known[path] = _look(path)
+            self._known[path] = self._first_look(path)
         known, digest = self._known[path]
         if seen not in ((), known):
             raise UsageError(
@@ -97,6 +105,23 @@ class FileSnapshot:
                 hint="run it again when nobody writes to it",
             )
         return digest
+
+    def _first_look(self, path: str) -> tuple[Signature, bytes]:
+        size = _size(path)
+        if size > min(self._left, MAX_FILE_BYTES):
+            if not self._unread:
+                logging.getLogger(__name__).warning(
+                    "%s has %d bytes: in the log it counts by size and time, as do further files "
+                    "that are so large or come after %d bytes",
+                    *(printable(shown_path(Path(path))), size, MAX_HASHED_BYTES),
+                )
+            self._unread.add(path)
+        else:
+            self._left -= size
+        return self._look(path)
+
+    def _look(self, path: str) -> tuple[Signature, bytes]:
+        return _look(path, -1 if path in self._unread else MAX_FILE_BYTES)
 
     @property
     def contents(self) -> Contents:
@@ -120,7 +145,7 @@ class FileSnapshot:
     def changed(self) -> Iterator[Problem]:
         """Yield each file that is no longer what it was."""
         for path, (known, digest) in self._known.items():
-            if _signature(path) != known and _look(path)[1] != digest:
+            if _signature(path) != known and self._look(path)[1] != digest:
                 yield Problem(shown_path(Path(path)), _MEANWHILE)
 
     def _read(self, read: Callable[[], Content]) -> Content:
@@ -137,7 +162,7 @@ class FileSnapshot:
         known, digest = self._known[path]
         if now == known:
             return False
-        found, content = _look(path)
+        found, content = self._look(path)
         if found != now or content != digest:
             return True
         # Only touched.
@@ -145,11 +170,19 @@ class FileSnapshot:
         return False
 
 
-def _look(path: str) -> tuple[Signature, bytes]:
-    """Return a file's signature and digest, or of one that cannot be read, the reason's."""
+def _look(path: str, most: int) -> tuple[Signature, bytes]:
+    """Return a file's signature and digest, or of one that cannot be read, the reason's.
+
+    Args:
+        path: the file.
+        most: bytes that are read; of a larger file its size and time count.
+    """
     digest = blake2b(digest_size=16)
     try:
         with open_regular_file(path) as (descriptor, status):
+            if status.st_size > most:
+                digest.update(repr((status.st_size, status.st_mtime_ns)).encode())
+                return signature(status), digest.digest()
             while data := os.read(descriptor, _CHUNK):
                 digest.update(data)
             before, after = signature(status), signature(os.fstat(descriptor))
@@ -157,6 +190,13 @@ def _look(path: str) -> tuple[Signature, bytes]:
     except Malformed as error:
         digest.update(b"\0" + str(error).encode("utf-8", "replace"))
         return None, digest.digest()
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
 
 
 def _signature(path: str) -> Signature:

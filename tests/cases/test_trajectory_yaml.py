@@ -146,5 +146,34 @@ def test_a_trajectory_is_as_large_as_other_tensors_may_be(tmp_path):
     inputs = "R: 0.1, T: 1, " + ", ".join(
         f"{name}: {{random: {{uniform: {{}}, seed: 1}}, shape: [100000]}}" for name in "XVH"
     )
-    (problem,) = problems_of(tmp_path, case(f"{{count: 1000, inputs: {{G: {GOOD}}}}}", inputs))
-    assert "found 1000 recorded steps of 300000 elements, and 0 of inputs that change" in problem
+    (problem,) = problems_of(tmp_path, case(f"{{count: 100, inputs: {{G: {GOOD}}}}}", inputs))
+    assert "found 100 recorded steps of 300000 elements, and 0 of inputs that change" in problem
+
+
+LOGISTIC = (
+    "{logistic: {features: {random: {normal: {}, seed: 1}, shape: [9999, 10]}, "
+    "labels: {random: {normal: {}, seed: 1}, shape: [9999]}}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "gradient", "computed"),
+    [
+        (10_000, 1_000_000, "{quadratic: {center: 1.0}}", 4_000_001),
+        (10_000, 1_000, "{rosenbrock: {}}", 1_004_000),
+        (
+            10_000,
+            10,
+            LOGISTIC,
+            110_029,
+        ),
+    ],
+    ids=["large", "square", "data"],
+)
+def test_the_steps_of_a_case_may_not_compute_for_hours(tmp_path, count, size, gradient, computed):
+    inputs = "R: 0.1, T: 1, " + ", ".join(
+        f"{name}: {{random: {{uniform: {{}}, seed: 1}}, shape: [{size}]}}" for name in "XVH"
+    )
+    steps = f"{{count: {count}, record: [{count}], inputs: {{G: {gradient}}}}}"
+    (problem,) = problems_of(tmp_path, case(steps, inputs))
+    assert f"found {count} steps that compute {computed} elements each" in problem

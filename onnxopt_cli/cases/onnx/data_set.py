@@ -24,7 +24,12 @@ from onnxopt_cli.cases.values.proto_values import (
     read_message,
     value_of,
 )
-from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.cases.values.regular_file import (
+    MAX_CASE_BYTES,
+    Malformed,
+    read_regular_file,
+    reading_at_most,
+)
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
 from onnxopt_cli.core.values import Value
@@ -91,6 +96,11 @@ def read_case(files: CaseFiles) -> Content:
     Raises:
         InvalidCase: with everything that is wrong with its values, its model and ``data.json``.
     """
+    with reading_at_most(MAX_CASE_BYTES):
+        return _read_case(files)
+
+
+def _read_case(files: CaseFiles) -> Content:
     problems: list[Problem] = []
     tolerance, url = None, ""
     try:

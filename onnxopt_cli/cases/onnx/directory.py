@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from onnxopt_cli.cases.onnx.data_set import (
@@ -39,6 +40,10 @@ _MODEL = "model.onnx"
 _DATA_SET = "test_data_set_"
 _LIGHT_MODELS = f"{LIGHT_PREFIX}*.onnx"
 _MAXIMUM_DEPTH = 16
+#: Files and folders that are looked at below one folder.
+MAX_ENTRIES = 500_000
+#: The same of what only symbolic links lead to.
+MAX_LINKED_ENTRIES = 50_000
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
@@ -57,8 +62,9 @@ def find_directories(root: Path) -> tuple[list[Case], list[Problem]]:
     """
     cases: list[Case] = []
     problems: list[Problem] = []
+    resolved = Path(os.path.realpath(root))
     try:
-        for found in _at_or_below(root):
+        for found in _at_or_below(root, resolved):
             if isinstance(found, Case):
                 cases.append(found)
             else:
@@ -68,16 +74,15 @@ def find_directories(root: Path) -> tuple[list[Case], list[Problem]]:
     return cases, problems
 
 
-def _at_or_below(root: Path) -> Iterator[Case | Problem]:
+def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Problem]:
     """Yield the cases at or below a folder, and what is wrong with directories."""
-    resolved = Path(os.path.realpath(root))
     number = resolved.name.removeprefix(_DATA_SET)
     if is_number(number) and (resolved.parent / _MODEL).is_file():
         # The path as typed may have no usable parent: it may be ".", or a link.
         parent = root.parent if root.name == resolved.name else resolved.parent
         yield _data_set(parent, str(resolved.parent), int(number))
     else:
-        yield from _in_folder(root, str(resolved), 0, set())
+        yield from _Search(str(resolved)).in_folder(root, str(resolved), 0)
 
 
 def find_model_cases(path: Path) -> tuple[list[Case], list[Problem]]:
@@ -100,48 +105,98 @@ def find_model_cases(path: Path) -> tuple[list[Case], list[Problem]]:
     return [], [Problem(str(path), what)]
 
 
-def _in_folder(path: Path, real: str, depth: int, visited: set[str]) -> Iterator[Case | Problem]:
-    """Yield the cases of a folder, or of those below it, and what is wrong with directories.
+class _Search:
+    """Looks for test directories below a folder.
 
     Args:
-        path: as the user typed it, for messages.
-        real: the same without links, for names.
-        depth: number of folders above it since the root.
-        visited: the folders without links that have been searched, to which this is added.
+        root: the folder, without links.
     """
-    if real in visited:
-        return
-    visited.add(real)
-    if depth > _MAXIMUM_DEPTH:
-        yield Problem(str(path), f"lies more than {_MAXIMUM_DEPTH} folders deep; not searched")
-        return
-    try:
-        with os.scandir(path) as entries:
-            names = {entry.name: entry for entry in entries}
-    except OSError as error:
-        yield Problem(str(path), f"cannot be read: {error.strerror}")
-        return
-    data_sets = [name for name in names if name.startswith(_DATA_SET)]
-    if not data_sets and any(name.endswith(_YAML_SUFFIXES) for name in names):
-        # A model beside YAML files is one that they name.
-        names.pop(_MODEL, None)
-    if data_sets and _MODEL in names:
-        problems: list[Problem] = []
-        for number in find_numbers(path, data_sets, _DATA_SET, "", problems):
-            yield _data_set(path, real, number)
-        yield from problems
-    elif wrong := _incomplete(path, names, data_sets):
-        yield Problem(str(path), wrong)
-    else:
-        for name in sorted(fnmatch.filter(names, _LIGHT_MODELS)):
-            model = path / name
-            yield _case(real, f"{model.stem}/0", model, light_files(model))
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        # The folders without links that have been searched.
+        self._visited: set[str] = set()
+        # How many more files and folders may be looked at: below the root, and elsewhere.
+        self._left = {True: MAX_ENTRIES, False: MAX_LINKED_ENTRIES}
+
+    def in_folder(self, path: Path, real: str, depth: int) -> Iterator[Case | Problem]:
+        """Yield the cases of a folder, or of those below it, and what is wrong with directories.
+
+        Args:
+            path: as the user typed it, for messages.
+            real: the same without links, for names.
+            depth: number of folders above it since the root.
+        """
+        below = _is_above(self._root, real)
+        if real in self._visited or self._left[below] < 0:
+            return
+        self._visited.add(real)
+        try:
+            names = self._entries(path, below, depth)
+        except Malformed as error:
+            yield Problem(str(path), str(error))
+            return
+        data_sets = [name for name in names if name.startswith(_DATA_SET)]
+        if not data_sets and any(name.endswith(_YAML_SUFFIXES) for name in names):
+            # A model beside YAML files is one that they name.
+            names.pop(_MODEL, None)
+        if data_sets and _MODEL in names:
+            problems: list[Problem] = []
+            for number in find_numbers(path, data_sets, _DATA_SET, "", problems):
+                yield _data_set(path, real, number)
+            yield from problems
+        elif wrong := _incomplete(path, names, data_sets):
+            yield Problem(str(path), wrong)
+        else:
+            for name in sorted(fnmatch.filter(names, _LIGHT_MODELS)):
+                model = path / name
+                yield _case(real, f"{model.stem}/0", model, light_files(model))
+            yield from self._in_folders_of(path, real, depth, names)
+
+    def _entries(self, path: Path, below: bool, depth: int) -> dict[str, os.DirEntry[str]]:
+        """Return what is in a folder, by name.
+
+        Args:
+            path: the folder.
+            below: whether it lies below the root.
+            depth: number of folders above it since the root.
+
+        Raises:
+            Malformed: if it cannot be read, or lies too deep, or has too much in it.
+        """
+        if depth > _MAXIMUM_DEPTH:
+            raise Malformed(f"lies more than {_MAXIMUM_DEPTH} folders deep; not searched")
+        try:
+            with os.scandir(path) as entries:
+                names = {entry.name: entry for entry in islice(entries, self._left[below] + 1)}
+        except OSError as error:
+            raise Malformed(f"cannot be read: {error.strerror}") from None
+        if len(names) > self._left[below]:
+            most = MAX_ENTRIES if below else MAX_LINKED_ENTRIES
+            where = "come before it" if below else "that only links lead to come before it"
+            # It is said once, and no other folder is searched.
+            self._left[below] = -1
+            raise Malformed(f"is not searched: {most} files and folders {where}")
+        self._left[below] -= len(names)
+        return names
+
+    def _in_folders_of(
+        self, path: Path, real: str, depth: int, names: Mapping[str, os.DirEntry[str]]
+    ) -> Iterator[Case | Problem]:
         shown = [it for it in names if not it.startswith(".")]
         folders = [it for it in shown if os.path.isdir(names[it])]  # noqa: PTH112 - a loop of links is none
         for name in sorted(folders):
             below = os.path.join(real, name)  # noqa: PTH118 - many, and strings do
             inner = os.path.realpath(below) if names[name].is_symlink() else below
-            yield from _in_folder(path / name, inner, depth + 1, visited)
+            if inner != self._root and _is_above(inner, self._root):
+                yield Problem(str(path / name), "links to a folder that it lies in; not searched")
+            else:
+                yield from self.in_folder(path / name, inner, depth + 1)
+
+
+def _is_above(folder: str, other: str) -> bool:
+    """Tell whether a folder is another one, or one that it lies in; both without links."""
+    return other == folder or other.startswith(folder.rstrip("/") + "/")
 
 
 def _data_set(path: Path, real: str, number: int) -> Case | Problem:

@@ -26,7 +26,31 @@ PROTOBUF_LIMIT = 2**31 - 1
 # A named pipe must not block the open; Windows has neither flag, but needs to be told of bytes.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
+#: How many bytes of files are read for one case; and for all cases of a case file until its text is
+#: known to be right.
+MAX_CASE_BYTES = 4 << 30
+MAX_CASE_FILE_BYTES = 16 << 30
+
 _records: list[dict[str, Signature]] = []
+# How much more may be read, and how much in all, each within the one before.
+_allowances: list[list[int]] = []
+
+
+@contextmanager
+def reading_at_most(size: int) -> Iterator[None]:
+    """Let no more than so many bytes be read here meanwhile; what asks for more is malformed."""
+    _allowances.append([size, size])
+    try:
+        yield
+    finally:
+        _allowances.pop()
+
+
+def _spend(size: int) -> None:
+    for allowance in _allowances:
+        allowance[0] -= size
+        if allowance[0] < 0:
+            raise Malformed(f"brings what is read to more than {allowance[1]} bytes")
 
 
 @contextmanager
@@ -124,6 +148,7 @@ def read_exactly(descriptor: int, size: int) -> bytes:
     Raises:
         Malformed: if the file ends before.
     """
+    _spend(size)
     parts = []
     # One system call yields less than 2 GiB, and less still on some file systems.
     while size and (data := os.read(descriptor, size)):
@@ -140,6 +165,7 @@ def read_into(descriptor: int, room: memoryview) -> None:
     Raises:
         Malformed: if the file ends before.
     """
+    _spend(len(room))
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
         while room and (count := file.readinto(room)):
             room = room[count:]

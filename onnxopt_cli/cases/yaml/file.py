@@ -12,7 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
-from onnxopt_cli.cases.values.regular_file import recorded
+from onnxopt_cli.cases.values.regular_file import (
+    MAX_CASE_BYTES,
+    MAX_CASE_FILE_BYTES,
+    reading_at_most,
+    recorded,
+)
 from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, Incomplete
 from onnxopt_cli.cases.yaml.formula_case import formula_case
 from onnxopt_cli.cases.yaml.syntax import (
@@ -57,7 +62,8 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
     try:
         with recorded() as file:
             text = yaml_text(path)
-        return read_yaml_text(text, path, file, memory)
+        with reading_at_most(MAX_CASE_FILE_BYTES):
+            return read_yaml_text(text, path, file, memory)
     except InvalidCase as error:
         return [], list(error.problems)
     except Exception as error:  # noqa: BLE001 - a file may be anything
@@ -303,6 +309,7 @@ def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
 def _read(path: Path, make: Callable[[], Content], limits: dict[str, Any] | None) -> Content:
     """Return a case's content."""
     try:
-        return replace(make(), **limits) if limits else make()
+        with reading_at_most(MAX_CASE_BYTES):
+            return replace(make(), **limits) if limits else make()
     except FormatError as error:
         raise InvalidCase([problem_of(path, error)]) from None

@@ -40,6 +40,10 @@ from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.readings.bound.chained import first_inputs
 from onnxopt_cli.readings.evaluate import WIDE
 
+#: Elements that all steps of a case may compute together, those of its gradients included. They are
+#: computed here, in a wide type and several times over: as many take minutes.
+MAX_STEP_ELEMENTS = 100_000_000
+
 
 def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     """Read a case with ``steps`` of an operator with a formula.
@@ -82,6 +86,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     }
     series: dict[str, DeclaredTensor] = {}
     derived: dict[str, Callable[[], Derived]] = {}
+    gradient_elements = 0
     # As the first step gets them.
     first = dict(start)
     for name, node in changing.items():
@@ -94,7 +99,8 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                 # The first tensor of its group.
                 of = names[len(operator.scalars) + place % groups]
                 if of in start:
-                    derived[name] = _derived(node, of, start[of], fields)
+                    derived[name], size = _derived(node, of, start[of], fields)
+                    gradient_elements += size
                     first[name] = start[of]
             else:
                 series[name] = _series(node, count, dtypes[name], fields)
@@ -106,13 +112,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     _check_shapes({name: places[name] for name in feedback}, inputs, fields)
     returned = sum(element_count(inputs[like]) for like, _ in places.values())
     fed_anew = sum(map(element_count, series.values()))
-    if 0 < fields.memory < (returned * len(recorded) + fed_anew) * BYTES_PER_ELEMENT:
-        fields.complain(
-            fields.node.field("steps") or fields.node,
-            f"found {len(recorded)} recorded steps of {returned} elements, and {fed_anew} of "
-            f"inputs that change, expected at most {fields.memory // BYTES_PER_ELEMENT} in all "
-            "with the memory that --memory allows",
-        )
+    _check_work(count, returned + gradient_elements, (len(recorded), returned, fed_anew), fields)
     fields.finish()
 
     @cache
@@ -129,6 +129,28 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
         )
 
     return DeclaredCase((operator.name,), tuple(places), _contents(trajectory))
+
+
+def _check_work(count: int, computed: int, kept: tuple[int, int, int], fields: CaseFields) -> None:
+    """Complain of a case that takes more time or memory than a case may.
+
+    Args:
+        count: number of steps.
+        computed: number of elements that each of them computes.
+        kept: numbers of recorded steps, of elements that each returns, and of those fed anew.
+        fields: the case.
+    """
+    recorded, returned, fed_anew = kept
+    found = ""
+    if computed * count > MAX_STEP_ELEMENTS:
+        found = f"{count} steps that compute {computed} elements each, expected at most "
+        found += f"{MAX_STEP_ELEMENTS} in all"
+    elif 0 < fields.memory < (returned * recorded + fed_anew) * BYTES_PER_ELEMENT:
+        found = f"{recorded} recorded steps of {returned} elements, and {fed_anew} of inputs that "
+        found += f"change, expected at most {fields.memory // BYTES_PER_ELEMENT} in all with the "
+        found += "memory that --memory allows"
+    if found:
+        fields.complain(fields.node.field("steps") or fields.node, f"found {found}")
 
 
 def _check_shapes(
@@ -247,8 +269,8 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
 
 def _derived(
     node: Node, of: str, base: DeclaredTensor, fields: CaseFields
-) -> Callable[[], Derived]:
-    """Read a gradient as a function of X, and return what makes it.
+) -> tuple[Callable[[], Derived], int]:
+    """Read a gradient as a function of X; return what makes it, and the elements it computes with.
 
     Args:
         node: ``{quadratic: {center: [1, 2]}}`` or another of the gradients.
@@ -278,7 +300,11 @@ def _derived(
         wide = {key: value.astype(WIDE) for key, value in values.items()}
         return Derived(of, lambda X: gradient.formula(X, **wide), base.dtype)
 
-    return make
+    computed = element_count(base) + sum(map(element_count, parameters.values()))
+    if name == "rosenbrock":
+        # It multiplies with the unit matrix.
+        computed += element_count(base) ** 2
+    return make, computed
 
 
 # Gradients as functions of X, each written once as a NumPy formula that every reading can read.

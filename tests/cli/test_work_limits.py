@@ -1,0 +1,122 @@
+"""What files can make onnxopt itself do is limited, and the file or folder is named."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from onnx_directories import identity, make_directory, tensor, tensor_type
+
+from onnxopt_cli.backends.implementation import implementation_files
+from onnxopt_cli.cases import collect as collecting
+from onnxopt_cli.cases.onnx import data_set, directory
+from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.log import contents
+
+ONES = tensor(np.float32([1, 1]))
+
+
+def plain(folder):
+    make_directory(folder, identity({"x": tensor_type()}), [ONES], [ONES])
+
+
+def sparse(path, size):
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+def problems(folder):
+    cases, found = find_directories(folder)
+    return [case.id for case in cases], [str(it) for it in found]
+
+
+@pytest.mark.parametrize("target", ["/", "..", "../.."])
+def test_a_link_to_a_folder_above_is_named_and_not_followed(tmp_path, target):
+    root = tmp_path / "a" / "b"
+    plain(root / "right")
+    (root / "up").symlink_to(target)
+    began = time.monotonic()
+    ids, found = problems(root)
+    assert ids == ["b/right/0"]
+    assert found == [f"{root}/up: links to a folder that it lies in; not searched"]
+    assert time.monotonic() - began < 5
+
+
+def test_what_links_lead_to_is_limited(tmp_path, monkeypatch):
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    plain(root / "right")
+    for number in range(30):
+        (elsewhere / f"{number:02}").mkdir(parents=True)
+    (root / "far").symlink_to(elsewhere)
+    assert problems(root) == (["root/right/0"], [])
+    monkeypatch.setattr(directory, "MAX_LINKED_ENTRIES", 20)
+    ids, (found,) = problems(root)
+    assert ids == ["root/right/0"]
+    assert "far: is not searched: 20 files and folders that only links lead to" in found
+
+
+def test_a_folder_with_too_much_in_it_is_named(monkeypatch, workplace, onnxopt):
+    plain(workplace / "a" / "right")
+    for number in range(30):
+        (workplace / "b" / f"{number:02}").mkdir(parents=True)
+    monkeypatch.setattr(directory, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(collecting, "MAX_ENTRIES", 20)
+    answer = onnxopt("list", ".")
+    assert answer.code == 2
+    assert "right/0" in answer.out
+    assert "b: is not searched: 20 files and folders come before it" in answer.err
+
+
+def test_a_case_whose_files_are_too_large_together_is_invalid(workplace, onnxopt, monkeypatch):
+    plain(workplace / "some" / "right")
+    model = identity({name: tensor_type() for name in "xyz"})
+    make_directory(workplace / "some" / "large", model, [ONES] * 3, [ONES] * 3)
+    for number in range(3):
+        sparse(workplace / "some" / "large" / "test_data_set_0" / f"input_{number}.pb", 1 << 20)
+    monkeypatch.setattr(data_set, "MAX_CASE_BYTES", 2 << 20)
+    answer = onnxopt("run", "some", "-b", "onnx-reference", "--isolation", "none")
+    assert answer.code == 2
+    said = " ".join(answer.text.replace("│", " ").split())
+    assert "large/test_data_set_0" in said
+    assert "more than 2097152 bytes" in said
+    assert "1 pass" in said
+
+
+def test_a_log_does_not_read_files_without_measure(workplace, onnxopt, caplog):
+    plain(workplace / "some" / "right")
+    plain(workplace / "some" / "large")
+    sparse(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb", 40 << 30)
+    began = time.monotonic()
+    answer = onnxopt("run", "some", "-b", "onnx-reference", "--isolation", "none", "--log", "l")
+    assert answer.code == 2
+    assert "input_1.pb has 42949672960 bytes" in caplog.text
+    assert "1 pass" in answer.out
+    assert time.monotonic() - began < 20
+    # A file that is not read counts by its size.
+    snapshot = contents.FileSnapshot()
+    path = str(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb")
+    snapshot.digest(path)
+    assert not list(snapshot.changed())
+    sparse(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb", 41 << 30)
+    assert len(list(snapshot.changed())) == 1
+
+
+def test_files_that_come_after_many_bytes_count_by_size_and_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "MAX_HASHED_BYTES", 1000)
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"\0" * 600)
+    snapshot = contents.FileSnapshot()
+    first, second = (snapshot.digest(str(tmp_path / name)) for name in ("a", "b"))
+    assert first != second
+    (tmp_path / "b").write_bytes(b"\1" * 600)
+    assert [it.where for it in snapshot.changed()] == [str(tmp_path / "b")]
+
+
+@pytest.mark.slow
+def test_the_code_of_a_plugin_is_not_looked_for_everywhere(tmp_path):
+    (tmp_path / "vendor.py").write_text("import everything\n")
+    (tmp_path / "everything").symlink_to("/")
+    began = time.monotonic()
+    assert "vendor.py" in implementation_files(f"python:{tmp_path}/vendor.py:Backend")
+    assert time.monotonic() - began < 30
