@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import combinations
@@ -26,6 +26,7 @@ from onnxopt_cli.readings.conditioned.contested import CONTESTED, met_at, second
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
 from onnxopt_cli.readings.conditioned.design import RUNS, roundings
 from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
+from onnxopt_cli.readings.conditioned.exponentials import OPERATORS, in_one_pass
 from onnxopt_cli.readings.conditioned.fast import convolution_scale, transform_scale
 from onnxopt_cli.readings.conditioned.instead import (
     INTERPOLATING,
@@ -143,8 +144,8 @@ class _Form:
         exact: it in double.
         draws: it in double with roundings put in, each time others; empty if they do not reach it.
         finer: the same with much smaller ones, where that was needed.
-        in_order: it in its own type with long sums added up one term after the other; None if no
-            sum is long.
+        in_order: it in its own type with long sums added up one term after the other, in each way
+            that they may be; empty if no sum is long.
         beyond: it in its own type where something leaves that type's range on the way: as it is,
             and with zeros for all that is subnormal.
         underflows: whether something within a node underflows on the way.
@@ -157,7 +158,7 @@ class _Form:
     exact: Any
     draws: Sequence[Any]
     finer: Sequence[Any] = ()
-    in_order: Any = None
+    in_order: list[Any] = field(default_factory=list)
     beyond: list[Any] = field(default_factory=list)
     underflows: bool = False
     step: float = 1.0
@@ -415,11 +416,11 @@ def _measure(
         finer = _drawn(wide, doubles, asking.places, asking.step / _FINER)
         for form, it in zip(forms, finer, strict=True):
             form.finer = it
-    if any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in asking.places):
-        with sums_in_order():
+    for way in _in_order(asking.places):
+        with way:
             summed = Evaluated(model, looked_into, instead).run(inputs)
         for form, it in zip(forms, summed, strict=True):
-            form.in_order = it
+            form.in_order.append(it)
     tried = [own] if _OVERFLOW in beyond else []
     if _SUBNORMAL in beyond:
         tried.append(narrow.run(inputs, _flushing))
@@ -431,6 +432,14 @@ def _measure(
         form.beyond = [it[at] for it in tried]
         form.underflows = _UNDERFLOW in beyond
     return forms
+
+
+def _in_order(places: Sequence[_Place]) -> list[AbstractContextManager[None]]:
+    """Return in which ways long sums are added up in order; empty if no sum is long."""
+    if not any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in places):
+        return []
+    exponentials = any(it.op_type in OPERATORS for it in places)
+    return [sums_in_order(), *(in_one_pass() if exponentials else ())]
 
 
 def _kind(node: Any, given: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, float, bool]:
@@ -644,7 +653,7 @@ class _Drawing:
             return outputs
         # Of two long sums each has errors of its own, whatever moves the terms of both.
         several = found.row is Rounds.COMBINE and len(self._places) > 1
-        if several or found.row is Rounds.PRODUCT:
+        if several or found.row in (Rounds.PRODUCT, Rounds.EXPONENTIALS):
             roundoff *= _root(found, place.roundoff)
         scales = place.scales or [
             _scale(node, found.row, it) if is_wide(it) and it.size else 0.0 for it in outputs
@@ -680,7 +689,10 @@ def _error(output: Array, moves: Array, roundoff: float, scale: Any, least: floa
 def _scale(node: Any, row: Rounds, output: Array) -> Any:
     """Return to what an output is right, beside its own size: the largest that is mixed with it."""
     if row is Rounds.GATES:
-        return 1.0 if node.op_type == "ReduceLogSumExp" else max(1.0, _largest(output))
+        return max(1.0, _largest(output))
+    if row is Rounds.EXPONENTIALS:
+        # The sum is 1 or more before its logarithm is taken.
+        return 0.0 if node.op_type == "Softmax" else 1.0
     if row is not Rounds.MIX:
         return 0.0
     size = np.where(np.isfinite(output), np.abs(output), 0.0)
@@ -770,7 +782,7 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
             far = distance > _FORM_UNITS * np.maximum(unit, rounding) + tiny
             if far.any():
                 others.append(np.where(far, wide, exact))
-        for distance, wide in _distances([it.in_order for it in forms], exact):
+        for distance, wide in _distances([it for form in forms for it in form.in_order], exact):
             # What is normalized is off by as many units of its mean, whatever it is itself.
             share = np.minimum(_IN_ORDER * unit, _largest(exact) / _IN_ORDER_SHARE)
             near = distance <= np.maximum(_IN_ORDER * rounding, share)

@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.readings.conditioned import exponentials
 from onnxopt_cli.readings.conditioned.corrections import arranged, pools, quantized, windows
 from onnxopt_cli.readings.conditioned.corrections.loops import scan_class
 from onnxopt_cli.readings.conditioned.instead import instead_of, whole_numbers
@@ -283,13 +284,13 @@ def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[A
 @instead_of("op_softmax.Softmax._run")
 @_flattening
 def _softmax(x: Array, axis: int) -> Array:
-    powers = np.exp(x - x.max(axis=axis, keepdims=True))
-    return powers / np.sum(powers, axis=axis, keepdims=True)
+    largest, total = exponentials.summed(x, axis)
+    return np.exp(x - largest) / total
 
 
 def _log_softmax_along(x: Array, axis: int) -> Array:
-    moved = x - x.max(axis=axis, keepdims=True)
-    return np.asarray(moved - np.log(np.sum(np.exp(moved), axis=axis, keepdims=True)))
+    largest, total = exponentials.summed(x, axis)
+    return np.asarray(x - largest - np.log(total))
 
 
 _log_softmax = instead_of("op_log_softmax.LogSoftmax._run")(_flattening(_log_softmax_along))
@@ -393,11 +394,9 @@ def _aligned(align: Any, kept: Any, *given: Any, **attributes: Any) -> Any:
 
 @instead_of("op_reduce_log_sum_exp.compute_log_sum_exp")
 def _log_sum_exp(_kept: Any, data: Array, axes: Any, keepdims: Any) -> tuple[Array]:
-    largest = data.max(axis=axes, keepdims=True)
+    largest, total = exponentials.summed(data, axes)
     # The sum of nothing but zeros has a logarithm, too.
-    largest = np.where(np.isfinite(largest), largest, 0).astype(data.dtype)
-    total = np.sum(np.exp(data - largest), axis=axes, keepdims=True, dtype=data.dtype)
-    found = np.log(total) + largest
+    found = np.where(np.isfinite(largest), np.log(total) + largest, largest)
     return (found if keepdims else np.squeeze(found, axis=axes),)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.readings.conditioned.exponentials import OPERATORS
 from onnxopt_cli.readings.conditioned.normalizations import normalizes
 from onnxopt_cli.readings.conditioned.widen import is_wide
 
@@ -31,6 +32,7 @@ class Rounds(Enum):
     PICKS = auto()
     PRODUCT = auto()
     GATES = auto()
+    EXPONENTIALS = auto()
     NORMALIZE = auto()
 
 
@@ -69,9 +71,10 @@ _LISTED = {
     **dict.fromkeys(("Conv", "ConvTranspose"), Rounds.CONVOLVE),
     **dict.fromkeys(("DFT", "STFT"), Rounds.TRANSFORM),
     "DeformConv": Rounds.MIX,
-    # One minus a gate that is nearly open is right only to the range of an activation, which is 1;
-    # a logarithm to that of the sum, which is 1 or more before it is moved back.
-    **dict.fromkeys(("GRU", "LSTM", "RNN", "ReduceLogSumExp"), Rounds.GATES),
+    # One minus a gate that is nearly open is right only to the range of an activation, which is 1.
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), Rounds.GATES),
+    # Their terms are exponentials, which do not move with their operands.
+    **dict.fromkeys(OPERATORS, Rounds.EXPONENTIALS),
     # Differences of cosines, triangles of differences: zero only to the scale.
     **dict.fromkeys(
         ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
