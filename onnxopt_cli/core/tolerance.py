@@ -101,7 +101,8 @@ class Budget:
     Attributes:
         at: returns what is right of the elements at some flat places. What is equal to the bit is
             right by any limit, so it is asked of the other elements alone.
-        factor: how many times the rounding bound, or the unit of conditioning, the limit is.
+        factor: how many times the rounding bound, or the unit of conditioning, the limit is; 0 if
+            the output has to be exact.
         least: the limit of an element is at least so many times its magnitude; 0 if unknown. What
             is nearer than that need not be asked of.
     """
@@ -112,6 +113,8 @@ class Budget:
     least: float = 0.0
 
     def __str__(self) -> str:
+        if not self.factor:
+            return f"exact ({self.provenance})"
         if self.provenance is Provenance.CONDITIONED:
             return f"{self.factor:g} times what a rounding moves ({self.provenance})"
         return f"{self.factor:g} times the rounding bound of the formula ({self.provenance})"

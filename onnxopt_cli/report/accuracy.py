@@ -1,4 +1,4 @@
-"""How accurate a backend is where it passes: budget used, bits lost, how its errors spread.
+"""How accurate a backend is where it passes: error / tolerance, bits lost, how its errors spread.
 
 Only outputs judged by a derived budget count: they alone are compared with the correctly rounded
 result of the formula. Beside them stand outputs that are right in absolute terms alone.
@@ -120,7 +120,7 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
 
 
 #: The columns of :func:`accuracy_rows`.
-COLUMNS = ("backend", "operator", "output", "budget used", "median", "bits lost", "99% ulp")
+COLUMNS = ("backend", "operator", "output", "error / tolerance", "median", "bits lost", "99% ulp")
 
 
 def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
@@ -138,7 +138,7 @@ def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
 
 
 def accuracy_table(results: Sequence[Result]) -> Table | None:
-    """Return budget used and bits lost by backend and output; None if no budget applied."""
+    """Return error / tolerance and bits lost by backend and output; None if no budget applied."""
     rows = [
         (backend, f"{operator} {output}", *measures)
         for backend, operator, output, *measures in accuracy_rows(results)

@@ -23,14 +23,14 @@ _WRITTEN_OUT = 11
 # Room for so many bars, so that a single one is not a wall.
 _LEAST_BARS = 8
 _MOST_TICKS = 8
-# Shares of the budget beyond these are drawn as these.
+# Ratios of error to tolerance beyond these are drawn as these.
 _LEAST_SHARE, _MOST_SHARE = 1e-6, 1e6
 # A saved run may claim any.
 _MOST_STEPS = 10**12
 
 
 def budget_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
-    """Return a chart of the share of the budget that each output uses, at most and in the median.
+    """Return a chart of error / tolerance of each output, at most and in the median.
 
     Args:
         rows: the outputs of one backend, at least one.
@@ -52,7 +52,7 @@ def budget_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     used = numbers.error(most.budget_most)
     return {
         "drawing": "budget",
-        "says": f"Budget used: at most {used}, by {most.operator} {most.output}.",
+        "says": f"Error / tolerance: at most {used}, by {most.operator} {most.output}.",
         "height": end + 34,
         "x": x,
         "sides": (left, _TOP, _RIGHT, end),
@@ -101,7 +101,7 @@ def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
 
 
 def curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
-    """Return a chart of the share of the budget that trajectories use over their steps.
+    """Return a chart of error / tolerance of trajectories over their steps.
 
     Args:
         curves: by case, the largest share of each recorded step; at least one.
@@ -134,7 +134,7 @@ def curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
     marked = dict.fromkeys(round(first + (last - first) * part / 4) for part in range(5))
     return {
         "drawing": "curve",
-        "says": f"Budget used over steps: at most {numbers.error(most[worst])}, by {worst}.",
+        "says": f"Error / tolerance over steps: at most {numbers.error(most[worst])}, by {worst}.",
         "height": _BOTTOM + 36,
         "sides": (_LEFT, _TOP, _RIGHT, _BOTTOM),
         "limit": y(1),

@@ -188,9 +188,9 @@ def _towards(old: float, new: float) -> Direction:
 
 
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
-    """Yield how an output's error changed, in budgets where both have the same, and in ulp."""
+    """Yield how an output's error changed, in tolerances where both have the same, and in ulp."""
     if str(old.tolerance) == str(new.tolerance):
-        measures = [("of the budget", old.budget_used, new.budget_used)]
+        measures = [("error / tolerance", old.budget_used, new.budget_used)]
     else:
         measures = [("abs error", old.max_absolute, new.max_absolute)]
     if old.max_ulp is not None and new.max_ulp is not None:
@@ -198,9 +198,14 @@ def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]
     for unit, was, now in measures:
         direction = _towards(_size(was), _size(now))
         if direction is not Direction.OTHER:
-            before, after = (f"{_number(number)} {unit}" for number in (was, now))
+            before, after = (_measured(number, unit) for number in (was, now))
             yield Change(direction, case, backend, new.name, before, after)
             return
+
+
+def _measured(number: float, unit: str) -> str:
+    shown = _number(number)
+    return f"{unit} {shown}" if unit == "error / tolerance" else f"{shown} {unit}"
 
 
 def _size(number: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff, place, wrong_outputs
 from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome, Result
 from onnxopt_cli.core.text import clipped, command_line, printable
+from onnxopt_cli.core.tolerance import Budget, Tolerance, Ulps
 from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 
@@ -33,7 +35,7 @@ def finding(diff: Diff) -> str:
 
 
 def errors(diff: Diff) -> list[str]:
-    """Say how far off an output is at most, and how much of what is allowed that uses.
+    """Say how far off an output is at most, and how many times its tolerance that is.
 
     Returns:
         Nothing where its elements must be equal.
@@ -41,10 +43,23 @@ def errors(diff: Diff) -> list[str]:
     if not diff.elements or diff.tolerance is None:
         return []
     absolute, relative = numbers.error(diff.max_absolute), numbers.error(diff.max_relative)
-    return [
-        f"max abs {absolute}, rel {relative}, {numbers.count(diff.max_ulp)} ulp",
-        f"{numbers.error(diff.budget_used)} of the budget",
-    ]
+    said = [f"max abs {absolute}, rel {relative}"]
+    # Only finite elements have a distance in ulp.
+    if diff.max_ulp is not None and isfinite(diff.max_absolute):
+        said[0] += f", {numbers.count(diff.max_ulp)} ulp"
+    if not _is_exact(diff.tolerance):
+        said.append(error_over_tolerance(diff.budget_used))
+    return said
+
+
+def error_over_tolerance(share: float) -> str:
+    """Say how many times its tolerance an error is: 1 is the limit."""
+    return f"error / tolerance {numbers.error(share)}"
+
+
+def _is_exact(tolerance: Tolerance) -> bool:
+    """Tell whether errors have no ratio to a tolerance: ulps are counted, or none are allowed."""
+    return isinstance(tolerance, Ulps) or (isinstance(tolerance, Budget) and not tolerance.factor)
 
 
 def allowed(diff: Diff) -> str:

@@ -154,7 +154,7 @@ def _accuracy(record: RunRecord) -> str:
     ]
     if not rows:
         return ""
-    header = [*COLUMNS[:3], "budget used, most", "median", "bits lost", "99 % within"]
+    header = [*COLUMNS[:3], "error / tolerance, most", "median", "bits lost", "99 % within"]
     table = "\n".join(_table([header, *rows], left=3))
     return f"<details><summary>Accuracy</summary>\n\n{table}\n\n</details>"
 

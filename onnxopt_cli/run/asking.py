@@ -188,7 +188,7 @@ def _completed(key: AnswerKey, wanted: list[str], answer: Sequence[Value] | str)
 def _reformulated(key: AnswerKey, judgements: Sequence[Judgement]) -> AnswerKey:
     """Return a key that allows what identities make of its operators."""
     tolerances = {
-        name: _budget(judgement.reformulated)
+        name: _budget(judgement.reformulated, judgement.units)
         if judgement.reformulated and isinstance(key.tolerances[name], Budget)
         else key.tolerances[name]
         for name, judgement in zip(key.outputs, judgements, strict=True)
@@ -205,7 +205,8 @@ def _whole_reading(
         if name in wanted:
             if judgement.reason:
                 return None
-            outputs[name], tolerances[name] = judgement.right[0][0], _budget(judgement.right)
+            outputs[name] = judgement.right[0][0]
+            tolerances[name] = _budget(judgement.right, judgement.units)
     return replace(key, outputs=outputs, tolerances=tolerances)
 
 
@@ -232,10 +233,10 @@ def _of_reading(key: AnswerKey, wanted: list[str], judgements: Sequence[Judgemen
             expected, tolerance = judgement.right[0][0], own
             rounded = kind_of(expected.dtype) in _ROUNDED
             if rounded or len(judgement.right) > 1:
-                tolerance = _budget(judgement.right)
+                tolerance = _budget(judgement.right, judgement.units)
             off = _wrong(expected, stored, tolerance)
             if off and judgement.reformulated:
-                off = _wrong(expected, stored, _budget(judgement.reformulated))
+                off = _wrong(expected, stored, _budget(judgement.reformulated, judgement.units))
             far = off and rounded and _wrong(expected, stored, own)
             if describe(stored) != describe(expected):
                 reason = f"onnx's reference yields {describe(expected)}"
@@ -253,14 +254,12 @@ def _of_reading(key: AnswerKey, wanted: list[str], judgements: Sequence[Judgemen
     )
 
 
-def _budget(right: Sequence[tuple[Array, Array]]) -> Budget:
-    from onnxopt_cli.readings.conditioned.conditioned import UNITS
-
+def _budget(right: Sequence[tuple[Array, Array]], units: float) -> Budget:
     branch = None
     for expected, limit in reversed(right):
         branch = Branch(expected, limit, branch)
     assert branch is not None  # noqa: S101 - there is one where there is no reason
-    return Budget(branch.at, UNITS, Provenance.CONDITIONED)
+    return Budget(branch.at, units, Provenance.CONDITIONED)
 
 
 def _wrong(expected: Array, stored: Value, tolerance: Tolerance) -> bool:

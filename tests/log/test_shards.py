@@ -225,7 +225,7 @@ def test_an_error_that_grows_within_the_tolerance_got_worse(diff):
     answer = diff("numpy", "Off", "--atol", "1")
     assert answer.code == 1
     assert "6 worse, 0 better, 0 other" in answer.out
-    assert "of the budget" in answer.out
+    assert "error / tolerance" in answer.out
     assert diff("Off", "numpy", "--atol", "1").code == 0
 
 

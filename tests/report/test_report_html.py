@@ -161,9 +161,9 @@ def test_charts_hold_no_script_and_no_reference_and_are_the_same_every_time():
 def test_each_chart_says_in_words_what_it_shows():
     page = Page(html_report(record(result(outcome=Outcome.FAIL, curve={1: 0.5, 9: 3.0}))))
     budget, spread, curve = page.values("svg", "aria-label")
-    assert budget == "Budget used: at most 5e+05, by Adam X_new."
+    assert budget == "Error / tolerance: at most 5e+05, by Adam X_new."
     assert spread == "Spread of errors: 5 of 6 elements are correctly rounded."
-    assert curve == "Budget used over steps: at most 3, by demo/adam/first."
+    assert curve == "Error / tolerance over steps: at most 3, by demo/adam/first."
     assert page.values("svg", "role") == ["img"] * 3
 
 

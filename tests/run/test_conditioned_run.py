@@ -28,6 +28,14 @@ class Off(Right):
     def run(self, model, inputs):
         return [it * np.float32(1 + 1e-5) for it in super().run(model, inputs)]
 
+class Far(Right):
+    def run(self, model, inputs):
+        return [it * it.dtype.type(1.5) for it in super().run(model, inputs)]
+
+class Nowhere(Right):
+    def run(self, model, inputs):
+        return [it * np.float32("nan") for it in super().run(model, inputs)]
+
 class Slow(Right):
     def run(self, model, inputs):
         time.sleep(3)
@@ -515,3 +523,38 @@ def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt,
         assert "1 case judged by ONNX's tolerance: what is stored and what onnx's" in words
     plain = softmax(tmp_path / "plain")
     assert "judged by ONNX's" not in onnxopt("run", plain, "-b", backend("Right")).out
+
+
+def cast_to_half(folder):
+    """A product of halves: float32 inside, one rounding to float16."""
+    values = {"x": np.array([1.5, 2.25], np.float16), "y": np.array([3.0, 1.125], np.float16)}
+    return single(folder, "Mul", values, values["x"] * values["y"])
+
+
+def rounded_down(folder):
+    return single(folder, "Floor", {"x": np.float32([1.5, -0.5])}, np.float32([1, -1]))
+
+
+@pytest.mark.parametrize(
+    ("write_case", "rule"),
+    [
+        (softmax, "16 times what a rounding moves (conditioned)"),
+        (cast_to_half, "4 times what a rounding moves (conditioned)"),
+        (rounded_down, "allowed: exact (conditioned)"),
+    ],
+)
+def test_the_limit_of_the_output_at_hand_is_printed(onnxopt, tmp_path, backend, write_case, rule):
+    folder = write_case(tmp_path)
+    result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Far"), "--no-explain")
+    assert result.code == 1
+    assert rule in " ".join(result.out.split())
+    said = " ".join(result.out.replace("│", "").split())
+    assert rule in said
+    assert ("error / tolerance" in said) == ("times" in rule)
+
+
+def test_no_distance_in_ulp_is_printed_beside_nan(onnxopt, tmp_path, backend):
+    result = onnxopt("run", softmax(tmp_path), "-b", backend("Nowhere"), "--no-explain")
+    assert result.code == 1
+    assert "max abs inf, rel inf" in result.out
+    assert "0 ulp" not in result.out

@@ -170,13 +170,13 @@ def test_a_trajectory_can_be_listed_and_shown(onnxopt, workplace):
     assert "X_new becomes X" in shown
 
 
-def test_the_page_shows_the_budget_used_over_steps(walk, workplace):
+def test_the_page_shows_error_over_tolerance_by_step(walk, workplace):
     text = trajectory_text("Adam", GRADIENTS["list"], 50)
     walk(backend("LateDrifting"), text, "--report", "html=page.html")
     page = (workplace / "page.html").read_text()
-    assert re.search(r"Budget used over steps: at most [^,]+, by s/walk/walk/steps\.", page)
+    assert re.search(r"Error / tolerance over steps: at most [^,]+, by s/walk/walk/steps\.", page)
     charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    curve = next(chart for chart in charts if "largest share of the budget" in chart)
+    curve = next(chart for chart in charts if "largest error / tolerance" in chart)
     assert re.search(r">1</text>|>1e\+0\d</text>", curve)
     assert "$" not in curve
     walk(

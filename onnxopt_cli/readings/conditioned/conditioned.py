@@ -113,11 +113,13 @@ class Judgement:
         reformulated: the same where operators are computed by identities that keep absolute
             accuracy alone; empty if they change nothing.
         reason: why nothing is known of this output; empty if it is.
+        units: how many times what one rounding moves the limits are; 0 if they are all zero.
     """
 
     right: tuple[tuple[Array, Array], ...] = ()
     reformulated: tuple[tuple[Array, Array], ...] = ()
     reason: str = ""
+    units: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +340,7 @@ def _with_lowest(judgement: Judgement) -> Judgement:
             other = np.where(masked, lowest, expected).astype(expected.dtype)
             # A bias may have been added to it.
             near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, limit)
-            return Judgement((*judgement.right, (other, near)))
+            return Judgement((*judgement.right, (other, near)), units=UNITS)
     return judgement
 
 
@@ -794,7 +796,8 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
     # What may be subnormal may be flushed to zero.
     limit = limit + np.where(np.abs(exact) - limit < tiny, tiny, 0.0)
     branches = (_branch(it, units * roundoff, limit, own.dtype) for it in others)
-    return Judgement(((expected, limit), *branches))
+    right = ((expected, limit), *branches)
+    return Judgement(right, units=units if any(own.any() for _, own in right) else 0.0)
 
 
 def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:

@@ -40,7 +40,10 @@ class Asked:
                 [
                     reading.second,
                     reading.laws,
-                    [[it.reason, len(it.right), len(it.reformulated)] for it in reading.judgements],
+                    [
+                        [it.reason, len(it.right), len(it.reformulated), it.units]
+                        for it in reading.judgements
+                    ],
                 ]
                 for reading in found
             ]
@@ -69,8 +72,8 @@ def readings(returned: Sequence[Value]) -> list[Reading]:
             Reading(
                 tuple(second),
                 [
-                    Judgement(_taken(pairs, count), _taken(pairs, reformulated), reason)
-                    for reason, count, reformulated in judged
+                    Judgement(_taken(pairs, count), _taken(pairs, reformulated), reason, units)
+                    for reason, count, reformulated, units in judged
                 ],
                 tuple(laws),
             )
