@@ -119,7 +119,7 @@ DEVIATIONS = (
         R falls with exp(-T * decay_factor).
         {_RATE} -> R * np.exp(-T * decay_factor)
     decay by the root of T
-        R falls with the root of T.
+        R is divided by the root of 1 + T * decay_factor.
         {_RATE} -> R / np.sqrt(1 + T * decay_factor)
     decay of H
         The decay divides the old sum of squares, too.
@@ -148,7 +148,15 @@ DEVIATIONS = (
     regularisation decoupled
         R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
         norm_coefficient * X + G -> G
-        {_STEP} -> {_STEP} - r * norm_coefficient * X
+        X - {_STEP} -> X - {_STEP} - R * norm_coefficient * X
+    regularisation decoupled, scaled by the decayed rate
+        r * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        norm_coefficient * X + G -> G
+        X - {_STEP} -> X - {_STEP} - r * norm_coefficient * X
+    regularisation after the step
+        The result shrinks by norm_coefficient instead of the gradient growing.
+        norm_coefficient * X + G -> G
+        return X_new, H_new -> return (1 - norm_coefficient) * X_new, H_new
     shapes as NumPy has them
         Results are cast to their tensors' types; what R and T broadcast to comes back.
         seen in onnx.reference

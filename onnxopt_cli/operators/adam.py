@@ -166,11 +166,23 @@ DEVIATIONS = (
     regularisation decoupled
         R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
         norm_coefficient * X + G -> G
-        {_STEP} -> {_STEP} - R * norm_coefficient * X
+        X - {_STEP} -> X - {_STEP} - R * norm_coefficient * X
+    regularisation decoupled, scaled by the corrected rate
+        R_adjusted * norm_coefficient * X is subtracted beside the step, and the gradient is plain.
+        norm_coefficient * X + G -> G
+        X - {_STEP} -> X - {_STEP} - R_adjusted * norm_coefficient * X
+    regularisation after the step
+        The result shrinks by norm_coefficient instead of the gradient growing.
+        norm_coefficient * X + G -> G
+        {_DECAYED} -> (1 - norm_coefficient_post) * ((1 - norm_coefficient) * X_new)
     decay before the step, scaled by R
         X shrinks by R * norm_coefficient_post, and the step is not shrunk.
         seen in PyTorch AdamW
         X - {_STEP} -> (1 - R * norm_coefficient_post) * X - {_STEP}
+        {_RESULT} -> return X_new, V_new, H_new
+    decay before the step, scaled by the corrected rate
+        X shrinks by R_adjusted * norm_coefficient_post, and the step is not shrunk.
+        X - {_STEP} -> (1 - R_adjusted * norm_coefficient_post) * X - {_STEP}
         {_RESULT} -> return X_new, V_new, H_new
     decay before the step
         X shrinks by norm_coefficient_post, and the step is not shrunk.
@@ -179,6 +191,9 @@ DEVIATIONS = (
     decay scaled by R
         The result shrinks by R * norm_coefficient_post.
         1 - norm_coefficient_post -> 1 - R * norm_coefficient_post
+    decay scaled by the corrected rate
+        The result shrinks by R_adjusted * norm_coefficient_post.
+        1 - norm_coefficient_post -> 1 - R_adjusted * norm_coefficient_post
     X_new comes back in double for T > 0
         T is an integer array, whose powers make everything double.
         seen in onnx.reference

@@ -94,7 +94,7 @@ DEVIATIONS = (
         The branches are exchanged.
         T > 0 -> T <= 0
     beta weighs V
-        alpha and beta are exchanged, but for the first step.
+        alpha weighs the gradient; beta weighs V, which the first step takes whole.
         {_V_NEW} -> beta_adjusted * V + alpha * G_regularized
     beta weighs the sum
         V is weighted by beta beside alpha.

@@ -1,0 +1,162 @@
+"""Every known mistake does what its sentence says, by an example that was worked out by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from onnxopt_cli.formula.call import bind, complete_attributes
+from onnxopt_cli.operators import operator_named
+from onnxopt_cli.readings.evaluate import evaluate
+from onnxopt_cli.readings.mistakes.deviate import named
+from tests.operators import mistake_examples as examples
+
+TABLES = {
+    "Adagrad": examples.ADAGRAD + examples.ROOT_AND_EPSILON + examples.REGULARIZED_GRADIENT,
+    "Adam": examples.ADAM + examples.ROOT_AND_EPSILON + examples.REGULARIZED_GRADIENT,
+    "Momentum": examples.MOMENTUM + examples.REGULARIZED_GRADIENT,
+    "AdmmGradient": examples.ADMM_GRADIENT,
+    "AdmmPenalty": examples.ADMM_PENALTY,
+    "AdmmUpdate": examples.ADMM_UPDATE + examples.THRESHOLDS,
+    "MagnitudePrune": examples.MAGNITUDE_PRUNE + examples.THRESHOLDS,
+}
+F4, F8 = np.dtype("float32"), np.dtype("float64")
+#: Of mistakes in types and shapes: R's and T's shapes, T, types of R and of each tensor, their
+#: number, and the type and shape in which X_new comes back of a tensor without dimensions.
+OF_TYPES = {
+    "X_new comes back in double for T > 0": [
+        ((), 1, F4, F4, 1, (F8, ())), ((), 0, F4, F4, 1, (F4, ())),
+    ],
+    "several tensors come back in float32": [
+        ((), 0, F8, F8, 2, (F4, ())), ((), 0, F8, F8, 1, (F8, ())),
+    ],
+    "types and shapes as NumPy has them": [((1,), 0, F8, F4, 1, (F8, (1,)))],
+    "shapes as NumPy has them": [((1,), 0, F8, F4, 1, (F4, (1,)))],
+    "shapes as NumPy has them, several tensors in float32": [
+        ((1,), 0, F8, F4, 1, (F8, (1,))), ((1,), 0, F8, F8, 2, (F4, (1,))),
+    ],
+}  # fmt: skip
+
+
+def tolerance(mistake):
+    """Return how far off examples are at most: 1e-7 is not the nearest float32 number."""
+    return 2e-8 if mistake.startswith("epsilon defaults to") else 1e-12
+
+
+def number(text):
+    return float(Fraction(text)) if "/" in text else float(text)
+
+
+def fields(text):
+    """Return ``R=1/2 X=[1,2]`` as numbers and lists by name."""
+    found = {}
+    for field in text.split():
+        name, _, value = field.partition("=")
+        if value.startswith("["):
+            found[name] = [number(it) for it in value[1:-1].split(",")]
+        else:
+            found[name] = value if value in ("-", "standard", "nesterov") else number(value)
+    return found
+
+
+def rows(operator):
+    """Yield name, node and results of all examples of an operator."""
+    base = {}
+    for line in filter(None, TABLES[operator].splitlines()):
+        name, given, results = (part.strip() for part in line.split("|"))
+        if name == "base":
+            base = fields(given)
+        elif name:
+            yield name, base | fields(given), fields(results)
+
+
+def node(operator, given):
+    inputs = [
+        np.array(given[it.name], np.int64 if "int64" in it.dtypes else np.float64)
+        for it in operator.scalars
+    ]
+    tensors = [np.array(given[name], np.float64) for name in operator.tensors]
+    shape = tensors[0].shape
+    attributes = {}
+    for it in operator.attributes:
+        if given[it.name] != "-":
+            attributes[it.name] = (given[it.name],) if it.each else given[it.name]
+    omitted = frozenset(it.name for it in operator.attributes) - attributes.keys()
+    complete = complete_attributes(operator, attributes)
+    call = bind(operator, [*inputs, *tensors], complete, omitted=omitted)
+    assert call.groups[0][0].shape == shape
+    return call
+
+
+def expected(operator, results):
+    """Return results by output; the part of a formula that is shared has its own name."""
+    if "G_regularized" in results:
+        value = np.array(results["G_regularized"])
+        return {"H_new": value * value} if operator.name == "Adagrad" else {"V_new": value}
+    if "pruned" in results:
+        return {next(iter(operator.outputs)): results["pruned"]}
+    return results
+
+
+CASES = [(operator, *row) for operator in TABLES for row in rows(operator)]
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake", "given", "results"), CASES, ids=[f"{it[0]}-{it[1]}" for it in CASES]
+)
+def test_a_mistake_returns_what_its_sentence_says(name, mistake, given, results):
+    operator = operator_named(name)
+    if "G_regularized" in results:
+        given = given | {"alpha": 0.0, "beta": 1.0 if name == "Momentum" else 0.0}
+    if "pruned" in results:
+        given = given | {"Z": 0.0, "U": 0.0}
+    call = node(operator, given)
+    implementation = named(operator, mistake)
+    assert implementation is not None
+    returned = dict(zip(operator.outputs, implementation.run(call), strict=True))
+    with np.errstate(all="ignore"):
+        right = dict(zip(operator.outputs, evaluate(call), strict=True))
+    wanted = expected(operator, results)
+    rtol = tolerance(mistake)
+    for output, value in wanted.items():
+        np.testing.assert_allclose(returned[output], value, rtol=rtol, atol=0)
+    # The example shows it: what is right differs.
+    assert any(not np.allclose(right[it], wanted[it], rtol=rtol, atol=0) for it in wanted)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_mistake_has_an_example(name):
+    listed = [mistake for mistake, *_ in rows(name)]
+    known = {it.name for it in operator_named(name).deviations}
+    assert set(listed) == known - set(OF_TYPES)
+    assert len(listed) == len(set(listed))
+
+
+OF_TYPES_CASES = [
+    (operator.name, mistake, *row)
+    for operator in map(operator_named, ("Adagrad", "Adam", "Momentum"))
+    for mistake, table in OF_TYPES.items()
+    if mistake in {it.name for it in operator.deviations}
+    for row in table
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake", "shape", "step", "rate", "dtype", "number_of_tensors", "kind"),
+    OF_TYPES_CASES,
+)
+def test_a_mistake_in_types_returns_what_its_sentence_says(
+    name, mistake, shape, step, rate, dtype, number_of_tensors, kind
+):
+    operator = operator_named(name)
+    scalars = [np.ones(shape, rate), np.full(shape, step, np.int64)]
+    tensors = [np.ones((), dtype)] * number_of_tensors * len(operator.tensors)
+    numbers = dict.fromkeys(
+        (it.name for it in operator.attributes if it.default is None and not it.choices), 0.5
+    )
+    words = {it.name: it.choices[0] for it in operator.attributes if it.choices}
+    call = bind(operator, [*scalars, *tensors], complete_attributes(operator, numbers | words))
+    first, *_ = named(operator, mistake).run(call)
+    assert (first.dtype, first.shape) == kind
