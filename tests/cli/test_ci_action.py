@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -39,6 +40,7 @@ def called(tmp_path, name, program, inputs):
     defaults = {key: it.get("default", "") for key, it in load(ACTION)["inputs"].items()}
     values = {f"inputs.{key}": it for key, it in (defaults | inputs).items()}
     values["runner.temp"] = str(tmp_path)
+    values["steps.place.outputs.folder"] = str(tmp_path / "onnxopt" / "1")
     env = {
         key: re.sub(r"\$\{\{ (.+?) \}\}", lambda it: values[it[1]], text)
         for key, text in step(name)["env"].items()
@@ -116,6 +118,26 @@ def test_the_report_is_uploaded_even_if_the_run_fails():
     upload = step("Upload the report")
     assert upload["if"] == "always()"
     assert upload["with"]["path"] == step("Run onnxopt")["env"]["REPORT"]
+    # A step that fails before it must not leave it without a name.
+    assert load(ACTION)["runs"]["steps"][0]["id"] == "place"
+
+
+def test_each_use_in_a_job_has_a_folder_and_an_artifact_of_its_own(tmp_path):
+    found = []
+    for report in ("report", "report", "other", "a\nname=owned"):
+        output = tmp_path / "output"
+        output.unlink(missing_ok=True)
+        subprocess.run(
+            [BASH, "--noprofile", "--norc", "-eo", "pipefail", "-c",
+             load(ACTION)["runs"]["steps"][0]["run"]],
+            env={"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(output), "REPORT": report,
+                 "TEMPORARY": str(tmp_path)},
+            check=True,
+        )  # fmt: skip
+        found.append(dict(line.split("=", 1) for line in output.read_text().splitlines()))
+    assert [it["name"] for it in found] == ["report", "report-2", "other-3", "a-4"]
+    assert len({it["folder"] for it in found}) == 4
+    assert all(Path(it["folder"]).is_dir() for it in found)
 
 
 def test_every_action_used_is_of_a_pinned_version_and_every_input_exists():
