@@ -28,6 +28,8 @@ _LACKS = {
     errno.EROFS: "choose a place that can be written",
     errno.EIO: "the disk may be damaged",
     errno.EACCES: "let it be read and its folders be entered, or name another place",
+    errno.ENOSYS: "the kernel, or the filter of a container, lacks a call that this needs",
+    errno.EPERM: "the filter of a container, or a security module, forbids it",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
@@ -52,7 +54,12 @@ def require_memory() -> None:
         # A program that calls the command has loaded them.
         return
     limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS)
-    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+    try:
+        limited = any(resource.getrlimit(it)[0] != resource.RLIM_INFINITY for it in limits)
+    except OSError:
+        # Nobody may ask, as in some containers.
+        return
+    if limited:
         import subprocess
 
         done = subprocess.run(  # noqa: S603 - our own interpreter

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,6 +87,7 @@ def joined(blocks: Iterable[Sequence[Array]], size: int) -> list[Array]:
 
 def available_jobs() -> int:
     """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
+    # Not every system has it, and a container may forbid it.
+    with suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
@@ -136,7 +137,7 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
     descriptors = Path("/proc/self/fd")
     try:
         nameless = os.O_TMPFILE if descriptors.exists() else os.O_CREAT | os.O_EXCL
-        descriptor = os.open(path.parent, nameless | os.O_WRONLY, 0o666)
+        descriptor = os.open(path.parent, nameless | os.O_RDWR, 0o666)
     except (AttributeError, OSError):
         with path.open("xb") as file:
             file.writelines(pieces)
@@ -145,4 +146,11 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
         file.writelines(pieces)
         file.flush()
         # With a folder for relative paths, of which this is none, links are followed.
-        os.link(descriptors / str(descriptor), path, src_dir_fd=descriptor)
+        with contextlib.suppress(OSError):
+            os.link(descriptors / str(descriptor), path, src_dir_fd=descriptor)
+            return
+        # The file system or the container gives no name to what had none.
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        copy = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        with os.fdopen(copy, "wb") as named, os.fdopen(os.dup(descriptor), "rb") as whole:
+            shutil.copyfileobj(whole, named)

@@ -38,7 +38,7 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
         channel: the descriptor of the channel, which only the worker may hold.
         folder: the worker's folder for temporary files, made here and removed in the end.
     """
-    with suppress(ImportError):
+    with suppress(ImportError, OSError, ValueError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -58,7 +58,7 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
     contained = not visible() and begin_pid_namespace()
     parent = os.getpid()
     status_reader, status_writer = os.pipe() if contained else (-1, -1)
-    worker = os.fork()
+    worker = _fork(folder)
     if worker:
         os.close(channel)
         _keep(runner, worker, signals, folder, status_reader)
@@ -81,7 +81,7 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
     """
     # The number of a parent outside.
     end_with(0, signal.SIGKILL)
-    worker = os.fork()
+    worker = _fork("")
     if not worker:
         os.close(status_writer)
         return
@@ -92,6 +92,17 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
         status = _reap(worker)
     os.write(status_writer, b"%d" % status)
     os._exit(0)
+
+
+def _fork(folder: str) -> int:
+    """Fork; where the system allows no more processes, say so, leave nothing and end."""
+    try:
+        return os.fork()
+    except OSError as error:
+        said = f"the system starts no more processes: {error.strerror}; see ulimit -u, or use -j 1"
+        os.write(2, f"{said}\n".encode())
+        remove_folder(folder)
+        os._exit(1)
 
 
 def _keep(
@@ -107,9 +118,8 @@ def _keep(
         status = int(os.read(status_reader, 16) or signal.SIGKILL)
     if not visible():
         _end_unseen(worker)
-    with suppress(ChildProcessError):
-        # Without children there is nothing to look for.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    # Without children there is nothing to look for.
+    if _unreaped(os.P_ALL, 0):
         end_descendants(os.getpid(), _LONGEST_SECONDS)
     remove_folder(folder)
     _end_with_status(status)
@@ -117,12 +127,23 @@ def _keep(
 
 def _end_unseen(worker: int) -> None:
     """Kill a worker, unless it has been reaped, and its process group."""
-    with suppress(ChildProcessError):
-        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
+    if _unreaped(os.P_PID, worker):
+        with suppress(OSError):
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
     with suppress(OSError):
         os.killpg(worker, signal.SIGKILL)
+
+
+def _unreaped(kind: int, number: int) -> bool:
+    """Tell whether there are such children; where the system does not say, there may be."""
+    try:
+        os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _reap(worker: int) -> int | None:

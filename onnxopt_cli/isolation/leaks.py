@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum, auto
 
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.isolation.processes import children, descendants, name_of, usage
+from onnxopt_cli.isolation.memory import FileKey, memory_files
+from onnxopt_cli.isolation.processes import children, descendants, name_of, resident, usage
 
 #: What a case may keep without being asked again.
 _ALLOWED = {"memory": 32 << 20, "threads": 0, "file descriptors": 0, "child processes": 0}
@@ -37,10 +38,11 @@ class Watch:
 
     Args:
         keeper: the process whose first child the worker is.
+        spared: files in memory that are not the worker's.
     """
 
-    def __init__(self, keeper: int) -> None:
-        self._keeper = keeper
+    def __init__(self, keeper: int, spared: Collection[FileKey] = ()) -> None:
+        self._keeper, self._spared = keeper, frozenset(spared)
         # Only Linux has keepers, whose first child is the worker; orphans become others.
         kept = children(keeper) if sys.platform == "linux" else []
         self._worker = kept[0] if kept else keeper
@@ -83,7 +85,16 @@ class Watch:
 
     def _amounts(self) -> dict[str, int]:
         held = usage(self._worker)
-        return held and {**held, "child processes": len(descendants(self._worker))}
+        if not held:
+            return held
+        below = descendants(self._worker)
+        files: dict[FileKey, int] = {}
+        for process in (self._worker, *below):
+            files |= memory_files(process)
+        # A file in memory need be mapped nowhere, and a child may be the one that grows.
+        held["memory"] += sum(map(resident, below))
+        held["memory"] += sum(size for key, size in files.items() if key not in self._spared)
+        return {**held, "child processes": len(below)}
 
     def _new_orphans(self) -> list[str]:
         """Return the names of processes that have lost their parent since the last look."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
+from onnxopt_cli.core.linux import can_become_subreaper, can_close_to_others
+
 if TYPE_CHECKING:
     import psutil
 
@@ -50,11 +52,22 @@ def weakness() -> str:
         return "weaker: on this system backends run in this process, and may crash or hang it"
     if sys.platform != "linux":
         return "weaker: this system lets processes leave their parents; daemons go unseen"
+    lacking = []
     try:
-        import resource  # noqa: F401 - is it there?
+        import resource
+
+        resource.getrlimit(resource.RLIMIT_DATA)
     except ImportError:
-        return "weaker: this Python cannot limit memory; what a backend holds is looked at instead"
-    return "" if visible() else "weaker: /proc shows no process; leaks and daemons go unseen"
+        lacking.append("this Python cannot limit memory; what a backend holds is looked at instead")
+    except OSError:
+        lacking.append("the system limits no memory; what a backend holds is looked at instead")
+    if not visible():
+        lacking.append("/proc shows no process; leaks and daemons go unseen")
+    if not can_become_subreaper():
+        lacking.append("the system lets daemons leave their parents; they go unseen")
+    if not can_close_to_others():
+        lacking.append("the system lets backends look into this process")
+    return f"weaker: {'; '.join(lacking)}" if lacking else ""
 
 
 def usage(process: int) -> dict[str, int]:
@@ -90,7 +103,7 @@ def children(process: int) -> list[int]:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
             with suppress(OSError):
-                found += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
+                found += map(int, read_proc(f"/proc/{process}/task/{thread}/children").split())
     return found
 
 
@@ -195,7 +208,7 @@ def _is_alive(process: int) -> bool:
 def _stat(process: int) -> list[bytes]:
     """Return what Linux says of a process from its state on, the third field of its ``stat``."""
     # The program's name stands in parentheses and may contain anything.
-    return _read(f"/proc/{process}/stat").rpartition(b")")[2].split()
+    return read_proc(f"/proc/{process}/stat").rpartition(b")")[2].split()
 
 
 def name_of(process: int) -> str:
@@ -216,12 +229,13 @@ def _said(process: int, ask: Callable[[psutil.Process], _Said], otherwise: _Said
 def out_of_memory_kills() -> int:
     """Return how many processes the kernel has killed for want of memory."""
     with suppress(OSError):
-        lines = _read("/proc/vmstat").splitlines()
+        lines = read_proc("/proc/vmstat").splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(b"oom_kill "))
     return 0
 
 
-def _read(path: str) -> bytes:
+def read_proc(path: str) -> bytes:
+    """Return a file of /proc."""
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs a worker's start time
         return file.read()
 
@@ -262,6 +276,10 @@ def allowed_memory(size: int) -> int:
         import resource
     except ImportError:
         return size
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        limits = resource.getrlimit(resource.RLIMIT_DATA)
+    except OSError:
+        # The system has the call and allows nobody to make it, as in some containers.
+        return size
     allowed = [it for it in limits if it != resource.RLIM_INFINITY]
     return min([size, *allowed]) if size else size

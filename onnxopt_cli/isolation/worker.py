@@ -29,6 +29,7 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 from onnxopt_cli.isolation.leaks import SETTLING_SECONDS, Step, Watch
+from onnxopt_cli.isolation.memory import held_bytes
 from onnxopt_cli.isolation.messages import (
     hello,
     most_bytes,
@@ -37,7 +38,7 @@ from onnxopt_cli.isolation.messages import (
     read_failure,
     read_ready,
 )
-from onnxopt_cli.isolation.processes import Limits, descendants, out_of_memory_kills, resident
+from onnxopt_cli.isolation.processes import Limits, descendants, out_of_memory_kills
 from onnxopt_cli.isolation.response import Incident, Order, Response
 from onnxopt_cli.isolation.shared import fill
 from onnxopt_cli.isolation.worker_process import WorkerProcess
@@ -48,6 +49,8 @@ _AGAIN = " (when the case ran again)"
 _LONGEST_TEARDOWN_SECONDS = 10.0
 # How often the memory of a busy worker is looked at.
 _MEMORY_CHECK_SECONDS = 0.1
+# Looking takes at most this part of the time.
+_MEMORY_CHECK_PART = 0.1
 # What programs print that could get no memory and ended themselves.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
 
@@ -95,6 +98,8 @@ class Worker:
     asked: int = 0
     _order: Order = _NO_ORDER
     _model: bytes = b""
+    # Bytes that it was given in memory.
+    _given: int = 0
     # The first answer to a case that runs again, and when the worker is to be looked at without
     # its running once more.
     _first_response: Response | None = None
@@ -164,9 +169,13 @@ class Worker:
             self._check_leak_at = float("inf")
             self._proceed()
         elif self.state is State.BUSY and self.limits.memory and now > self._next_memory_check:
-            self._next_memory_check = now + _MEMORY_CHECK_SECONDS
-            held = sum(map(resident, descendants(self._process.popen.pid)))
-            if held > self.limits.memory:
+            processes, most = descendants(self._process.popen.pid), self.limits.memory
+            shared = self._process.shared_files(self._given, most_bytes(self._order))
+            held = held_bytes(processes, most, shared)
+            took = monotonic() - now
+            # To count what large processes share may take the kernel long.
+            self._next_memory_check = now + max(_MEMORY_CHECK_SECONDS, took / _MEMORY_CHECK_PART)
+            if held > most:
                 mebibytes = f"{held >> 20} MiB; {self.limits.memory >> 20} MiB are allowed"
                 self.give_up(Outcome.OOM, f"the worker held {mebibytes}")
 
@@ -207,7 +216,8 @@ class Worker:
         self._begin(State.BUSY)
         try:
             request, values = pack_order(order, self._model)
-            if size := fill(self._process.given, values.buffers):
+            self._given = size = fill(self._process.given, values.buffers)
+            if size:
                 request["shared"] = size
                 values.buffers.clear()
             self._conversation.ask(request, self.limits.timeout, values)
@@ -225,7 +235,7 @@ class Worker:
                 self.refusal = refusal
                 self.kill()
                 return
-            self._watch: Watch = Watch(self._process.popen.pid)
+            self._watch: Watch = Watch(self._process.popen.pid, self._process.shared_files(0, 0))
             self._begin(State.IDLE)
         elif self.state is State.BUSY:
             shared, most = self._process.returned, most_bytes(self._order)

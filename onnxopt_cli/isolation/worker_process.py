@@ -20,6 +20,7 @@ from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.helper_process import STARTED, claimed
 from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.isolation.memory import FileKey
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import children, end_descendants, visible
 from onnxopt_cli.isolation.shared import memory_file
@@ -70,11 +71,27 @@ class WorkerProcess:
         self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
         # Readable when the process has ended; where the system has none, the clock has to do.
-        self._ended = os.pidfd_open(self.popen.pid) if hasattr(os, "pidfd_open") else -1
+        self._ended = -1
+        with suppress(AttributeError, OSError):
+            self._ended = os.pidfd_open(self.popen.pid)
         self._selector = selector
         for descriptor in (printed, self._ended):
             if descriptor >= 0:
                 selector.register(descriptor, selectors.EVENT_READ)
+
+    def shared_files(self, given: int, returned: int) -> dict[FileKey, int]:
+        """Return how much of each file in memory is not the worker's own.
+
+        Args:
+            given: bytes that the runner has put into the first.
+            returned: bytes that an answer may put into the second.
+        """
+        found = {}
+        for descriptor, size in ((self.given, given), (self.returned, returned)):
+            if descriptor >= 0:
+                status = os.fstat(descriptor)
+                found[status.st_dev, status.st_ino] = size
+        return found
 
     def read_printed(self) -> None:
         """Take what it has printed."""

@@ -31,6 +31,9 @@ LOG_LINE = b'{"record":'
 #: The record that makes a log unfit as evidence.
 SPOILED = "spoiled"
 
+# What is said of a call that the system or the file system lacks, or that a container forbids.
+_LACKING = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EPERM, errno.EACCES}
+
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # Opening a terminal or a device that is not ready must not wait, nor change whose terminal it is.
 _FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -163,7 +166,7 @@ class LogWriter:
             os.fsync(self._descriptor)
         except OSError as error:
             # Some file systems cannot.
-            if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            if error.errno not in _LACKING:
                 raise
         self._synchronised = monotonic()
 
@@ -243,3 +246,7 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"another run is writing {printable(str(path))}") from None
+    except OSError as error:
+        # The file system or a container has no locks: as on Windows.
+        if error.errno not in _LACKING:
+            raise

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from forbidding import AVAILABLE
+from forbidding import __file__ as FORBIDDING
 from isolated import HOSTILE, write_cases
 from other_systems import SYSTEMS, run_elsewhere
 from places import REPOSITORY
+
+from onnxopt_cli.core.blocks import available_jobs
+from onnxopt_cli.isolation import processes
+from onnxopt_cli.isolation.shared import memory_file
 
 # What is not on every system that Python runs on.
 NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource", "termios", "tty"}
@@ -128,3 +139,60 @@ def test_nothing_that_a_system_may_lack_is_imported_where_it_is_not_looked_for()
                 names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
                 unguarded += [(path.name, name) for name in names if name in NOT_EVERYWHERE]
     assert unguarded == []
+
+
+CALLS = (
+    "pidfd_open prlimit64 sched_getaffinity flock prctl memfd_create linkat fsync unshare waitid"
+)
+LESS = {
+    "prlimit64": "the system limits no memory",
+    "prctl": "the system lets backends look into this process",
+}
+
+
+def under(folder, error, call):
+    words = ("run", "demo.yaml", "-b", f"python:{HOSTILE}:Well", "-j", "1")
+    return subprocess.run(
+        [sys.executable, FORBIDDING, error, call, sys.executable, "-m", "onnxopt_cli", *words,
+         "--log", "log.jsonl", "--report", "html=report.html"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AVAILABLE, reason="needs x86-64's numbers of system calls")
+@pytest.mark.parametrize("call", CALLS.split())
+@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
+def test_a_call_that_exists_and_fails_is_done_without_and_said(demo, call, error):
+    run = under(demo, error, call)
+    assert run.returncode == 0, run.stderr
+    assert LESS.get(call, "") in said(run)
+    assert "Traceback" not in run.stderr
+    assert "2 pass" in run.stdout
+    assert (demo / "report.html").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AVAILABLE, reason="needs x86-64's numbers of system calls")
+def test_few_processes_end_in_words(demo):
+    run = under(demo, "EAGAIN", "fork")
+    assert run.returncode == 4
+    assert "the system starts no more processes" in said(run)
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM, errno.EACCES])
+def test_what_fails_when_it_is_used_is_as_if_it_were_not_there(monkeypatch, error):
+    def fails(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "sched_getaffinity", fails)
+    monkeypatch.setattr(resource, "getrlimit", fails)
+    monkeypatch.setattr(resource, "setrlimit", fails)
+    monkeypatch.setattr(os, "memfd_create", fails)
+    assert available_jobs() == os.cpu_count()
+    assert processes.allowed_memory(5) == 5
+    processes.limit_memory(5)
+    assert memory_file() == -1
+    assert "the system limits no memory" in processes.weakness()
