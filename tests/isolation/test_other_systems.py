@@ -152,8 +152,8 @@ LESS = {
 def under(folder, error, call):
     words = ("run", "demo.yaml", "-b", f"python:{HOSTILE}:Well", "-j", "1")
     return subprocess.run(
-        [sys.executable, forbidding.__file__, error, call, sys.executable, "-m", "onnxopt_cli", *words,
-         "--log", "log.jsonl", "--report", "html=report.html"],
+        [sys.executable, forbidding.__file__, error, call, sys.executable, "-m", "onnxopt_cli",
+         *words, "--log", "log.jsonl", "--report", "html=report.html"],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
