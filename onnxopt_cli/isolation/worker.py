@@ -98,6 +98,8 @@ class Worker:
     asked: int = 0
     _order: Order = _NO_ORDER
     _model: bytes = b""
+    # Whether the last case was answered as the protocol has it.
+    _kept_protocol: bool = False
     # Bytes that it was given in memory.
     _given: int = 0
     # The first answer to a case that runs again, and when the worker is to be looked at without
@@ -243,6 +245,12 @@ class Worker:
             if response.lowered and self.lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()
+            if response.failure is Outcome.PROTOCOL and self._kept_protocol:
+                # A command behind the worker may have answered an earlier case once more. The
+                # case meets another worker, where only it can be to blame.
+                self.state = State.IDLE
+                self.give_up(Outcome.PROTOCOL, response.message)
+                return
             seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
             printed = self._process.printed.text()
             self._accept(replace(response, seconds=seconds, printed=printed))
@@ -271,6 +279,8 @@ class Worker:
     def _reply(self, response: Response) -> None:
         self.response = response
         self.answered = True
+        # A command that broke it was killed, and says no more.
+        self._kept_protocol = response.failure is not Outcome.PROTOCOL
         self._order, self._model, self._first_response = _NO_ORDER, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak:

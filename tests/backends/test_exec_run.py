@@ -87,6 +87,15 @@ def test_a_command_that_breaks_off_costs_one_case(
     assert found["second"]["outcome"] == "pass"
 
 
+def test_a_second_answer_that_comes_late_costs_no_other_case(identity, onnxopt):
+    backend = spec("answers-late", identity / "marker")
+    found = outcomes(onnxopt, backend, "-j", "1", code=1)
+    late = found.pop("between-cases")
+    assert late["outcome"] == "protocol"
+    assert "answered the request" in late["message"]
+    assert {result["outcome"] for result in found.values()} == {"pass"}
+
+
 @pytest.mark.parametrize("isolation", ["process", "none"])
 @pytest.mark.parametrize(
     ("mode", "outcome", "words"),

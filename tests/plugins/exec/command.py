@@ -105,6 +105,18 @@ def answer_twice(request, payload):
     say({"id": request["id"], "outputs": []})
 
 
+ANSWERED = []
+
+
+def answer_an_earlier_one_again(request, payload):
+    marker = Path(sys.argv[2])
+    if ANSWERED and not marker.exists():
+        marker.touch()
+        say({"id": ANSWERED[-1], "outputs": []})
+    ANSWERED.append(request["id"])
+    copy(request, payload)
+
+
 def answer_and_chatter(request, payload):
     copy(request, payload)
     time.sleep(0.05)
@@ -186,6 +198,7 @@ DEEDS = {
     "breaks-once": once(lambda _request, _payload: say({"id": -1})),
     "closes-output": close_output,
     "answers-twice": answer_twice,
+    "answers-late": answer_an_earlier_one_again,
     "chatters": answer_and_chatter,
     "answers-and-dies": answer_and_die,
     "double": write_double,
