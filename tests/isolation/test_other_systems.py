@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forbidding
+import other_systems
 import pytest
 from isolated import HOSTILE, write_cases
 from other_systems import SYSTEMS, run_elsewhere
@@ -152,7 +152,7 @@ LESS = {
 def under(folder, error, call):
     words = ("run", "demo.yaml", "-b", f"python:{HOSTILE}:Well", "-j", "1")
     return subprocess.run(
-        [sys.executable, forbidding.__file__, error, call, sys.executable, "-m", "onnxopt_cli",
+        [sys.executable, other_systems.__file__, error, call, sys.executable, "-m", "onnxopt_cli",
          *words, "--log", "log.jsonl", "--report", "html=report.html"],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True, text=True, timeout=120, check=False,
@@ -160,7 +160,7 @@ def under(folder, error, call):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not forbidding.AVAILABLE, reason="needs x86-64's numbers of system calls")
+@pytest.mark.skipif(not other_systems.AVAILABLE, reason="needs x86-64's numbers of system calls")
 @pytest.mark.parametrize("call", CALLS.split())
 @pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
 def test_a_call_that_exists_and_fails_is_done_without_and_said(demo, call, error):
@@ -173,7 +173,7 @@ def test_a_call_that_exists_and_fails_is_done_without_and_said(demo, call, error
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not forbidding.AVAILABLE, reason="needs x86-64's numbers of system calls")
+@pytest.mark.skipif(not other_systems.AVAILABLE, reason="needs x86-64's numbers of system calls")
 def test_few_processes_end_in_words(demo):
     run = under(demo, "EAGAIN", "fork")
     assert run.returncode == 4
