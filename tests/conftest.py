@@ -107,7 +107,10 @@ def _suites_are_written_once():
     written = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suites, "yaml_files", lambda name: written(name, *operators.OPERATORS))
-        for ask in (suites.conformance, suites.space, suites.large):
+        asks = (
+            suites.conformance, suites.space, suites.beyond_pairs, suites.large, suites.many_sizes,
+        )  # fmt: skip
+        for ask in asks:
             asked = cache(lambda operator, ask=ask: tuple(ask(operator)))
             patch.setattr(suites, ask.__name__, asked)
         yield

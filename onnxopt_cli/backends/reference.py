@@ -55,8 +55,8 @@ class NumpyBackend(Backend):
 def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array]:
     # Not None: only models that are one node of ours come here.
     call = cast("Call[Array]", sole_call(model, inputs))
-    outputs = zip(model.graph.node[0].output, evaluate(call), strict=True)
-    return [value for name, value in outputs if name]
+    outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
+    return [outputs[output.name] for output in model.graph.output]
 
 
 # How the evaluator says that it has nothing for a node. Most are NotImplementedError, but a version

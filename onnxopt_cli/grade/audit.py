@@ -180,7 +180,7 @@ def find_trials(
         if key.contradictions:
             problems.append(Problem(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
-            trials[call.operator.name].append(AuditedCase(case.id, call, key))
+            trials[call.operator.name].append(AuditedCase(case.id, call, key.of_node))
     for mine in trials.values():
         mine.sort(key=lambda trial: trial.call.size)
     return trials, problems

@@ -21,7 +21,9 @@ def sole_operator(model: onnx.ModelProto) -> Operator | None:
         return None
     node = graph.node[0]
     operator = find_operator(node.domain, node.op_type)
-    if operator is None or [it.name for it in graph.output] != list(filter(None, node.output)):
+    # The graph may list the node's outputs in another order.
+    outputs = sorted(it.name for it in graph.output)
+    if operator is None or outputs != sorted(filter(None, node.output)):
         return None
     imported = [(entry.domain, entry.version) for entry in model.opset_import]
     return operator if (operator.domain, operator.version) in imported else None

@@ -67,6 +67,13 @@ class AnswerKey:
     formula: FormulaOutputs | None = None
     alternatives: tuple[Alternative, ...] = ()
 
+    @property
+    def of_node(self) -> AnswerKey:
+        """The key with its outputs in the node's order, in which an operator returns them."""
+        if self.formula is None or [*self.formula.expected] == [*self.outputs]:
+            return self
+        return replace(self, outputs={name: self.outputs[name] for name in self.formula.expected})
+
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
@@ -90,7 +97,7 @@ class FormulaOutputs:
     Limits cost many times as much as values, and what is equal to the bit needs none.
 
     Attributes:
-        expected: the outputs by name, in the graph's order.
+        expected: the outputs by name, in the node's order.
         derive: derives the limits of all of them.
         factor: multiple of the rounding bound that is allowed.
         blocks: the call of each group, if limits are derived only where they are asked for.
@@ -182,8 +189,9 @@ def _formula_outputs(content: Content, names: list[str], factor: float) -> Formu
     call = sole_call(content.model, content.inputs)
     if call is None:
         return None
+    own = [intern(name) for name in content.model.graph.node[0].output]
     return FormulaOutputs(
-        dict(zip(names, evaluate(call), strict=True)),
+        dict(zip(own, evaluate(call), strict=True)),
         partial(bound, call, factor),
         factor,
         [in_parts(call.group(it)) for it in range(len(call.groups))] if has_blocks(call) else (),

@@ -85,13 +85,18 @@ def observe(result: Result, case: Case | None, judging: JudgeOptions) -> Observa
             return "without formula"
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, AnswerKey({}, {}))
-        seen = Observation(result.case, call, answer_key(content, case.location, judging))
+        key = answer_key(content, case.location, judging)
+        seen = Observation(result.case, call, key.of_node)
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
-    return _failure(seen, result, judging) if result.outcome is Outcome.FAIL else seen
+    # What came back is in the graph's order.
+    order = [[*key.outputs].index(name) for name in seen.key.outputs]
+    return _failure(seen, result, judging, order) if result.outcome is Outcome.FAIL else seen
 
 
-def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observation | str:
+def _failure(
+    seen: Observation, result: Result, judging: JudgeOptions, order: Sequence[int]
+) -> Observation | str:
     """Return an observation with what the backend returned; why not if nothing is wrong."""
     returned = returned_arrays(result)
     if not returned:
@@ -100,6 +105,8 @@ def _failure(seen: Observation, result: Result, judging: JudgeOptions) -> Observ
     if result.diffs and not result.wrong:
         # What is wrong is not the values: the backend has written into its inputs.
         return "with right values"
+    if len(returned) == len(order):
+        returned = [returned[place] for place in order]
     seen = replace(seen, returned=returned)
     # What was judged by the formula's limits is beyond them.
     derived = judging.factor == FACTOR and all(

@@ -14,7 +14,7 @@ from onnxopt_cli.cases.yaml.syntax import parse_yaml
 
 CASES = Path(__file__).parents[2] / "cases"
 # What makes a case another one; the words about it do not, nor its outputs, which follow.
-ASKED = ("attributes", "inputs", "steps", "rejects")
+ASKED = ("attributes", "inputs", "graph", "steps", "rejects")
 DIGESTS = Path(__file__).parent / "suite_digests.json"
 
 MINE = """\

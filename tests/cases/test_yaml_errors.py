@@ -95,7 +95,7 @@ def other(fields):
         (
             adam(atributes="{alpha: 1}"),
             [
-                "4: case c: atributes: found an unknown field, expected one of name, about, source, tags, operator, domain, version, opset, model, attributes, inputs, outputs, steps, tolerance, rejects; did you mean attributes?"
+                "4: case c: atributes: found an unknown field, expected one of name, about, source, tags, operator, domain, version, opset, model, attributes, inputs, outputs, graph, steps, tolerance, rejects; did you mean attributes?"
             ],
         ),
         (adam(about="[1]"), ["4: case c: about: found a list of 1, expected text"]),
@@ -253,7 +253,7 @@ def other(fields):
             "4: case c: inputs.X.random.seed: found 4294967296, expected at most 4294967295",
         ]),
         (inputs(X="{random: {gauss: {}, seed: 1}, shape: [2]}"), [
-            "4: case c: inputs.X.random.gauss: found an unknown field, expected one of seed, normal, uniform, lognormal, integers",
+            "4: case c: inputs.X.random.gauss: found an unknown field, expected one of seed, tail, normal, uniform, lognormal, integers",
             "4: case c: inputs.X.random: found a mapping with gauss, seed, expected exactly one of normal, uniform, lognormal and integers",
         ]),
         (inputs(X="{file: gone.npy}"), ["4: case c: inputs.X.file: the file gone.npy is missing"]),

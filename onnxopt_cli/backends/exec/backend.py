@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import onnx
+from onnx import numpy_helper
 
 from onnxopt_cli import __version__
 from onnxopt_cli.backends.exec.messages import Hello, read_hello, read_outputs
@@ -203,10 +204,18 @@ class CommandSession(Command):
             BackendUnavailable: if it has ended before, and cannot be executed again.
         """
         hello = self.hello
-        promised = list(map(declared, model.graph.output))
+        graph = model.graph
+        own = {output.name: output for output in graph.output}
+        fed = inputs
+        if hello.nodes:
+            # The node alone is sent: with what the graph holds for it, its outputs in its order.
+            own = {name: own[name] for name in graph.node[0].output if name}
+            held = {it.name: numpy_helper.to_array(it) for it in graph.initializer}
+            fed = {**held, **inputs}
+        promised = list(map(declared, own.values()))
         try:
             written = b"" if hello.nodes else content
-            request, values = run_request(written, inputs, **more, outputs=promised)
+            request, values = run_request(written, fed, **more, outputs=promised)
             if hello.nodes:
                 request["node"] = node_to_json(model, values)
         except UnusableOutput as error:
@@ -216,4 +225,7 @@ class CommandSession(Command):
             if name in inputs:
                 # As if it had written into the value here, which is looked at next.
                 cast("dict[str, Value]", inputs)[name] = None
-        return outputs
+        if len(outputs) != len(own):
+            return outputs
+        by_name = dict(zip(own, outputs, strict=True))
+        return [by_name[output.name] for output in graph.output]

@@ -21,11 +21,10 @@ _PLAIN = {
 def sole_node(model: onnx.ModelProto) -> onnx.NodeProto | None:
     """Return the node of a model that is nothing else and that JSON can hold, or None."""
     graph = model.graph
-    constants = model.functions or graph.initializer or graph.sparse_initializer
-    if constants or len(graph.node) != 1:
+    if model.functions or graph.sparse_initializer or len(graph.node) != 1:
         return None
     (node,) = graph.node
-    whole = [output.name for output in graph.output] == [name for name in node.output if name]
+    whole = sorted(it.name for it in graph.output) == sorted(name for name in node.output if name)
     plain = all(attribute.type in _PLAIN for attribute in node.attribute)
     return node if whole and plain else None
 

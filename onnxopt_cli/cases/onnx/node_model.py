@@ -3,27 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnxopt_cli.cases.values.declared import (
     Declared,
     DeclaredGroup,
     DeclaredTensor,
 )
+from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import attribute_value
 from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.operators import OPERATORS
+
+T = TypeVar("T")
 
 _PRODUCER = "onnxopt"
 #: Of domains that onnx knows no IR version of: that of ai.onnx.preview.training.
 _IR_VERSION = 7
 
 Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How the graph around a node differs from the node's schema, by the operator's names.
+
+    Attributes:
+        names: what the graph calls inputs and outputs of the node; inputs of one name are one
+            value.
+        inputs: the inputs that the graph declares first; the others follow in the node's order.
+        outputs: likewise the outputs.
+        initializers: inputs that the graph holds as initializers. Those among ``inputs`` are
+            declared as inputs, too, as before IR version 4.
+        attributes: the attributes that the node has first; the others follow sorted by name.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    initializers: Sequence[str] = ()
+    attributes: Sequence[str] = ()
+
+    def name(self, own: str) -> str:
+        """Return what the graph calls an input or output of the node."""
+        return self.names.get(own, own)
+
+    def fed(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Return what the graph is fed, in its order, of the inputs by the operator's names."""
+        held = set(map(self.name, self.initializers))
+        names = dict.fromkeys((*self.inputs, *values))
+        return {self.name(it): values[it] for it in names if self.name(it) not in held}
+
+    def yielded(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Return what the graph yields, in its order, of the outputs by the operator's names."""
+        return {self.name(it): values[it] for it in dict.fromkeys((*self.outputs, *values))}
+
+    def apply(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return a model of one node, whose graph has the operator's names, wired so.
+
+        Args:
+            model: is changed.
+            inputs: of the node.
+        """
+        graph = model.graph
+        (node,) = graph.node
+        held = dict.fromkeys(map(self.name, self.initializers))
+        declared = {it.name: it for it in (*graph.input, *graph.output)}
+        own_inputs, own_outputs = list(node.input), list(node.output)
+        values = {self.name(name): value for name, value in inputs.items()}
+
+        def infos(first: Sequence[str], others: Sequence[str]) -> list[onnx.ValueInfoProto]:
+            found: dict[str, onnx.ValueInfoProto] = {}
+            for own in (*first, *others):
+                info = onnx.ValueInfoProto()
+                info.CopyFrom(declared[own])
+                info.name = self.name(own)
+                found.setdefault(info.name, info)
+            return list(found.values())
+
+        fed = [name for name in own_inputs if self.name(name) not in held]
+        new_inputs, new_outputs = infos(self.inputs, fed), infos(self.outputs, own_outputs)
+        del graph.input[:], graph.output[:]
+        graph.input.extend(new_inputs)
+        graph.output.extend(new_outputs)
+        graph.initializer.extend(numpy_helper.from_array(values[it], it) for it in held)
+        node.input[:], node.output[:] = map(self.name, own_inputs), map(self.name, own_outputs)
+        place = {name: place for place, name in enumerate(self.attributes)}
+        attributes = sorted(node.attribute, key=lambda it: place.get(it.name, len(place)))
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+        return model
+
+
+#: The wiring of a graph that has the names and orders of its node's schema.
+PLAIN = Wiring()
 
 
 def node_model(

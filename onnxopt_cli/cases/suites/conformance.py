@@ -26,10 +26,12 @@ from onnxopt_cli.cases.suites.author import (
     Shapes,
     judgements,
 )
+from onnxopt_cli.cases.suites.extremes import extremes
 from onnxopt_cli.cases.suites.space import AROUND_BLOCKS, LITERAL, whole_ranks
+from onnxopt_cli.cases.suites.wirings import wirings
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.formula.operator import AttributeValue, Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
@@ -54,6 +56,8 @@ _LATE = 900
 #: What float32 cannot hold, and whether something ordinary stands beside it.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
+#: Of scalars, as far as they are forbidden.
+_OTHER_TYPES = ("int32", "uint64", "int16", "uint32", "float32", "float64", "int64", "float16")
 #: With more settings, questions take turns.
 _SETTINGS = 4
 
@@ -80,6 +84,9 @@ def conformance(operator: Operator) -> list[WrittenCase]:
         partial(refusals, author),
         author.dimensions,
         author.small_numbers,
+        partial(wirings, author, (1, 3)),
+        partial(extremes, author, thorough=False),
+        partial(type_refusals, author, thorough=False),
     )
     return [question for section in sections for question in section()]
 
@@ -596,6 +603,89 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
             about = f"{item.name} is missing and has no default: none must be made up."
             others = {name: it for name, it in given.items() if name != item.name}
             yield refused(f"refuses_no_{item.name}", about, attributes=others)
+
+
+def beyond_pairs(operator: Operator) -> Iterator[WrittenCase]:
+    """Yield what no pair of dimensions asks: the graph, single extremes, and refusals."""
+    author = _Questions(operator)
+    yield from wirings(author, (2, 5))
+    yield from extremes(author, thorough=True)
+    yield from refusals(author)
+    yield from type_refusals(author, thorough=True)
+
+
+def type_refusals(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
+    """Ask for what the signature forbids in types, numbers and names.
+
+    Args:
+        author: of the operator.
+        thorough: whether every type is asked of every tensor, or one of each.
+    """
+    ordinary = author.ask("refused", "", shapes=[(3,)], turn=False)
+    yield from _attribute_refusals(author, ordinary)
+    yield from _input_refusals(author, ordinary, thorough=thorough)
+    yield from _number_refusals(author, ordinary)
+
+
+def _attribute_refusals(author: Author, ordinary: WrittenCase) -> Iterator[WrittenCase]:
+    given, refused = dict(ordinary.attributes), partial(_refused, ordinary)
+    for word in ("unknown", f"{(author.numeric or ['rate'])[0]}_2"):
+        about = f"An attribute {word}, which the operator does not have: it must not be ignored."
+        yield refused(f"refuses_attribute_{word}", about, attributes=given | {word: 0.5})
+    for item in author.operator.attributes:
+        about = f"{item.name} is of another type: it must not be converted."
+        wrong: AttributeValue = 1.0 if item.choices else "half"
+        yield refused(f"refuses_type_of_{item.name}", about, attributes=given | {item.name: wrong})
+        if not item.each and not item.choices:
+            two = given | {item.name: (0.5, 0.25)}
+            about = f"{item.name} is a list: none of its numbers must be chosen."
+            yield refused(f"refuses_list_{item.name}", about, attributes=two)
+
+
+def _input_refusals(
+    author: Author, ordinary: WrittenCase, *, thorough: bool
+) -> Iterator[WrittenCase]:
+    operator, inputs = author.operator, ordinary.inputs
+    refused = partial(_refused, ordinary)
+    for scalar in operator.scalars:
+        value = np.asarray(inputs[scalar.name])
+        for dtype in [it for it in _OTHER_TYPES if it not in scalar.dtypes]:
+            about = f"{scalar.name} is of type {dtype}: it must not be converted."
+            other = {**inputs, scalar.name: np.maximum(value, 1).astype(dtype)}
+            yield refused(f"refuses_{dtype}_{scalar.name}", about, inputs=other)
+        about = f"{scalar.name} has no element: none must be made up."
+        none = {**inputs, scalar.name: np.zeros((0,), value.dtype)}
+        yield refused(f"refuses_no_{scalar.name}", about, inputs=none)
+    forbidden = [it for it in ("float16", "int32", "int64") if it not in operator.dtypes]
+    for place, tensor in enumerate(operator.tensors):
+        first = place % max(len(forbidden), 1)
+        for dtype in forbidden if thorough else forbidden[first : first + 1]:
+            about = f"{tensor} is of type {dtype}: it must not be converted."
+            other = {**inputs, tensor: np.asarray(inputs[tensor]).astype(dtype)}
+            yield refused(f"refuses_{dtype}_{tensor}", about, inputs=other)
+
+
+def _number_refusals(author: Author, ordinary: WrittenCase) -> Iterator[WrittenCase]:
+    operator = author.operator
+    pair = author.ask("refused", "", shapes=[(3,), (3,)], turn=False)
+    more = {f"left_over_{it}": np.full(3, 0.5, np.float32) for it in operator.tensors[1:]}
+    for number in range(1, 1 + len(more)):
+        some = dict([*more.items()][:number])
+        about = f"{number} more inputs than the operator takes: none must be ignored."
+        inputs = {**ordinary.inputs, **some}
+        yield _refused(ordinary, f"refuses_left_over_{number}", about, inputs=inputs)
+        about = f"{number} more inputs than two tensors take: none must be ignored."
+        inputs = {**pair.inputs, **some}
+        yield _refused(pair, f"refuses_left_over_{number}_of_two", about, inputs=inputs)
+    if operator.scalars:
+        about = "No tensor at all: nothing can be computed."
+        alone = {scalar.name: ordinary.inputs[scalar.name] for scalar in operator.scalars}
+        yield _refused(ordinary, "refuses_no_tensors", about, inputs=alone)
+    third = author.ask("refused", "", shapes=[(3,), (3,), (3,)], turn=False)
+    for name, (word, count) in product(author.each, (("two", 2), ("four", 4))):
+        about = f"{name} has {word} numbers for three tensors: none must be made up or lost."
+        attributes = dict(third.attributes) | {name: (author.within(name, 0.5),) * count}
+        yield _refused(third, f"refuses_{word}_of_{name}_for_three", about, attributes=attributes)
 
 
 def _shape_refusals(

@@ -18,8 +18,9 @@ import numpy as np
 
 from onnxopt_cli.cases.onnx.corpora import CORPORA, corpus, node_contents
 from onnxopt_cli.cases.onnx.data_set import directory_files
-from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.suites.conformance import conformance
+from onnxopt_cli.cases.onnx.node_model import PLAIN, formula_model
+from onnxopt_cli.cases.suites.conformance import beyond_pairs, conformance
+from onnxopt_cli.cases.suites.extremes import many_sizes
 from onnxopt_cli.cases.suites.space import large, space
 from onnxopt_cli.cases.suites.written import published, trajectories
 from onnxopt_cli.cases.yaml.file import read_yaml_text
@@ -61,18 +62,28 @@ def _of_suite(suite: str, operator: Operator) -> Iterable[WrittenCase]:
     return conformance(operator) if operator.suite_name == suite else ()
 
 
+def _whole_space(operator: Operator) -> Sequence[WrittenCase]:
+    return (*space(operator), *beyond_pairs(operator))
+
+
+def _all_large(operator: Operator) -> Sequence[WrittenCase]:
+    return (*large(operator), *many_sizes(operator))
+
+
 def suites() -> dict[str, Suite]:
     """Return our suites by name; each operator is in the one that it says, or of its domain."""
     whole = "what a wrong implementation fails, over the whole space of inputs"
     named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{suite: Suite(whole, partial(_of_suite, suite), "9") for suite in named},
+        **{suite: Suite(whole, partial(_of_suite, suite), "10") for suite in named},
         "trajectories": Suite(
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),
-        "space": Suite("two dimensions of the space of inputs at a time", space, "4"),
-        "large": Suite("tensors around the sizes that are computed in large blocks", large, "4"),
+        "space": Suite("two dimensions of the space of inputs at a time", _whole_space, "5"),
+        "large": Suite(
+            "tensors around the sizes that are computed in large blocks", _all_large, "5"
+        ),
     }
 
 
@@ -282,6 +293,7 @@ def _content(question: WrittenCase, test: str = "") -> Content:
         for value in question.inputs.values()
     ]
     names = list((test and question.onnx_names) or question.inputs)
+    fed = dict(zip(names, inputs, strict=True))
     model = formula_model(
         question.operator,
         question.attributes,
@@ -293,7 +305,10 @@ def _content(question: WrittenCase, test: str = "") -> Content:
         # As onnx's own test directories say.
         model.producer_name = "backend-test"
     outputs = _outputs(question, inputs) if test or question.source else None
-    return Content(model, dict(zip(names, inputs, strict=True)), outputs)
+    if question.wiring is not PLAIN:
+        model = question.wiring.apply(model, fed)
+        fed, outputs = question.wiring.fed(fed), outputs and question.wiring.yielded(outputs)
+    return Content(model, fed, outputs)
 
 
 class Drift(NamedTuple):

@@ -128,6 +128,7 @@ class RandomTensor:
         shape: the tensor's shape.
         dtype: what the draws (float64, int64 for integers) are cast to.
         parameters: of the distribution; those left out have the defaults that the schema names.
+        tail: the last elements, in the place of drawn ones.
     """
 
     distribution: str
@@ -135,6 +136,7 @@ class RandomTensor:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     parameters: Mapping[str, float] = field(default_factory=dict)
+    tail: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be drawn.
@@ -145,6 +147,10 @@ class RandomTensor:
         if oversize := too_large(self.shape):
             raise ValueError(oversize)
         name, given = dtype_name(self.dtype), dict(self.parameters)
+        if len(self.tail) > math.prod(self.shape):
+            raise ValueError(
+                f"a tail of {len(self.tail)} elements, expected at most {math.prod(self.shape)}"
+            )
         if self.distribution == "integers":
             smallest, largest = _integers_drawn(self.dtype)
             if not smallest <= given["low"] < given["high"] <= largest + 1:
@@ -175,6 +181,8 @@ class RandomTensor:
             values = _DEFAULTS[self.distribution] | given
             found = getattr(state, self.distribution)(*values.values(), self.shape)
         drawn: Array = np.asarray(found)
+        if self.tail:
+            drawn.reshape(-1)[-len(self.tail) :] = self.tail
         with np.errstate(all="ignore"):
             tensor: Array = drawn.astype(self.dtype)
             inside = np.isfinite(tensor)

@@ -206,7 +206,11 @@ class CaseFields:
 
 
 def declare_attributes(
-    fields: CaseFields, given: Mapping[str, Node], kind_of: Callable[[str, Node], int]
+    fields: CaseFields,
+    given: Mapping[str, Node],
+    kind_of: Callable[[str, Node], int],
+    *,
+    lone: bool = False,
 ) -> list[MakeAttribute]:
     """Check the attributes of a case and promise them; collects what is wrong with them.
 
@@ -214,14 +218,17 @@ def declare_attributes(
         fields: the case.
         given: those of its attributes that the operator has.
         kind_of: says the ``AttributeProto.AttributeType`` of each.
+        lone: whether a single value may stand for a list of it.
     """
     found = fields.read(
-        given, lambda name, node: _attribute(name, node, kind_of(name, node), fields)
+        given, lambda name, node: _attribute(name, node, kind_of(name, node), fields, lone=lone)
     )
     return list(found.values())
 
 
-def _attribute(name: str, node: Node, kind: int, fields: CaseFields) -> MakeAttribute:
+def _attribute(
+    name: str, node: Node, kind: int, fields: CaseFields, *, lone: bool
+) -> MakeAttribute:
     if kind == AttributeProto.TENSOR:
         value = fields.declare_tensor(node, natural_dtype)
         return lambda: helper.make_attribute(name, tensor_of(made(value)))
@@ -231,7 +238,8 @@ def _attribute(name: str, node: Node, kind: int, fields: CaseFields) -> MakeAttr
             node, f"found an attribute of type {words}, expected the case to use model: instead"
         )
     is_list = kind == _TYPES[_DTYPES[kind]][1]
-    if is_list != (node.items is not None) or node.fields is not None:
+    fits = is_list == (node.items is not None) or (lone and is_list)
+    if not fits or node.fields is not None:
         raise unexpected(node, "a list" if is_list else "a single value")
     items = [node] if node.items is None else node.items
     found = element_array(items, DTYPES[_DTYPES[kind]]).tolist()
@@ -276,9 +284,12 @@ def rejected_case(
         kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
         if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
             kinds = {"float32"}
-        return _TYPES[min(kinds)][node.items is not None]
+        # As in a case that is not refused, one number stands for a list of it.
+        lone = declared.get(name) == AttributeProto.FLOATS and kinds == {"float32"}
+        return _TYPES[min(kinds)][lone or node.items is not None]
 
-    attributes = declare_attributes(fields, fields.mapping("attributes"), natural_kind)
+    given_attributes = fields.mapping("attributes")
+    attributes = declare_attributes(fields, given_attributes, natural_kind, lone=True)
     fields.finish()
     dtype = next(reversed(inputs.values())).dtype if inputs else natural_dtype(frozenset())
 

@@ -255,7 +255,7 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
     if fields.node.field("model") is not None:
         from onnxopt_cli.cases.yaml.model_case import model_case
 
-        fields.refuse(["steps"], f", {no_steps}")
+        fields.refuse(["steps", "graph"], f", {no_steps}")
         return model_case(fields)
     inherited = ("operator", "domain", "version", "opset")
     named = {name: fields.node.field(name) or file.field(name) for name in inherited}
@@ -278,11 +278,13 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
                 return formula_case(own, fields)
             from onnxopt_cli.cases.yaml.trajectory_case import trajectory_case
 
+            fields.refuse(["graph"], ", expected none beside steps")
             return trajectory_case(own, fields)
         if steps is not None:
             raise FormatError(steps, f"found steps, {no_steps}")
         from onnxopt_cli.cases.yaml.schema_case import find_schema, schema_case
 
+        fields.refuse(["graph"], f", {no_steps}")
         return schema_case(*find_schema(operator, domain, version, opset, fields), fields)
     raise Incomplete
 

@@ -8,20 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.values.declared import DeclaredTensor
+from onnxopt_cli.cases.onnx.node_model import PLAIN, Wiring, formula_model
+from onnxopt_cli.cases.values.declared import DeclaredTensor, made
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
     content_of_one_step,
     rejected_case,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, unexpected
+from onnxopt_cli.cases.yaml.syntax import FormatError, Node, abbreviated, unexpected
 from onnxopt_cli.cases.yaml.value import element_array
+from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.call import Attributes, attribute_value, bind
 from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
+
+# What inputs of one name in the graph must be.
+_ONE_VALUE = "expected one value, as graph gives them one name"
 
 
 def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
@@ -33,6 +37,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)
     if fields.rejects:
+        fields.refuse(["graph"], ", expected none beside rejects: true")
         kinds = {it.name: it.kind for it in operator.attributes}
         choice_of = partial(default_dtype, operator)
         version = operator.version
@@ -58,10 +63,72 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                         f"found {dtype_name(value.dtype)}{list(value.shape)}, expected "
                         f"{dtype_name(dtype)}{list(shape)}",
                     )
+    wiring = _wiring(fields, found, output_names, [it.name for it in operator.attributes])
     fields.finish()
     model = partial(formula_model, operator, attributes, inputs, fields.text("name"))
-    make = partial(content_of_one_step, model, found, outputs)
-    return DeclaredCase((operator.name,), tuple(output_names), {"": make})
+    if wiring is PLAIN:
+        make = partial(content_of_one_step, model, found, outputs)
+        return DeclaredCase((operator.name,), tuple(output_names), {"": make})
+
+    def make_wired() -> Content:
+        values = {name: made(value) for name, value in found.items()}
+        expected = None if outputs is None else wiring.yielded(outputs)
+        # What random data and files hold is known only now.
+        for name, value in values.items():
+            first = next(it for it in values if wiring.name(it) == wiring.name(name))
+            if value.tobytes() != values[first].tobytes():
+                node = fields.mapping("inputs")[name]
+                raise FormatError(node, f"found {name} unlike {first}, {_ONE_VALUE}")
+        wired = partial(wiring.apply, model(), values)
+        return content_of_one_step(wired, wiring.fed(values), expected)
+
+    graph_outputs = tuple(wiring.yielded(dict.fromkeys(output_names)))
+    return DeclaredCase((operator.name,), graph_outputs, {"": make_wired})
+
+
+def _wiring(
+    fields: CaseFields,
+    inputs: Mapping[str, DeclaredTensor],
+    outputs: Sequence[str],
+    attributes: Sequence[str],
+) -> Wiring:
+    """Read how the graph is wired; collects what is wrong with that."""
+    graph = fields.node.field("graph")
+    if graph is None or id(graph) in fields.broken:
+        return PLAIN
+    known = {
+        "names": (*inputs, *outputs),
+        "inputs": tuple(inputs),
+        "outputs": tuple(outputs),
+        "initializers": tuple(inputs),
+        "attributes": tuple(attributes),
+    }
+    found: dict[str, Any] = {}
+    for key, node in (graph.fields or {}).items():
+        listed = {str(it.scalar): it for it in node.items or ()}
+        given = listed if node.fields is None else node.fields
+        for name in given:
+            if name not in known[key]:
+                expected = f"expected one of {', '.join(known[key])}"
+                fields.complain(given[name], f"found {abbreviated(name)}, {expected}")
+        scalars = {name: str(it.scalar) for name, it in given.items()}
+        found[key] = scalars if key == "names" else tuple(scalars)
+    wiring = Wiring(**found)
+    first: dict[str, str] = {}
+    for name in (*inputs, *outputs):
+        other = first.setdefault(wiring.name(name), name)
+        if other == name:
+            continue
+        if name in outputs:
+            what = f"found {other} and {name} of one name, expected another for the output"
+            fields.complain(graph, what)
+        elif (inputs[name].dtype, inputs[name].shape) != (inputs[other].dtype, inputs[other].shape):
+            fields.complain(
+                fields.mapping("inputs")[name],
+                f"found {dtype_name(inputs[name].dtype)}{list(inputs[name].shape)}, "
+                f"{_ONE_VALUE} with {other}",
+            )
+    return wiring
 
 
 def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object]) -> int:

@@ -192,9 +192,11 @@ def _from_file(
 def _random(random: Node, shape: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
     fields = dict(random.fields or {})
     seed = int(number(fields.pop("seed")))
+    last = fields.pop("tail", None)
+    tail = tuple(number(it) for it in (last.items or ())) if last is not None else ()
     ((distribution, given),) = fields.items()
     parameters = {name: number(value) for name, value in (given.fields or {}).items()}
-    tensor = partial(RandomTensor, distribution, seed, _shape(shape), dtype, parameters)
+    tensor = partial(RandomTensor, distribution, seed, _shape(shape), dtype, parameters, tail)
     return _promised(random, tensor)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnxopt_cli.cases.onnx.node_model import PLAIN, Wiring
 from onnxopt_cli.cases.values.declared import RandomTensor
 from onnxopt_cli.cases.yaml.formula_case import default_dtype, group_count
 from onnxopt_cli.cases.yaml.syntax import number_token, plain_scalar
@@ -53,6 +54,7 @@ class WrittenCase:
         rejects: True if a right backend must refuse the case.
         notes: a comment above the case.
         onnx_names: names of the node's inputs in an ONNX directory, where they are other ones.
+        wiring: of the graph around the node.
         steps: number of steps of a trajectory; 0 for a case of one step.
         changing: the inputs of a trajectory that change and are not fed back.
     """
@@ -68,6 +70,7 @@ class WrittenCase:
     rejects: bool = False
     notes: str = ""
     onnx_names: Sequence[str] = ()
+    wiring: Wiring = PLAIN
     steps: int = 0
     changing: Mapping[str, Notation] = field(default_factory=dict)
 
@@ -142,9 +145,21 @@ def _case_fields(case: WrittenCase) -> dict[str, Any]:
         "rejects": ["true"] if case.rejects else None,
         "attributes": flow(case.attributes, _FLOAT32) if case.attributes else None,
         "inputs": _tensors(case.inputs, defaults),
+        "graph": _graph(case.wiring) or None,
         "steps": {"count": [str(case.steps)], "inputs": changing} if case.steps else None,
         "outputs": _tensors(case.outputs, likes),
     }
+
+
+def _graph(wiring: Wiring) -> dict[str, list[str]]:
+    known = {
+        "names": wiring.names,
+        "inputs": wiring.inputs,
+        "outputs": wiring.outputs,
+        "initializers": wiring.initializers,
+        "attributes": wiring.attributes,
+    }
+    return {key: flow(value) for key, value in known.items() if value}
 
 
 def _tensors(
@@ -232,7 +247,8 @@ def tensor_flow(tensor: Given, default: np.dtype[Any]) -> list[str]:
     name, shape = dtype_name(tensor.dtype), flow(tensor.shape)
     unlike = {} if name == dtype_name(default) else {"dtype": [name]}
     if isinstance(tensor, RandomTensor):
-        drawn = flow({tensor.distribution: tensor.parameters, "seed": tensor.seed})
+        tail = {"tail": tensor.tail} if tensor.tail else {}
+        drawn = flow({tensor.distribution: tensor.parameters, "seed": tensor.seed, **tail})
         return _in_braces({"random": drawn, **unlike, "shape": shape})
     if tensor.ndim > _DEEPEST_NESTING or 0 in tensor.shape[:-1]:
         data = flow(tensor.reshape(-1).tolist(), tensor.dtype)

@@ -358,6 +358,8 @@ def _computed(
         coarse = [it.precision.unit_roundoff for it in operands if it.precision.dtype]
         unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
         own = row.roundings * unit * magnitude
+        if row.exponents and not magnitude.ndim and _is_exact(row, value, operands):
+            own = np.float64(0.0)
         error = error + (own if row.exact is None else np.where(row.exact(*operands), 0.0, own))
     if _somewhere(~(magnitude + error < np.inf)):
         error = _settled(row, value, error, operands)
@@ -378,6 +380,21 @@ def _computed(
     if row.is_sum or not row.roundings:
         doubt = _doubt(value, magnitude, error, operands, precision)
     return _known(Bounded(value, error, may_cross, precision, doubt, reach, factors), magnitude)
+
+
+def _is_exact(row: Elementwise, value: Any, operands: Sequence[Bounded]) -> bool:
+    """Tell whether a product or quotient of exact scalars is one that no type rounds.
+
+    Where T * decay_factor is -1, 1 + T * decay_factor is zero then, and not a small number of
+    either sign. Of operands that float32 holds, the wide value is exact, or a quotient that does
+    not give back what was divided.
+    """
+    one, other = operands
+    if one.error != 0 or other.error != 0:
+        return False
+    with np.errstate(all="ignore"):
+        held = all(it == np.float32(it) for it in (one.value, other.value, value))
+        return held and (row.exponents == (1, 1) or value * other.value == one.value)
 
 
 def _known(operand: Bounded, magnitude: Any) -> Bounded:
