@@ -6,6 +6,7 @@ Tensors are compared in blocks, so that a large one needs no full-size temporari
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -278,6 +279,8 @@ class _Elements:
         steps: distances in ulp; None for what is no float.
         limit: the largest allowed distances.
         weak: number of elements that the limits cannot judge.
+        labels: of each element that another result than the first comes nearest, what is said of
+            that, and empty of others; None if nothing is said of any.
     """
 
     places: Array
@@ -288,6 +291,14 @@ class _Elements:
     steps: Array | None
     limit: Array
     weak: int
+    labels: Array | None
+
+    @property
+    def accepted(self) -> Counter[str]:
+        """How many elements are right by each of the results with a label."""
+        if self.labels is None:
+            return Counter()
+        return Counter(filter(None, self.labels[self.distance <= self.limit].tolist()))
 
     @property
     def share(self) -> Array:
@@ -322,7 +333,7 @@ def _judged(
     What surely uses less than the share ``known`` of its limit has the least that this can be.
     """
     expected, actual = expected[places], actual[places]
-    weak = 0
+    weak, labels = 0, None
     if isinstance(tolerance, Budget):
         limit, unsure = np.empty(places.size), np.arange(places.size)
         if known:
@@ -331,7 +342,10 @@ def _judged(
         for start in range(0, unsure.size, BLOCK):
             asked = unsure[start : start + BLOCK]
             branch = tolerance.at(places[asked])
-            expected[asked], limit[asked] = _nearest(branch, actual[asked])
+            expected[asked], limit[asked], found = _nearest(branch, actual[asked])
+            if found is not None:
+                labels = np.full(places.size, "", object) if labels is None else labels
+                labels[asked] = found
             weak += int(np.count_nonzero(branch.weak))
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
@@ -345,7 +359,7 @@ def _judged(
             limit = np.where(np.isfinite(distance) & (steps <= ulp), np.inf, 0.0)
         case None:
             limit = np.zeros_like(size)
-    return _Elements(places, expected, actual, distance, size, steps, limit, weak)
+    return _Elements(places, expected, actual, distance, size, steps, limit, weak, labels)
 
 
 def _median(shares: Array, size: int) -> float:
@@ -365,6 +379,7 @@ class _Statistics:
     shape: tuple[int, ...]
     mismatches: int = 0
     weak: int = 0
+    accepted: Counter[str] = field(default_factory=Counter)
     # The maxima, by their names in a Diff.
     largest: dict[str, Any] = field(default_factory=dict)
     # The shares of the derived limits, without those of elements that are equal to the bit: zero.
@@ -392,6 +407,7 @@ class _Statistics:
         self._raise(max_absolute=it.distance, max_relative=relative, budget_used=share)
         self.mismatches += int(np.count_nonzero(wrong))
         self.weak += it.weak
+        self.accepted += it.accepted
         if isinstance(self.tolerance, Budget):
             # Beyond the range of float32 one share is as good as another.
             self.shares.append(np.minimum(share, 1e30).astype(np.float32))
@@ -421,6 +437,7 @@ class _Statistics:
             budget_median=_median(np.concatenate(self.shares), size) if self.shares else 0.0,
             ulp_counts=tuple(self.ulp_counts) if any(self.ulp_counts) else (),
             worst=tuple(element for _, element in self.worst),
+            accepted=tuple(self.accepted.items()),
             **self.largest,
         )
 
@@ -506,18 +523,21 @@ def share_of_limit(distance: Array, limit: Array) -> Array:
     return share
 
 
-def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array]:
-    """Return what to expect of each element, and its limit: of all right results the nearest one.
+def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array, Array | None]:
+    """Return what to expect of each element, its limit and label: those of the nearest result.
 
     Nearer is measured in shares of the limits.
     """
     expected, limit, other = branch.expected, branch.limit, branch.otherwise
+    labels = None
     while other is not None:
         nearer = _shares(other, actual) < _shares(Branch(expected, limit), actual)
         expected = np.where(nearer, other.expected, expected)
         limit = np.where(nearer, other.limit, limit)
+        if labels is not None or other.label:
+            labels = np.where(nearer, other.label, "" if labels is None else labels)
         other = other.otherwise
-    return expected, limit
+    return expected, limit, labels
 
 
 def _shares(branch: Branch, actual: Array) -> Array:

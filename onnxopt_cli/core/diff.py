@@ -65,6 +65,8 @@ class Diff:
             has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which one side alone is finite
             are in none; empty for what is no float.
         worst: the elements that are furthest off, worst first.
+        accepted: how many elements are right by another result than the first, by what is said of
+            it. A result's note has it in words, so that logs need not.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Diff:
     weak: int = 0
     ulp_counts: tuple[int, ...] = ()
     worst: tuple[Element, ...] = ()
+    accepted: tuple[tuple[str, int], ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -111,6 +114,18 @@ def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
     said = [_wrong_output(diff, steps) for diff in wrong[:_SAID]]
     more = len(wrong) - len(said)
     return "; ".join(said + ([f"and {more} more output{'s' * (more > 1)}"] if more else []))
+
+
+def accepted_results(diffs: Sequence[Diff]) -> str:
+    """Say which elements are right by another result than the first; empty if none is."""
+    said = [
+        f"{printable(diff.name)[:_LONGEST]}: {count} of {diff.elements} by {label}"
+        for diff in diffs
+        for label, count in diff.accepted
+    ]
+    more = [f"and {len(said) - _SAID} more"] if len(said) > _SAID else []
+    listed = "; ".join(said[:_SAID] + more)
+    return f"accepted: another right result ({listed})" if said else ""
 
 
 def _wrong_output(diff: Diff, steps: Sequence[int]) -> str:

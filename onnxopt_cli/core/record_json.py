@@ -69,7 +69,7 @@ _RESULT = (
 )  # fmt: skip
 # Those that are read as they are.
 _TEXTS = ("case", "backend", "lowered", "message", "printed", "flaky", "expectation")
-_DIFF = [it.name for it in fields(Diff)]
+_DIFF = [it.name for it in fields(Diff) if it.name != "accepted"]
 _ELEMENT = [it.name for it in fields(Element)]
 _LIMITS = ("rtol", "atol", "ulp", "factor", "law")
 _of_result, _of_diff, _of_element = (attrgetter(*it) for it in (_RESULT, _DIFF, _ELEMENT))

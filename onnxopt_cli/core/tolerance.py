@@ -63,11 +63,13 @@ class Branch:
         otherwise: what is right as well, each element on its own, and the same elsewhere: the
             output where every choice that rounding decides falls the other way, or what right forms
             make of infinite inputs; None if nothing else is.
+        label: what is said of elements that are right by this branch alone; empty if nothing is.
     """
 
     expected: Array
     limit: Array
     otherwise: Branch | None = None
+    label: str = ""
 
     @property
     def weak(self) -> Array:
@@ -91,7 +93,8 @@ class Branch:
     def at(self, places: Array) -> Branch:
         """Return what is right of the elements at some flat places."""
         other = None if self.otherwise is None else self.otherwise.at(places)
-        return Branch(self.expected.reshape(-1)[places], self.limit.reshape(-1)[places], other)
+        expected, limit = (it.reshape(-1)[places] for it in (self.expected, self.limit))
+        return Branch(expected, limit, other, self.label)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -145,6 +145,15 @@ def describe(value: Value) -> str:
     return sys.intern(f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
 
 
+def structure_of(value: Value) -> Any:
+    """Return what a value consists of, without its content, as JSON has it."""
+    if isinstance(value, list):
+        return [structure_of(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): structure_of(item) for key, item in value.items()}
+    return describe(value)
+
+
 def total_bytes(values: Iterable[Value]) -> int:
     """Return the bytes of the tensors among values, not of what sequences and maps hold."""
     return sum(value.nbytes for value in values if isinstance(value, np.ndarray))

@@ -7,6 +7,7 @@ ask is judged by ONNX's tolerance, and says so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,10 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from onnxopt_cli.cases.onnx.model_check import (
+    contradicts,
+    inferred_output,
+    structure_fits,
+)
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import ABSOLUTE_ONLY
+from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
@@ -26,7 +33,7 @@ from onnxopt_cli.core.tolerance import (
     Relative,
     Tolerance,
 )
-from onnxopt_cli.core.values import Array, NumberKind, Value, describe, kind_of
+from onnxopt_cli.core.values import Array, NumberKind, Value, describe, kind_of, structure_of
 from onnxopt_cli.isolation.response import Order, Response
 from onnxopt_cli.run.answer_key import Alternative, AnswerKey, JudgeOptions, ToleranceRule
 
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
 # What is published in print has no more after the point.
 _FEW_DIGITS = 6
+# Characters of what a sequence consists of.
+_MAX_STRUCTURE_CHARS = 200
 #: Has a model run; what is returned waits for the response, or says why there is none.
 Submit = Callable[[Order], Callable[[], Response | str]]
 #: What a worker of ours runs.
@@ -109,18 +118,18 @@ class Asker:
         question = question_key(model, content.inputs)
         known = answers.get(question)
         if known is not None:
-            return lambda: _completed(key, wanted, known)
+            return lambda: _completed(content, key, wanted, known)
         pending = self.workers()(Order(model, content.inputs))
 
         def completed() -> AnswerKey:
             response = pending()
             if isinstance(response, str):
-                return _completed(key, wanted, response)
+                return _completed(content, key, wanted, response)
             if response.outputs is None:
                 reason = f"asking ends in {response.failure}: {response.message}"
-                return _completed(key, wanted, reason)
+                return _completed(content, key, wanted, reason)
             answers.put(question, response.outputs)
-            return _completed(key, wanted, response.outputs)
+            return _completed(content, key, wanted, response.outputs)
 
         return completed
 
@@ -160,13 +169,15 @@ def _readings(answer: Sequence[Value] | str, outputs: int) -> list[Reading]:
     return [Reading((), [Judgement(reason=reason)] * outputs)]
 
 
-def _completed(key: AnswerKey, wanted: list[str], answer: Sequence[Value] | str) -> AnswerKey:
+def _completed(
+    content: Content, key: AnswerKey, wanted: list[str], answer: Sequence[Value] | str
+) -> AnswerKey:
     """Return a key with what was answered to a question; or with why nothing was.
 
     Stored outputs that agree with any reading contradict nothing.
     """
     first, *others = _readings(answer, len(key.outputs))
-    found = _of_reading(key, wanted, first.judgements)
+    found = _of_reading(content, key, wanted, first.judgements)
     pure = [_whole_reading(key, wanted, it.judgements) for it in (first, *others)] if others else []
     if pure and pure[0] and any(it is not None and _agrees(key, it) for it in pure):
         found = pure[0]
@@ -206,7 +217,7 @@ def _whole_reading(
             if judgement.reason:
                 return None
             outputs[name] = judgement.right[0][0]
-            tolerances[name] = _budget(judgement.right, judgement.units)
+            tolerances[name] = _budget(judgement.right, judgement.units, judgement.labels)
     return replace(key, outputs=outputs, tolerances=tolerances)
 
 
@@ -222,25 +233,28 @@ def _agrees(key: AnswerKey, reading: AnswerKey) -> bool:
     )
 
 
-def _of_reading(key: AnswerKey, wanted: list[str], judgements: Sequence[Judgement]) -> AnswerKey:
+def _of_reading(
+    content: Content, key: AnswerKey, wanted: list[str], judgements: Sequence[Judgement]
+) -> AnswerKey:
     outputs, tolerances = dict(key.outputs), dict(key.tolerances)
     contradictions: list[Diff] = []
     for (name, stored), judgement in zip(key.outputs.items(), judgements, strict=True):
         if name not in wanted:
             continue
         own, reason = key.tolerances[name], judgement.reason
-        if not reason:
+        if not _alike(stored, judgement):
+            reason = _reference_fault(content, name, judgement)
+            contradictions += [_other_structure(name, stored, judgement)] * (not reason)
+        elif not reason:
             expected, tolerance = judgement.right[0][0], own
             rounded = kind_of(expected.dtype) in _ROUNDED
             if rounded or len(judgement.right) > 1:
-                tolerance = _budget(judgement.right, judgement.units)
+                tolerance = _budget(judgement.right, judgement.units, judgement.labels)
             off = _wrong(expected, stored, tolerance)
             if off and judgement.reformulated:
                 off = _wrong(expected, stored, _budget(judgement.reformulated, judgement.units))
             far = off and rounded and _wrong(expected, stored, own)
-            if describe(stored) != describe(expected):
-                reason = f"onnx's reference yields {describe(expected)}"
-            elif off and not far and not _of_few_digits(expected, stored):
+            if off and not far and not _of_few_digits(expected, stored):
                 reason = "what is stored and what onnx's reference yields differ beyond roundings"
             else:
                 outputs[name], tolerances[name] = expected, tolerance
@@ -254,10 +268,48 @@ def _of_reading(key: AnswerKey, wanted: list[str], judgements: Sequence[Judgemen
     )
 
 
-def _budget(right: Sequence[tuple[Array, Array]], units: float) -> Budget:
+def _alike(stored: Value, judgement: Judgement) -> bool:
+    """Tell whether what is stored has the types and shapes that onnx's reference yields."""
+    if judgement.right:
+        return describe(stored) == describe(judgement.right[0][0])
+    return judgement.structure is None or structure_of(stored) == judgement.structure
+
+
+def _reference_fault(content: Content, name: str, judgement: Judgement) -> str:
+    """Return in words that onnx's reference, not what is stored, contradicts onnx's inference.
+
+    Returns:
+        Empty if the inference says nothing of the kind: then what is stored is wrong, or the
+        reference, and so is the case.
+    """
+    if not judgement.right:
+        declared = {it.name: it.type for it in content.model.graph.output}[name]
+        fits = structure_fits(judgement.structure, declared)
+        return "" if fits else "onnx's reference yields no value of the declared type"
+    inferred = inferred_output(content.model, content.inputs, name)
+    if inferred is None or contradicts((content.expected or {}).get(name), inferred):
+        return ""
+    found = judgement.right[0][0]
+    return f"onnx's reference yields {describe(found)}" if contradicts(found, inferred) else ""
+
+
+def _other_structure(name: str, stored: Value, judgement: Judgement) -> Diff:
+    if judgement.right:
+        return Diff(name, describe(judgement.right[0][0]), structure=f"is {describe(stored)}")
+    wanted, found = (
+        clipped(json.dumps(it), _MAX_STRUCTURE_CHARS)
+        for it in (judgement.structure, structure_of(stored))
+    )
+    return Diff(name, wanted, structure=f"consists of {found}")
+
+
+def _budget(
+    right: Sequence[tuple[Array, Array]], units: float, labels: Sequence[str] = ()
+) -> Budget:
     branch = None
-    for expected, limit in reversed(right):
-        branch = Branch(expected, limit, branch)
+    labelled = zip(right, [*labels, *[""] * len(right)], strict=False)
+    for (expected, limit), label in reversed(list(labelled)):
+        branch = Branch(expected, limit, branch, label)
     assert branch is not None  # noqa: S101 - there is one where there is no reason
     return Budget(branch.at, units, Provenance.CONDITIONED)
 

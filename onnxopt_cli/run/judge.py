@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 from onnx import helper
 
 from onnxopt_cli.backends.lowering import breaks_signature
+from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import tensor_info
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.diff import Diff, wrong_outputs
+from onnxopt_cli.core.diff import Diff, accepted_results, wrong_outputs
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.text import clipped, printable, some_of
+from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
-from onnxopt_cli.formula.nodes import all_nodes, operator_names, subgraphs
+from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.isolation.response import Response
 from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.run.answer_key import Alternative, AnswerKey, JudgeOptions, answer_key
@@ -105,7 +105,7 @@ def _is_right(content: Content) -> bool:
         call = sole_call(content.model, content.inputs)
     except NodeError:
         return False
-    if call is None or _fault(content.model):
+    if call is None or model_fault(content.model):
         return False
     # A graph may declare something else than there is.
     fed = {name: np.asarray(it) for name, it in content.inputs.items()}
@@ -154,7 +154,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
         outcome = response.failure or Outcome.ERROR
         # A crash may be that of onnx, which workers call to lower a model.
         doubtful = outcome in {Outcome.ERROR, Outcome.CRASH}
-        if doubtful and (fault := _fault(content.model)):
+        if doubtful and (fault := model_fault(content.model)):
             outcome, said = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
         diffs, note = _compared(key, response.outputs, judging)
@@ -192,56 +192,13 @@ def _compared(
             examine=judging.examine,
         )
         if all(diff.agrees for diff in diffs):
-            return diffs, way.note
+            return diffs, "; ".join(filter(None, (way.note, accepted_results(diffs))))
         contested |= way.contested
         if not way.contested:
             found.append(diffs)
     # What is wrong by all of them is shown beside what the first reading leaves wrong at least.
     least = min(found, key=lambda diffs: sum(diff.mismatches for diff in diffs))
     return least, "contested: by no reading of 2" if contested else ""
-
-
-def _fault(model: onnx.ModelProto) -> str:
-    """Return why no backend has to run a model; empty if onnx's check finds nothing."""
-    # Only what raises is looked at so.
-    from onnx import defs
-
-    from onnxopt_cli.formula.native import (
-        OnnxRefusal,
-        TooLargeForOnnx,
-        check_model,
-        check_shapes,
-    )
-    from onnxopt_cli.operators import register_schemas
-    from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
-
-    newest = max((it.version for it in model.opset_import if it.domain in _ONNX), default=0)
-    if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
-        # The installed onnx does not know.
-        return ""
-    register_schemas()
-    checked = onnx.ModelProto()
-    checked.CopyFrom(model)
-    nodes = all_nodes(checked)
-    for graph in (checked.graph, *(graph for node in nodes for graph in subgraphs(node))):
-        for value in (*graph.input, *graph.output):
-            # The check wants a shape, and no backend needs one.
-            if value.type.HasField("tensor_type"):
-                value.type.tensor_type.shape.SetInParent()
-    try:
-        refuse_endless_functions(checked)
-        check_model(checked)
-        # A node may have types that its operator's version does not take.
-        check_shapes(checked, check_type=True)
-    except NodeError as error:
-        return error.message
-    except TooLargeForOnnx:
-        return ""
-    except OnnxRefusal as error:
-        # Behind an arrow it says in what of the model that is.
-        words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
-        return clipped(printable(" ".join(words.split())), _LONGEST_FAULT)
-    return ""
 
 
 def _result(

@@ -11,6 +11,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, tensor
 
 from onnxopt_cli.cases.onnx import model_file
+from onnxopt_cli.cases.onnx.data_set import data_set_files, read_case
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.errors import InvalidCase
 
@@ -31,8 +32,7 @@ def read(tmp_path, *tensors, extra=()):
     directory = make_directory(tmp_path / "test_x", model, [value], [value])
     if not (directory / "weights").exists():
         (directory / "weights").write_bytes(DATA)
-    ((case,), _) = find_directories(directory)
-    return case.read()
+    return read_case(data_set_files(directory, 0))
 
 
 def complaint(tmp_path, *tensors):

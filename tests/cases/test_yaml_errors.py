@@ -303,7 +303,7 @@ def other(fields):
         ]),
         (other("operator: Relu, inputs: {X: 1.0}"), ["4: case c: found no output Y, expected Y below outputs:"]),
         (other("operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1.0, 2.0]}"), [
-            "4: case c: outputs: onnx refuses them: [ShapeInferenceError] Inference error(s): (op_type:Relu): [ShapeInferenceError] Inferred shape and existing shape differ in dimension 0: (1) vs (2)"
+            "4: case c: outputs: onnx refuses them: Inference error(s): (op_type:Relu): [ShapeInferenceError] Inferred shape and existing shape differ in dimension 0: (1) vs (2)"
         ]),
         # Tolerances.
         (adam(tolerance="{rtol: -1}"), ["4: case c: tolerance.rtol: found -1, expected at least 0"]),

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
+from onnxopt_cli.cases.onnx.model_check import model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import external_files, read_model
 from onnxopt_cli.cases.values.proto_values import (
     Message,
@@ -131,6 +132,21 @@ def _read_case(files: CaseFiles) -> Content:
         raise InvalidCase(problems)
     own = files.inputs or url.endswith(f"/light/{files.model.name}")
     return Content(model, inputs, outputs, tolerance if own else None)
+
+
+def read_checked_case(files: CaseFiles) -> Content:
+    """Read a case whose model onnx accepts, and whose shapes are those that its graph declares.
+
+    Raises:
+        InvalidCase: see :func:`read_case`.
+    """
+    content = read_case(files)
+    graph = content.model.graph
+    if fault := symbol_fault(graph, content.inputs, content.expected or {}):
+        raise InvalidCase([Problem(str(files.folder), fault)])
+    if fault := model_fault(content.model):
+        raise InvalidCase([Problem(str(files.model), f"does not pass onnx's check: {fault}")])
+    return content
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:

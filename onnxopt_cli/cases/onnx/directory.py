@@ -25,7 +25,7 @@ from onnxopt_cli.cases.onnx.data_set import (
     find_numbers,
     is_number,
     light_files,
-    read_case,
+    read_checked_case,
     read_directory_data,
 )
 from onnxopt_cli.cases.values.regular_file import Malformed
@@ -212,7 +212,9 @@ def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Probl
         suite = f"onnx-{suite}"
     case_id = f"{suite}/{name}"
     if case_id.isprintable():
-        return Case(case_id, Location(place), partial(read_case, files), files=files.present)
+        return Case(
+            case_id, Location(place), partial(read_checked_case, files), files=files.present
+        )
     return Problem(str(place), f"has a name that cannot be shown: {case_id!a}")
 
 

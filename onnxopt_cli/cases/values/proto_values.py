@@ -329,6 +329,10 @@ def describe_type(declared: TypeProto) -> str:
     return kind.replace("_", " ") or "nothing"
 
 
+# Some exporters write it, and onnx's checker takes it.
+_UNKNOWN_SIZE = -1
+
+
 def _tensor_fits(array: Array, declared: TypeProto.Tensor) -> bool:
     if declared.elem_type and dtype_name(array.dtype) != type_name(declared.elem_type):
         return False
@@ -336,7 +340,7 @@ def _tensor_fits(array: Array, declared: TypeProto.Tensor) -> bool:
         return True
     dimensions = declared.shape.dim
     return len(dimensions) == array.ndim and all(
-        not dimension.HasField("dim_value") or dimension.dim_value == size
+        not dimension.HasField("dim_value") or dimension.dim_value in (size, _UNKNOWN_SIZE)
         for dimension, size in zip(dimensions, array.shape, strict=True)
     )
 

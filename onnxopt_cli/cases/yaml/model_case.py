@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import onnx
 
 from onnxopt_cli.cases.onnx.data_set import fed_inputs
+from onnxopt_cli.cases.onnx.model_check import model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import read_model
 from onnxopt_cli.cases.values.declared import Declared, outline
 from onnxopt_cli.cases.values.proto_values import check_type
@@ -51,11 +52,31 @@ def model_case(fields: CaseFields) -> DeclaredCase:
         fields.refuse(["outputs"], ", expected none beside rejects: true")
     elif fields.node.field("outputs") is not None or sole_operator(model) is None:
         outputs = _values("outputs", model.graph.output, fields)
+    if not fields.rejects:
+        _check(file, model, inputs, outputs or {}, fields)
     fields.finish()
     again = partial(read_model, path, links=False)
     make = partial(content_of_one_step, again, inputs, outputs, rejects=fields.rejects)
     output_names = tuple(output.name for output in model.graph.output)
     return DeclaredCase(operator_names(model), output_names, {"": make})
+
+
+def _check(
+    file: Node,
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Declared],
+    outputs: Mapping[str, Declared],
+    fields: CaseFields,
+) -> None:
+    """Make sure that onnx accepts the model, and that its shapes are those of the values."""
+    given, returned = (
+        {name: outline(it) for name, it in values.items()} for values in (inputs, outputs)
+    )
+    if fault := symbol_fault(model.graph, given, returned):
+        fields.complain(fields.node, fault)
+    elif fault := model_fault(model):
+        name = abbreviated(str(file.scalar))
+        fields.complain(file, f"the file {name} does not pass onnx's check: {fault}")
 
 
 def _values(

@@ -12,6 +12,7 @@ import onnx
 from onnx import defs
 from onnx.defs import OpSchema
 
+from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
 from onnxopt_cli.cases.values.declared import Declared, DeclaredGroup
 from onnxopt_cli.cases.yaml.case_fields import (
@@ -25,7 +26,6 @@ from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
 from onnxopt_cli.cases.yaml.value import has_dtype, natural_dtype, untyped_kinds
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import DTYPES, dtype_name, dtype_named
-from onnxopt_cli.formula.native import OnnxRefusal, check_model
 from onnxopt_cli.operators import OPERATORS, register_schemas
 
 #: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
@@ -67,13 +67,10 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
             graph_name=fields.text("name"),
         )
 
-    try:
-        # Types and shapes of the outputs are judged by onnx's own inference.
-        check_model(model(), full=True)
-    except OnnxRefusal as error:
-        reason = " ".join(str(error).split())
+    # Types and shapes of the outputs are judged by onnx's own inference.
+    if fault := model_fault(model()):
         place = fields.node.field("outputs") or fields.node
-        fields.complain(place, f"onnx refuses them: {reason}")
+        fields.complain(place, f"onnx refuses them: {fault}")
     fields.finish()
     make = partial(content_of_one_step, model, inputs, outputs)
     return DeclaredCase((schema.name,), tuple(outputs), {"": make})

@@ -15,9 +15,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+from onnx import helper
 
 from onnxopt_cli.core.text import clipped, exception_text
-from onnxopt_cli.core.values import Array, Value, describe
+from onnxopt_cli.core.values import Array, Value, describe, structure_of
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.formula.functions import with_bound_functions
 from onnxopt_cli.formula.nodes import all_nodes, operator_names
@@ -25,7 +26,12 @@ from onnxopt_cli.readings.conditioned.body import CALLED, published_body, subtra
 from onnxopt_cli.readings.conditioned.contested import CONTESTED, met_at, second_readings
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
 from onnxopt_cli.readings.conditioned.design import RUNS, roundings
-from onnxopt_cli.readings.conditioned.evaluator import Compute, Evaluated, sums_in_order
+from onnxopt_cli.readings.conditioned.evaluator import (
+    Compute,
+    Evaluated,
+    Visitor,
+    sums_in_order,
+)
 from onnxopt_cli.readings.conditioned.exponentials import OPERATORS, in_one_pass
 from onnxopt_cli.readings.conditioned.fast import convolution_scale, transform_scale
 from onnxopt_cli.readings.conditioned.instead import (
@@ -51,10 +57,22 @@ from onnxopt_cli.readings.conditioned.rows import (
     leaps,
     site,
 )
+from onnxopt_cli.readings.conditioned.short import (
+    SHIFTED,
+    InSingle,
+    adds_up,
+    asks_for_short_sums,
+    dtypes_of,
+    takes_exact_operands,
+)
 from onnxopt_cli.readings.conditioned.widen import (
     ROUNDOFF,
+    SINGLE,
+    is_short,
     is_wide,
+    single_value,
     smallest_normal,
+    widened,
     widened_value,
 )
 
@@ -93,6 +111,11 @@ _LEAST = {
 _LONGEST = 200
 # What is met where integers are interpolated.
 _INTEGERS = "integers"
+# What is said where these results are accepted.
+_OUT_OF_RANGE = "the result in the model's own types, whose range something leaves on the way"
+_FLUSHED = "the result with zeros for subnormal numbers"
+_ADDED_IN_ORDER = "the result of sums that are added up one term after the other"
+_LOWEST = "the lowest number for a masked score"
 # Of so many contested questions in one model all combinations are tried.
 _MOST_CONTESTED = 2
 _TRAINING = "ai.onnx.preview.training"
@@ -114,12 +137,22 @@ class Judgement:
             accuracy alone; empty if they change nothing.
         reason: why nothing is known of this output; empty if it is.
         units: how many times what one rounding moves the limits are; 0 if they are all zero.
+        labels: what is said of each of ``right``; empty, or missing at the end, if nothing is.
+        structure: what it consists of, see :func:`structure_of`; None if that is unknown.
     """
 
     right: tuple[tuple[Array, Array], ...] = ()
     reformulated: tuple[tuple[Array, Array], ...] = ()
     reason: str = ""
     units: float = 0.0
+    structure: Any = None
+    labels: tuple[str, ...] = ()
+
+    def beside(self, other: Judgement, label: str) -> Judgement:
+        """Return a judgement by which what another one says is right, too."""
+        labels = [*self.labels, *[""] * (len(self.right) - len(self.labels)), label]
+        labels += [it or label for it in other.labels[1:]]
+        return replace(self, right=self.right + other.right, labels=tuple(labels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +185,8 @@ class _Form:
             and with zeros for all that is subnormal.
         underflows: whether something within a node underflows on the way.
         step: by how much the roundings put in were larger than those of the types.
+        overflows: whether something overflows on the way.
+        adds: the operator and row of a model's only node, if it adds up operands of 16 bits.
         alone: whether nothing in the model rounds but what yields its outputs, each element once.
         units: how many units it may be off.
     """
@@ -164,6 +199,8 @@ class _Form:
     beyond: list[Any] = field(default_factory=list)
     underflows: bool = False
     step: float = 1.0
+    overflows: bool = False
+    adds: tuple[str, Rounds] | None = None
     alone: bool = False
     units: float = UNITS
 
@@ -263,11 +300,14 @@ def _conditioned(
     except (CannotAskError, MemoryError):
         raise
     except Exception as error:
+        if any(map(is_short, inputs.values())) and len(nodes) == 1:
+            # Some published bodies have constants of float32 beside operands of any type.
+            return _of_single(model, inputs, math, met)
         # It may list all the operators that it knows.
         said = exception_text(error).split("\n", 1)[0]
         why = f"onnx's reference does not run it in double: {clipped(said, _LONGEST)}"
         raise CannotAskError(why) from error
-    bodies = _measured_body(model, inputs, math, met)
+    bodies = _measured_body(model, inputs, math, met, forms[0].adds)
     known = list(zip(forms, bodies, strict=True) if bodies else zip(forms))
     found = list(map(_judgement, known))
     for at, form in enumerate(_reformulated(model, inputs, math, met)):
@@ -278,18 +318,51 @@ def _conditioned(
         found = list(map(_with_lowest, found))
     if _INTEGERS in met:
         found = _with_either_integer(model, inputs, found)
+    return _with_flushed(model, inputs, math, met, found)
+
+
+def _with_flushed(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    met: set[str],
+    found: list[Judgement],
+) -> list[Judgement]:
+    """Let zeros stand for subnormal inputs."""
     flushed = {name: _flushed(it) for name, it in inputs.items()}
     if all(it is inputs[name] for name, it in flushed.items()):
         return found
     others = _conditioned(model, flushed, math, met)
     return [
         replace(
-            it,
-            right=it.right + other.right,
+            it.beside(other, _FLUSHED),
             reformulated=it.reformulated and it.reformulated + (other.reformulated or other.right),
         )
         for it, other in zip(found, others, strict=True)
     ]
+
+
+def _of_single(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
+) -> list[Judgement]:
+    """Judge the only node of a model in float32, and round what it yields to 16 bits."""
+    single = {name: single_value(it) for name, it in inputs.items()}
+    found = _conditioned(widened(model, SINGLE), single, math, met)
+    return [
+        _narrowed(judgement, output.type.tensor_type.elem_type)
+        for judgement, output in zip(found, model.graph.output, strict=True)
+    ]
+
+
+def _narrowed(judgement: Judgement, elem_type: int) -> Judgement:
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    if not judgement.right or ROUNDOFF.get(dtype, 0) <= _SINGLE:
+        return judgement
+    right = [
+        _branch(value.astype(np.float64), _FEW * ROUNDOFF[dtype], limit, dtype)
+        for value, limit in judgement.right
+    ]
+    return replace(judgement, right=tuple(right))
 
 
 def _flushed(value: Value) -> Value:
@@ -302,10 +375,11 @@ def _flushed(value: Value) -> Value:
 
 def _defined(output: Any) -> Judgement:
     if not isinstance(output, np.ndarray):
-        return Judgement(reason="it is not a tensor")
+        return Judgement(reason="it is not a tensor", structure=structure_of(output))
     exact, flushed = np.zeros(output.shape), np.asarray(_flushed(output))
-    right = (output, exact), (flushed, exact)
-    return Judgement(right[:1] if flushed is output else right)
+    right = Judgement(((output, exact),))
+    other = Judgement(((flushed, exact),))
+    return right if flushed is output else right.beside(other, _FLUSHED)
 
 
 def _interpolates_integers(node: Any, given: Sequence[Any]) -> bool:
@@ -340,15 +414,21 @@ def _with_lowest(judgement: Judgement) -> Judgement:
             other = np.where(masked, lowest, expected).astype(expected.dtype)
             # A bias may have been added to it.
             near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, limit)
-            return Judgement((*judgement.right, (other, near)), units=UNITS)
+            return replace(judgement.beside(Judgement(((other, near),)), _LOWEST), units=UNITS)
     return judgement
 
 
 def _measured_body(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    met: set[str],
+    adds: tuple[str, Rounds] | None,
 ) -> list[_Form]:
     """Run the function bodies that ONNX publishes for a model's nodes; empty if there are none."""
     try:
+        if adds:
+            return _measured_in_single(model, inputs, math, met, adds)
         if body := published_body(model, inputs):
             return _measure(body, inputs, math, met, CALLED)
         looked_into = subtracting(model)
@@ -381,6 +461,30 @@ def _reformulated(
     return forms
 
 
+def _measured_in_single(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    met: set[str],
+    adds: tuple[str, Rounds],
+) -> list[_Form]:
+    """Run the published body of a node that adds up operands of 16 bits; empty if it has none."""
+    if takes_exact_operands(*adds) and adds[0] not in SHIFTED:
+        single = {name: single_value(it) for name, it in inputs.items()}
+        body = published_body(widened(model, SINGLE), single)
+        forms = _measure(body, single, math, met, CALLED) if body else []
+        for form in forms:
+            # As many of its roundings are allowed as of a model of float32.
+            form.step *= _FEW / UNITS
+        return forms
+    body = published_body(model, inputs)
+    forms = _measure(body, inputs, math, met, CALLED) if body else []
+    for form in forms:
+        # That the body overflows in its own type is no evidence.
+        form.own, form.beyond = form.exact, []
+    return forms
+
+
 def _measure(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
@@ -391,6 +495,7 @@ def _measure(
 ) -> list[_Form]:
     kinds: list[tuple[str, float, bool]] = []
     beyond: set[str] = set()
+    types: list[list[np.dtype[Any] | None]] = []
 
     def note(node: Any, compute: Compute, given: Sequence[Any], _at: int) -> tuple[Any, ...]:
         met.update(met_at(node, given))
@@ -398,6 +503,7 @@ def _measure(
         outputs = compute(*given)
         beyond.update(_left_range(given, outputs))
         kinds.append(_kind(node, given, outputs))
+        types.append(dtypes_of(outputs))
         if len(kinds) > _MOST_VISITS:
             raise CannotAskError(f"it runs more than {_MOST_VISITS} nodes")
         return outputs
@@ -409,7 +515,8 @@ def _measure(
     asking = _Asking(kinds, math)
     doubles = {name: widened_value(it) for name, it in inputs.items()}
     exact = wide.run(doubles, asking)
-
+    computed = _plainly if asks_for_short_sums(model) else asking.computed(types)
+    own = _run_noting(narrow, inputs, computed, beyond) if computed is not _plainly else own
     draws = _drawn(wide, doubles, asking.places, asking.step) if asking.moves else [()] * len(own)
     forms = [_Form(*it, step=asking.step) for it in zip(own, exact, draws, strict=True)]
     # What is subnormal is rounded to few numbers, which are leaps apart.
@@ -425,9 +532,10 @@ def _measure(
             form.in_order.append(it)
     tried = [own] if _OVERFLOW in beyond else []
     if _SUBNORMAL in beyond:
-        tried.append(narrow.run(inputs, _flushing))
+        tried.append(narrow.run(inputs, partial(_flushing, computed)))
+    adds = asking.adds if computed is not _plainly else None
     for at, form in enumerate(forms):
-        form.alone = asking.alone
+        form.alone, form.adds, form.overflows = asking.alone, adds, _OVERFLOW in beyond
         # What has 16 bits is computed in float32: but for a few roundings it is exact.
         if _coarsest([form.own]) > _SINGLE and math != "float16-sums":
             form.units = _FEW
@@ -469,14 +577,33 @@ def _left_range(given: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
     if any(_flushed(it) is not it for it in tensors):
         yield _SUBNORMAL
     known = (it for it in given if isinstance(it, np.ndarray) and it.dtype in ROUNDOFF)
-    if not all(np.isfinite(it).all() for it in tensors) and all(
-        np.isfinite(it).all() for it in known
-    ):
+    if any(np.isinf(it).any() for it in tensors) and all(np.isfinite(it).all() for it in known):
         yield _OVERFLOW
 
 
-def _flushing(_node: Any, compute: Compute, given: Sequence[Any], _at: int) -> list[Any]:
-    return [_flushed(it) for it in compute(*given)]
+def _plainly(_node: Any, compute: Compute, given: Sequence[Any], _at: int) -> Sequence[Any]:
+    return compute(*given)
+
+
+def _flushing(
+    computed: Visitor, node: Any, compute: Compute, given: Sequence[Any], at: int
+) -> list[Any]:
+    return [_flushed(it) for it in computed(node, compute, given, at)]
+
+
+def _run_noting(
+    model: Evaluated, inputs: Mapping[str, Value], computed: Visitor, beyond: set[str]
+) -> list[Any]:
+    """Run a model by a visitor, and note how the range of its types is left, and nothing else."""
+    beyond.clear()
+
+    def note(node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
+        outputs = computed(node, compute, given, at)
+        beyond.update(_left_range(given, outputs))
+        return outputs
+
+    with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
+        return model.run(inputs, note)
 
 
 def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
@@ -488,6 +615,8 @@ def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
         return max(fine, declared) * (1.0 if roundoff > _SINGLE else _STATISTICS)
     if math == "float16-sums" and found.length > 1 and roundoff > _DOUBLE:
         return max(roundoff, MATH[math]) * _root(found, _SINGLE)
+    if roundoff > _SINGLE and takes_exact_operands(op_type, found.row):
+        return _SINGLE * _root(found, _SINGLE) * UNITS / _FEW
     products = math and op_type in PRODUCTS and roundoff == _SINGLE
     return max(
         roundoff * _root(found, roundoff),
@@ -554,6 +683,22 @@ class _Asking:
         """Whether nothing rounds but one node, each element of its outputs once."""
         place = self.places[0] if len(self._kinds) == 1 else None
         return place is not None and bool(place.roundoff) and place.site.row is Rounds.ELEMENT
+
+    @property
+    def adds(self) -> tuple[str, Rounds] | None:
+        """The operator and row of the only node, if it adds up."""
+        rows = [(it.op_type, it.site.row) for it in self.places]
+        return rows[0] if len(self._kinds) == 1 and adds_up(*rows[0]) else None
+
+    def computed(self, types: Sequence[Sequence[np.dtype[Any] | None]]) -> Visitor:
+        """Return how nodes compute in the model's own types: of 16 bits what adds up in float32.
+
+        Args:
+            types: of what nodes have yielded.
+        """
+        if self._coarsest <= _SINGLE or self._math == "float16-sums":
+            return _plainly
+        return InSingle([(it.op_type, it.site.row) for it in self.places], types)
 
     @property
     def moves(self) -> bool:
@@ -732,7 +877,7 @@ def _judgement(forms: Sequence[_Form]) -> Judgement:
     form = forms[0]
     own, exact = form.own, form.exact
     if not isinstance(own, np.ndarray) or not isinstance(exact, np.ndarray):
-        return Judgement(reason="it is not a tensor")
+        return Judgement(reason="it is not a tensor", structure=structure_of(own))
     if own.shape != exact.shape:
         return Judgement(reason="its shape depends on the type that it is computed in")
     if form.draws and all(np.shape(it) != exact.shape for it in form.draws):
@@ -757,14 +902,14 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
     roundoff, tiny = ROUNDOFF[own.dtype], smallest_normal(own.dtype)
     expected = exact.astype(own.dtype)
     rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
-    others: list[Array] = []
+    others: list[tuple[Array, str]] = []
     unit = np.zeros(exact.shape)
     touched = False
     for form in forms:
         moved, leaps = _unit(form, exact)
         touched |= form.alone or bool((moved > 0).any())
         unit = np.maximum(unit, moved)
-        others += leaps
+        others += [(it, "") for it in leaps]
     units = forms[0].units
     if touched:
         unit = np.maximum(unit, rounding)
@@ -777,27 +922,29 @@ def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> Judgement:
                 close |= distance <= np.abs(exact) / _FORM_UNITS
             unit = np.where(close, np.maximum(unit, distance), unit)
             # Forms overflow, and underflow.
-            lost = np.isfinite(exact) & (~np.isfinite(wide) | ((wide == 0) & (exact != 0)))
+            infinite = ~np.isfinite(wide) & any(form.overflows for form in forms)
+            lost = np.isfinite(exact) & (infinite | ((wide == 0) & (exact != 0)))
             if lost.any():
-                others.append(np.where(lost, wide, exact))
+                others.append((np.where(lost, wide, exact), _OUT_OF_RANGE))
         for distance, wide in _distances([it for form in forms for it in form.beyond], exact):
             far = distance > _FORM_UNITS * np.maximum(unit, rounding) + tiny
             if far.any():
-                others.append(np.where(far, wide, exact))
+                others.append((np.where(far, wide, exact), _OUT_OF_RANGE))
         for distance, wide in _distances([it for form in forms for it in form.in_order], exact):
             # What is normalized is off by as many units of its mean, whatever it is itself.
             share = np.minimum(_IN_ORDER * unit, _largest(exact) / _IN_ORDER_SHARE)
             near = distance <= np.maximum(_IN_ORDER * rounding, share)
             beyond = ~near & (distance <= _IN_ORDER * unit)
             if beyond.any():
-                others.append(np.where(beyond, wide, exact))
+                others.append((np.where(beyond, wide, exact), _ADDED_IN_ORDER))
             unit = np.maximum(unit, np.where(near, distance, 0.0) * 2 / units)
     limit = units * unit
     # What may be subnormal may be flushed to zero.
     limit = limit + np.where(np.abs(exact) - limit < tiny, tiny, 0.0)
-    branches = (_branch(it, units * roundoff, limit, own.dtype) for it in others)
+    branches = (_branch(it, units * roundoff, limit, own.dtype) for it, _ in others)
     right = ((expected, limit), *branches)
-    return Judgement(right, units=units if any(own.any() for _, own in right) else 0.0)
+    judged = units if any(own.any() for _, own in right) else 0.0
+    return Judgement(right, units=judged, labels=("", *(label for _, label in others)))
 
 
 def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:

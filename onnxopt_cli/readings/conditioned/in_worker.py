@@ -36,17 +36,7 @@ class Asked:
             why = exception_text(error).removeprefix("CannotAskError: ")
             found = [Reading((), [Judgement(reason=why)] * count)]
         says = json.dumps(
-            [
-                [
-                    reading.second,
-                    reading.laws,
-                    [
-                        [it.reason, len(it.right), len(it.reformulated), it.units]
-                        for it in reading.judgements
-                    ],
-                ]
-                for reading in found
-            ]
+            [[reading.second, reading.laws, [*map(_said, reading.judgements)]] for reading in found]
         )
         judged = (judgement for reading in found for judgement in reading.judgements)
         pairs = (pair for it in judged for pair in (*it.right, *it.reformulated))
@@ -56,6 +46,12 @@ class Asked:
 
 def _taken(pairs: Iterator[Any], count: int) -> tuple[Any, ...]:
     return tuple(next(pairs) for _ in range(count))
+
+
+def _said(judgement: Judgement) -> tuple[Any, ...]:
+    """Return how many results are right of an output, and what is known beside them."""
+    it = judgement
+    return len(it.right), len(it.reformulated), it.reason, it.units, it.structure, it.labels
 
 
 def readings(returned: Sequence[Value]) -> list[Reading]:
@@ -72,8 +68,15 @@ def readings(returned: Sequence[Value]) -> list[Reading]:
             Reading(
                 tuple(second),
                 [
-                    Judgement(_taken(pairs, count), _taken(pairs, reformulated), reason, units)
-                    for reason, count, reformulated, units in judged
+                    Judgement(
+                        _taken(pairs, count),
+                        _taken(pairs, rough),
+                        reason,
+                        units,
+                        structure,
+                        tuple(labels),
+                    )
+                    for count, rough, reason, units, structure, labels in judged
                 ],
                 tuple(laws),
             )

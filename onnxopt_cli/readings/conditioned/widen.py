@@ -6,6 +6,7 @@ And onnx's reference with it: some of its operators round to float32 whatever th
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
 from types import ModuleType
@@ -21,11 +22,16 @@ from onnxopt_cli.core.values import Value
 _REFERENCE = "onnx.reference.ops."
 _Proto = TypeVar("_Proto", bound=Message)
 
-_WIDE: dict[int, int] = {
+#: What takes the place of each element type: double of all floats, or float32 of those of 16 bits.
+DOUBLE: dict[int, int] = {
     TensorProto.FLOAT: TensorProto.DOUBLE,
     TensorProto.FLOAT16: TensorProto.DOUBLE,
     TensorProto.BFLOAT16: TensorProto.DOUBLE,
     TensorProto.COMPLEX64: TensorProto.COMPLEX128,
+}
+SINGLE: dict[int, int] = {
+    TensorProto.FLOAT16: TensorProto.FLOAT,
+    TensorProto.BFLOAT16: TensorProto.FLOAT,
 }
 # Attributes that name an element type, by whatever operator.
 _TYPES = frozenset(
@@ -43,6 +49,7 @@ ROUNDOFF: dict[np.dtype[Any], float] = {
     np.dtype(np.complex64): 2.0**-24,
     np.dtype(np.complex128): 2.0**-53,
 }
+_SHORT = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 _DOUBLES = {np.dtype(np.float64), np.dtype(np.complex128)}
 
 
@@ -69,32 +76,45 @@ def widened_value(value: Value) -> Value:
     return value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
 
 
-def widened(proto: _Proto) -> _Proto:
-    """Return a copy of a model or function in which every float of 16 bits or more is a double."""
+def is_short(value: object) -> bool:
+    """Tell whether a value is a tensor of floats of 16 bits."""
+    return isinstance(value, np.ndarray) and value.dtype in _SHORT
+
+
+def single_value(value: Any) -> Any:
+    """Return a value with its floats of 16 bits as float32; all others stay."""
+    if isinstance(value, list):
+        return [single_value(item) for item in value]
+    return value.astype(np.float32) if is_short(value) else value
+
+
+def widened(proto: _Proto, types: Mapping[int, int] = DOUBLE) -> _Proto:
+    """Return a copy of a model or function with other element types: :data:`DOUBLE`, ..."""
     wide = deepcopy(proto)
-    _widen(wide)
+    _widen(wide, types)
     return wide
 
 
-def _widen(message: Message) -> None:
+def _widen(message: Message, types: Mapping[int, int]) -> None:
     if isinstance(message, TensorProto):
-        if message.data_type in _WIDE:
-            array: Any = widened_value(numpy_helper.to_array(message))
+        if message.data_type in types:
+            change = widened_value if types is DOUBLE else single_value
+            array: Any = change(numpy_helper.to_array(message))
             message.CopyFrom(numpy_helper.from_array(array, message.name))
         return
     if isinstance(message, TypeProto.Tensor | TypeProto.SparseTensor):
-        message.elem_type = _WIDE.get(message.elem_type, message.elem_type)
+        message.elem_type = types.get(message.elem_type, message.elem_type)
     elif isinstance(message, AttributeProto) and not message.ref_attr_name:
         if message.name in _TYPES:
-            message.i = _WIDE.get(message.i, message.i)
-        elif message.name in _CONSTANTS:
+            message.i = types.get(message.i, message.i)
+        elif message.name in _CONSTANTS and types is DOUBLE:
             several = message.type == AttributeProto.FLOATS
             values = np.array(message.floats if several else message.f, np.float64)
             message.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
     for field, value in message.ListFields():
         if field.message_type is not None:
             for it in [value] if isinstance(value, Message) else value:
-                _widen(it)
+                _widen(it, types)
 
 
 class _Doubles(ModuleType):

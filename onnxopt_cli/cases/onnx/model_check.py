@@ -1,0 +1,230 @@
+"""What is wrong with a case in itself: its model, and the shapes of its values.
+
+All that onnx's checker and shape inference are asked about a case is asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TypeProto, defs, helper, numpy_helper
+
+from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.values import Value, structure_of
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.formula.native import (
+    OnnxRefusal,
+    TooLargeForOnnx,
+    check_model,
+    check_shapes,
+    infer_shapes,
+)
+from onnxopt_cli.formula.nodes import all_nodes, imported_versions, plain_domain, subgraphs
+from onnxopt_cli.operators import register_schemas
+from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
+
+_MAX_FAULT_CHARS = 300
+# Larger inputs are not what shapes are computed from.
+_MAX_CONSTANT_ELEMENTS = 1000
+# What exporters write for a size that they do not know.
+_PLACEHOLDERS = frozenset({"none", "unk", "unknown"})
+
+
+def model_fault(model: onnx.ModelProto) -> str:
+    """Return why no backend has to run a model; empty if onnx's full check finds nothing."""
+    newest = max(imported_versions(model).get(domain, 0) for domain in ("", "ai.onnx"))
+    if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
+        # The installed onnx does not know.
+        return ""
+    register_schemas()
+    try:
+        refuse_endless_functions(model)
+        checked = _checkable(model)
+        shapeless = _shapeless(checked)
+        # The check wants a shape of each input and output, and no backend needs one.
+        for tensor in shapeless:
+            tensor.shape.SetInParent()
+        check_model(checked, full=not shapeless)
+        if shapeless:
+            for tensor in shapeless:
+                tensor.ClearField("shape")
+            check_shapes(checked, check_type=True, strict_mode=True)
+    except NodeError as error:
+        return error.message
+    except TooLargeForOnnx:
+        return ""
+    except OnnxRefusal as error:
+        # Behind an arrow it says in what of the model that is.
+        words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
+        return clipped(printable(" ".join(words.split())), _MAX_FAULT_CHARS)
+    return ""
+
+
+def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy without what onnx's check refuses, although no backend need mind."""
+    checked = onnx.ModelProto()
+    checked.CopyFrom(model)
+    versions = imported_versions(checked)
+    for graph in _graphs(checked):
+        # Inference takes them for sparse tensors, although every node is given dense ones.
+        for sparse in graph.sparse_initializer:
+            if sparse.values.name not in {value.name for value in graph.input}:
+                kind = sparse.values.data_type
+                info = helper.make_tensor_value_info(sparse.values.name, kind, [*sparse.dims])
+                graph.input.append(info)
+        del graph.sparse_initializer[:]
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dimension in _dimensions(value.type):
+                if dimension.HasField("dim_value") and dimension.dim_value < 0:
+                    dimension.ClearField("dim_value")
+    for node in all_nodes(checked):
+        _spell_out_defaults(node, versions)
+    return checked
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    yield model.graph
+    for node in all_nodes(model):
+        yield from subgraphs(node)
+
+
+def _shapeless(model: onnx.ModelProto) -> list[Any]:
+    """Return the types of inputs and outputs that are tensors without a declared shape."""
+    values = (it for graph in _graphs(model) for it in (*graph.input, *graph.output))
+    tensors = [it.type.tensor_type for it in values if it.type.HasField("tensor_type")]
+    return [it for it in tensors if not it.HasField("shape")]
+
+
+def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
+    """Give a node the defaults that its published body refers to: inference does not know them."""
+    domain = plain_domain(node.domain)
+    version = versions.get(domain, 0)
+    if not version or not defs.has(node.op_type, version, domain):
+        return
+    schema: Any = defs.get_schema(node.op_type, version, domain)
+    if schema.has_function:
+        given = {attribute.name for attribute in node.attribute}
+        for name in schema.function_body.attribute:
+            default = schema.attributes[name].default_value
+            if name not in given and default.type:
+                node.attribute.append(default)
+
+
+def _dimensions(declared: TypeProto) -> Iterator[Any]:
+    """Yield the dimensions of a tensor, or of the tensors within another type."""
+    kind = declared.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        yield from getattr(declared, kind).shape.dim
+    elif kind in ("sequence_type", "optional_type"):
+        yield from _dimensions(getattr(declared, kind).elem_type)
+    elif kind == "map_type":
+        yield from _dimensions(declared.map_type.value_type)
+
+
+def symbol_fault(
+    graph: onnx.GraphProto, inputs: Mapping[str, Value], outputs: Mapping[str, Value]
+) -> str:
+    """Return which symbol of a graph's shapes has two sizes; empty if each has one.
+
+    A name within one graph stands for one size. What is no name (``?``, ``-1``), or says that the
+    size is unknown, stands for any.
+    """
+    known: dict[str, tuple[int, str]] = {}
+    for infos, values, what in ((graph.input, inputs, "input"), (graph.output, outputs, "output")):
+        for info in infos:
+            value = values.get(info.name)
+            declared = info.type
+            while declared.HasField("optional_type"):
+                declared = declared.optional_type.elem_type
+            if not isinstance(value, np.ndarray) or not declared.HasField("tensor_type"):
+                continue
+            for dimension, size in zip(declared.tensor_type.shape.dim, value.shape, strict=False):
+                name = dimension.dim_param
+                if not _is_symbol(name):
+                    continue
+                place = f"the {what} {info.name!r}"
+                before, where = known.setdefault(name, (size, place))
+                if before != size:
+                    return (
+                        f"the graph's dimension {name!r} is {before} in {where} and {size} "
+                        f"in {place}"
+                    )
+    return ""
+
+
+def _is_symbol(name: str) -> bool:
+    letters = any(character.isalpha() or character == "_" for character in name)
+    return letters and name.lower() not in _PLACEHOLDERS
+
+
+def inferred_output(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], name: str
+) -> TypeProto.Tensor | None:
+    """Return what onnx infers of an output's type and shape from the inputs of a case.
+
+    Returns:
+        None if it infers nothing, or no tensor.
+    """
+    asked = _checkable(model)
+    graph = asked.graph
+    del graph.value_info[:]
+    for info in [*graph.input]:
+        value = inputs.get(info.name)
+        if not isinstance(value, np.ndarray) or value.dtype == object:
+            continue
+        element = helper.np_dtype_to_tensor_dtype(value.dtype)
+        if value.size <= _MAX_CONSTANT_ELEMENTS:
+            # Sizes may be computed from it.
+            graph.input.remove(info)
+            graph.initializer.append(numpy_helper.from_array(value, info.name))
+        else:
+            info.type.CopyFrom(helper.make_tensor_type_proto(element, value.shape))
+    for info in graph.output:
+        info.type.Clear()
+    register_schemas()
+    try:
+        refuse_endless_functions(asked)
+        found = infer_shapes(asked, data_prop=True)
+    except (NodeError, OnnxRefusal):
+        return None
+    for info in found.graph.output:
+        if info.name == name and info.type.HasField("tensor_type"):
+            return info.type.tensor_type
+    return None
+
+
+def contradicts(value: Value, inferred: TypeProto.Tensor) -> bool:
+    """Tell whether a value is not of the type and shape that onnx infers, as far as it does."""
+    if not isinstance(value, np.ndarray):
+        return True
+    if inferred.elem_type:
+        element = onnx.TensorProto.STRING
+        if value.dtype != object:
+            element = helper.np_dtype_to_tensor_dtype(value.dtype)
+        if element != inferred.elem_type:
+            return True
+    if not inferred.HasField("shape"):
+        return False
+    sizes = inferred.shape.dim
+    return len(sizes) != value.ndim or any(
+        it.HasField("dim_value") and it.dim_value != size
+        for it, size in zip(sizes, value.shape, strict=True)
+    )
+
+
+def structure_fits(structure: Any, declared: TypeProto) -> bool:
+    """Tell whether a value of a structure, see ``structure_of``, may be of a declared type."""
+    if declared.HasField("optional_type"):
+        inner = declared.optional_type.elem_type
+        return structure == structure_of(None) or structure_fits(structure, inner)
+    if isinstance(structure, list):
+        inner = declared.sequence_type.elem_type
+        return declared.HasField("sequence_type") and all(
+            structure_fits(item, inner) for item in structure
+        )
+    if isinstance(structure, dict):
+        return declared.HasField("map_type")
+    return declared.HasField("tensor_type")
