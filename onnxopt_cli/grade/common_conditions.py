@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import and_
 from random import Random
@@ -21,7 +21,15 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.grade.further_inputs import further, mixed
-from onnxopt_cli.grade.traits import WRONG, Trait, features, traits
+from onnxopt_cli.grade.traits import (
+    WRONG,
+    Range,
+    Trait,
+    features,
+    number_names,
+    roundest,
+    traits,
+)
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 
@@ -35,11 +43,13 @@ _POOL, _MORE = 220, 130
 #: Then so often a sentence is put to the proof: of inputs drawn, so many that it says fail, and as
 #: many others, are asked.
 _PROOFS = 3
-_DRAWN, _PUT = 200, {True: 40, False: 20}
+_DRAWN, _PUT = 400, {True: 60, False: 60}
 #: What is seen in a smaller share is not said without its count.
 _NEARLY_ALL = 0.95
 #: A fault is expected to show where it changes a result by more than so many units of rounding.
 _VISIBLE = 100
+#: So large a share of further inputs has a number near to where a condition on it turns.
+_BESIDE = 0.25
 #: So many sentences are weighed, the plainest first.
 _SENTENCES = 400
 #: A sentence that is worse by so much is not an alternative.
@@ -52,6 +62,11 @@ _FEW = 4
 _ENOUGH = 0.25
 #: What is said of a larger share of inputs says nothing.
 _ALWAYS = 0.9
+#: Each of two conditions is needed if at least so many inputs pass that lack it alone, and only a
+#: small share of those fails.
+_NEEDED, _IDLE = 5, 0.1
+#: Where a fault is not expected to show is no excuse for a larger share of the inputs that pass.
+_EXCUSED = 0.1
 #: Where a smaller share of inputs fails, or elsewhere a larger one of the rest, nothing is said.
 _OFTEN = 0.6
 
@@ -70,6 +85,8 @@ _NOT_FINITE, _ANYTHING, _NO_ZERO, _STRUCTURE = (
     1 << at for at in range(len(_INSTEAD), len(_EFFECTS))
 )
 _IS_WRONG = -1
+#: The effect that shows where the right result is finite and not near zero.
+_PLAIN = len(_EFFECTS) - 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,6 +201,9 @@ class _Conditions:
         self._several, self._given = False, sum(it.failed for it in samples)
         self._rounds = _ROUNDS
         self._effects: dict[str, int] = {}
+        self._always: set[str] = set()
+        self._names = number_names(self._node)
+        self._ranges: dict[int, Range] = {}
         self._rows: dict[Sample, tuple[Array, Array]] = {}
         self._pool: list[Sample] = []
         self._known: list[Trait] = []
@@ -267,6 +287,9 @@ class _Conditions:
             words = f"wherever {self._words(0)} or wherever {self._words(other)}"
             return f"cannot tell whether it fails {words}", None
         conditions = self._conditions(0)
+        excused, contradicted = self._excused(conditions)
+        if contradicted or not self._needs_both(conditions):
+            return "", None
         says = partial(self._says, conditions)
         failing = [it for it in self._samples if it.failed]
         found = [it for it in failing if says(it)]
@@ -276,10 +299,49 @@ class _Conditions:
             return "", None
         # Further inputs may speak against it: how many it has met is for the reader to weigh.
         failed = f"{len(found)} of {len(failing)}" if len(found) < len(failing) else len(failing)
-        others = len(self._samples) - len(failing)
+        others = len(self._samples) - len(failing) - excused
         what, besides = _outputs_words(found, partly=self._wrong_share(conditions, found))
         met = f"seen in {failed} inputs that fail{besides}, in none of {others} that pass"
+        if excused:
+            met += f"; {excused} more that pass could not show it"
         return f"{what} wherever {self._words(0)} ({met})", says
+
+    def _needs_both(self, conditions: Sequence[Trait]) -> bool:
+        """Tell whether inputs that lack one of two conditions pass, for either of them."""
+        if len({it.words for it in conditions}) == 1:
+            return True
+        met = [Counter[bool](), Counter[bool]()]
+        for it in self._samples:
+            rows, _ = self._features(it)
+            first, second = _holding(conditions, rows).T
+            if not np.any(first & second):
+                for lacking, other in enumerate((second, first)):
+                    met[lacking][it.failed] += bool(other.any())
+        # Where there are several reasons, any input may fail for another one.
+        idle = max(_IDLE, 1 - _OFTEN) if self._several else _IDLE
+        return all(it[False] >= _NEEDED and it[True] <= idle * it.total() for it in met)
+
+    def _excused(self, conditions: Sequence[Trait]) -> tuple[int, bool]:
+        """Count the inputs that pass and meet a sentence where a fault need not show.
+
+        Returns:
+            Their number, and whether too many of them are no excuse: what is what it was, or zero,
+            may be right, but what is just wrong shows in ordinary numbers.
+        """
+        unknown = [name for name, effect in self._effects.items() if effect >= len(_INSTEAD)]
+        excused = ordinary = 0
+        for it in self._samples:
+            if it.failed or self._says(conditions, it):
+                continue
+            shows = [it.marked[name] >> _PLAIN & 1 for name in unknown]
+            size = sum(first.size for first, *_ in it.call.groups)
+            marks = np.max(shows, axis=0) + 1 if shows else np.ones(size, np.int16)
+            rows, marks = features(it.call, marks)
+            meets = _holding(conditions, rows).all(axis=1)
+            excused += bool(meets.any())
+            ordinary += bool(np.any(meets & (marks > 1)))
+        failed = sum(it.failed and self._says(conditions, it) for it in self._samples)
+        return excused, ordinary > _EXCUSED * (ordinary + failed)
 
     def _wrong_share(self, conditions: Sequence[Trait], found: Sequence[Sample]) -> float:
         """Return which share of the elements that have some traits are wrong, at the median."""
@@ -326,9 +388,9 @@ class _Conditions:
 
     def _separate(self) -> None:
         """Find the sentences that hold in all failing samples and in no other, plainest first."""
-        effects = _effects(self._samples)
-        if effects != self._effects:
-            self._effects = effects
+        effects, always = _effects(self._samples), _always_wrong(self._samples)
+        if (effects, always) != (self._effects, self._always):
+            self._effects, self._always = effects, always
             self._rows.clear()
         wrong: list[Array] = []
         right: list[Array] = []
@@ -342,12 +404,9 @@ class _Conditions:
             self._pairs = self._pairs[:0]
             return
         bad = np.concatenate(wrong, axis=1)
-        seen: dict[int, list[float]] = {}
-        for feature, column in enumerate(bad):
-            values = np.unique(column)
-            if np.all(np.isfinite(values)) and np.all(values == np.round(values)):
-                seen[feature] = [it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0)]
-        known = sorted(traits(self._node, seen), key=lambda it: it.cost)
+        good = np.concatenate([bad[:, :0], *right], axis=1)
+        self._ranges = {row: _range(*pair) for row, pair in enumerate(zip(bad, good, strict=True))}
+        known = sorted(traits(self._node, self._ranges), key=lambda it: it.cost)
         columns = _holding(known, bad)
         ends = np.cumsum([it.shape[1] for it in wrong])[:-1]
         holds = [part.any(axis=0) for part in np.split(columns, ends)]
@@ -355,7 +414,7 @@ class _Conditions:
         share, least = (self._given, _ENOUGH) if self._several else (len(wrong), 1)
         kept = np.flatnonzero(np.mean(holds[:share], axis=0) >= least)
         self._known, parts = [known[at] for at in kept], np.split(columns[:, kept], ends)
-        passed = _unique(_holding(self._known, np.concatenate([bad[:, :0], *right], axis=1)))
+        passed = _unique(_holding(self._known, good))
         alive = self._hold([*map(_unique, parts[:share])], passed.T @ passed == 0)
         costs = np.array([it.cost for it in self._known])
         first, second = np.nonzero(np.triu(alive))
@@ -396,8 +455,13 @@ class _Conditions:
             np.where(node.marked[name] < 0, WRONG, node.marked[name] >> effect & 1)
             for name, effect in self._effects.items()
         ]
+        wrong, shows = np.max(outputs, axis=0) == WRONG, np.min(outputs, axis=0)
+        if self._always:
+            # What is wrong in every failing node would be in this one, wherever it may show.
+            at = [place for place, name in enumerate(self._effects) if name in self._always]
+            shows = np.max([outputs[place] for place in at], axis=0)
         # Where one output may not show a fault, it may be another's that is not there.
-        return np.where(np.max(outputs, axis=0) == WRONG, WRONG, np.min(outputs, axis=0))
+        return np.where(wrong, WRONG, shows)
 
     def _holding(self, known: Sequence[Trait], nodes: Sequence[Sample]) -> list[Array]:
         """Tell for each node which of its elements, by row, have which traits.
@@ -423,12 +487,41 @@ class _Conditions:
             if wide:
                 call = mixed(self._random, call, self._random.choice(others))
             changed = further(self._random, call, (2, 3, 4, 5) if wide else (1, 1, 1, 2, 2, 3))
+            if changed is not None and self._random.random() < _BESIDE:
+                changed = self._beside(changed)
             if changed is not None:
                 it = sample(changed, [Branch(it, _visible(it)) for it in evaluate(changed)])
                 # Where a fault may not show, less is learnt.
                 shows = [marks.any() for marks in changed.apart([self._marks(it)]) if marks.size]
                 if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
                     yield it
+
+    def _beside(self, call: Call[Array]) -> Call[Array] | None:
+        """Set a number of a node to one near to where a condition on it turns."""
+        turns = [
+            (name, low, high)
+            for row, name in self._names.items()
+            if (it := self._ranges.get(row))
+            for low, high in ((it.below, it.least), (it.most, it.above))
+            if np.isfinite(low) and np.isfinite(high) and low < high
+        ]
+        if not turns:
+            return call
+        name, low, high = self._random.choice(turns)
+        share = self._random.random()
+        number = self._random.choice((low, high, low + share * (high - low), roundest(low, high)))
+        number = float(np.float32(number))
+        scalars = list(call.scalars)
+        for place, item in enumerate(call.operator.scalars):
+            if item.name == name:
+                scalars[place] = np.full_like(scalars[place], number)
+        attributes, omitted = call.attributes, call.omitted
+        if name in attributes:
+            old = attributes[name]
+            given = (number,) * len(old) if isinstance(old, tuple) else number
+            attributes, omitted = {**attributes, name: given}, omitted - {name}
+        changed = replace(call, scalars=tuple(scalars), attributes=attributes, omitted=omitted)
+        return further(self._random, changed, (0,))
 
     def _predictions(self) -> Array:
         """Return for each sentence and each node of the pool whether it is said to fail."""
@@ -486,6 +579,20 @@ def _holding(known: Sequence[Trait], rows: Array) -> Array:
     return found.T
 
 
+def _range(bad: Array, good: Array) -> Range:
+    """Return where a feature's values are in wrong elements and next to these in right ones."""
+    values = np.unique(bad)
+    if not values.size or not np.all(np.isfinite(values)):
+        return Range()
+    least, most = values[0], values[-1]
+    counts: tuple[float, ...] = ()
+    if np.all(values == np.round(values)):
+        counts = tuple(it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0))
+    below = np.max(good, where=good < least, initial=-np.inf)
+    above = np.min(good, where=good > most, initial=np.inf)
+    return Range(counts, float(below), float(least), float(most), float(above))
+
+
 def _visible(output: Array) -> Array:
     step = _VISIBLE * np.finfo(output.dtype).eps * np.abs(output)
     return np.where(np.isfinite(output), step, 0)
@@ -503,6 +610,13 @@ def _effects(samples: Sequence[Sample]) -> dict[str, int]:
             may &= ~_ANYTHING
         found[name] = (may & -may).bit_length() - 1
     return found
+
+
+def _always_wrong(samples: Sequence[Sample]) -> set[str]:
+    """Return the outputs that are wrong in nearly all failing samples."""
+    failing = [it for it in samples if it.failed]
+    wrong = Counter(name for it in failing for name in it.effects)
+    return {name for name, count in wrong.items() if count >= _NEARLY_ALL * len(failing)}
 
 
 def _words(conditions: Iterable[Trait]) -> str:

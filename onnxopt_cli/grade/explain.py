@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, islice, product
 from operator import attrgetter, itemgetter
-from time import monotonic
+from random import Random
+from time import monotonic, process_time
 
 import numpy as np
 
@@ -21,11 +23,16 @@ from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import some_of
+from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.grade.common_conditions import Sample, common_condition, sample
+from onnxopt_cli.grade.further_inputs import further
+from onnxopt_cli.grade.lowered_nodes import Submit, WrongNode, wrong_nodes
 from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
 from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct
@@ -40,6 +47,7 @@ from onnxopt_cli.run.reproduce import (
     returned_arrays,
     returns,
 )
+from onnxopt_cli.run.rerun import Questioning, node_question
 
 #: Cases with larger outputs are not read: reading alone may take longer than all the rest.
 _MOST_ELEMENTS = 1 << 20
@@ -52,8 +60,12 @@ _FIRST, _FIRST_LIKELY = 12, 36
 _DEPTH = 2
 #: Where so many times as many cases are left, what reproduces the others may do so by chance.
 _CHANCE = 3
-#: For so many seconds a backend may be asked what failing cases have in common, at any rate.
+#: For so many seconds of work a backend may be asked further inputs, at any rate.
 _ASKING = 10
+#: A known mistake is put to so many further inputs that it gets wrong, of so many drawn.
+_PUT, _DRAWN = 24, 96
+#: It is not named if the backend is right in a larger share of them, or seldom wrong as it is.
+_MOST_RIGHT, _LEAST_ALIKE = 0.1, 0.5
 #: Of mistakes that do the same so many are compared.
 _ALIKE = 12
 
@@ -70,7 +82,7 @@ def explain(
     *,
     seconds: float = float("inf"),
     progress: Callable[[str], None] = lambda _: None,
-    ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None = None,
+    ask: Questioning | None = None,
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
@@ -84,15 +96,19 @@ def explain(
         judging: how the run judged outputs.
         seconds: how long to look; the explanations say what was left.
         progress: called now and then with what is going on.
-        ask: asks a backend, given by its name, for a node's outputs; None for what returns none.
+        ask: asks a backend, given by its name, for a model's outputs; None for what returns none.
             Without it, further inputs cannot tell what failing cases have in common.
     """
     end = monotonic() + seconds
     searches = list(_searches(results, cases, judging or JudgeOptions(), progress))
+    _share([search.lowered(ask) for search in searches if ask], end)
     for likely in (True, False):
         _share([search.alone(likely=likely) for search in searches], end)
         _share([search.together(likely=likely) for search in searches], end)
-    _share([search.described(ask, end) for search in searches], end)
+    end = max(end, monotonic() + _ASKING)
+    for search in searches:
+        if monotonic() < end:
+            search.describe(ask)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
@@ -178,6 +194,8 @@ class _Search:
         self._refused: list[Observation] = []
         self._right: list[Observation] = []
         self._untried: Counter[str] = Counter()
+        # Of lowered models by what their wrong nodes return: the failing cases.
+        self._of_nodes: dict[WrongNode, list[str]] = {}
         self._found: list[_Found] = []
         self._possible: list[_Found] = []
         self._ground: tuple[str, frozenset[Observation]] = ("", frozenset())
@@ -191,6 +209,39 @@ class _Search:
     @property
     def _all(self) -> frozenset[Observation]:
         return frozenset(self._wrong)
+
+    def lowered(self, ask: Questioning) -> Iterator[None]:
+        """Find the primitive nodes that are wrong where a backend runs lowered models.
+
+        What they account for is no mistake of the operator's.
+        """
+        failing = [it for it in self.results if it.failing and it.lowered and returned_arrays(it)]
+        failing.sort(key=_elements)
+        submit = partial(ask, self.backend)
+        example: dict[str, WrongNode] = {}
+        for number, result in enumerate(failing):
+            # The smallest cases show which operators are wrong; the others are asked for these.
+            if number >= _FIRST and not example:
+                return
+            self._tell(f"{number} of {len(failing)} lowered models")
+            yield
+            case = self.cases.get(result.case)
+            only = frozenset(example) if number >= _FIRST else frozenset[str]()
+            for found in self._wrong_nodes(case, submit, only):
+                known = example.setdefault(found.operator, found)
+                self._of_nodes.setdefault(known, []).append(result.case)
+                break
+
+    def _wrong_nodes(
+        self, case: Case | None, submit: Submit, only: frozenset[str]
+    ) -> Iterator[WrongNode]:
+        try:
+            content = case.read() if case else None
+        except (InvalidCase, NodeError, MemoryError):
+            return
+        if content and content.trajectory is None:
+            arrays = {k: it for k, it in content.inputs.items() if isinstance(it, np.ndarray)}
+            yield from wrong_nodes(content.model, arrays, submit, only)
 
     def alone(self, *, likely: bool) -> Iterator[None]:
         """Read the failing cases, and try each known mistake alone.
@@ -266,27 +317,34 @@ class _Search:
                 if left and (both_at_once := mistake.beside(base)):
                     yield from self._try(both_at_once, left)
 
-    def described(
-        self, ask: Callable[[str, Call[Array]], Sequence[Array] | None] | None, end: float
-    ) -> Iterator[None]:
-        """Look for what the failing cases have in common that no mistake reproduces.
+    def describe(self, ask: Questioning | None) -> None:
+        """Put known mistakes to further inputs, then look for what other failures have in common.
 
         Args:
             ask: asks a backend; None if it cannot be asked.
-            end: when to stop, seconds of the monotonic clock; asking may take a little longer.
         """
-        cover = self._supported() if self._wrong else []
-        left = self._in_order(self._left(cover))
-        if not left or not self._complete:
-            return
+        began, waited = process_time(), 0.0
 
-        end = max(end, monotonic() + _ASKING)
+        def asked(call: Call[Array]) -> Sequence[Array] | None:
+            nonlocal waited
+            if ask is None or process_time() - began + waited > _ASKING:
+                return None
+            start, busy = monotonic(), process_time()
+            returned = ask(self.backend, *node_question(call))
+            waited += max(0.0, monotonic() - start - (process_time() - busy))
+            return returned
+
+        cover = self._supported() if self._wrong else []
+        while untrue := self._contradicted(cover, asked if ask else None):
+            self._found = [it for it in self._found if not untrue.intersection(it.names)]
+            cover = self._supported()
+        left = self._in_order(self._left(cover))
+        if not left:
+            return
 
         def asking(call: Call[Array]) -> Sequence[Array] | None:
             """Ask the backend; what is explained is nothing more to explain, and as if right."""
-            if monotonic() > end:
-                return None
-            returned = ask(self.backend, call) if ask else None
+            returned = asked(call)
             if returned and any(returns(it.mistake, call, returned) for it in cover):
                 return evaluate(call)
             return returned
@@ -294,13 +352,78 @@ class _Search:
         self._tell("what failing cases have in common")
         samples: list[Sample] = []
         for seen in (*left, *self._read_passed(), *self._in_order(self._all.difference(left))):
-            yield
             returned = seen.returned if len(samples) < len(left) else None
             samples.append(sample(seen.call, seen.right, returned))
         words, says = common_condition(samples, asking if ask else None)
         if says is not None:
             left = [seen for seen, it in zip(left, samples, strict=False) if says(it)]
         self._ground = (words, frozenset(left) if words else frozenset())
+
+    def _contradicted(
+        self, cover: Sequence[_Found], ask: Callable[[Call[Array]], Sequence[Array] | None] | None
+    ) -> frozenset[str]:
+        """Return the names of the first mistakes of a cover that further inputs speak against."""
+        for found in cover:
+            if found.mistake.rounds:
+                if not self._rounds_alike(found):
+                    return frozenset(found.names)
+                continue
+            # What is computed in a coarser type may come out right by another order.
+            if ask is None or found.mistake.precision is not None:
+                continue
+            counts = Counter(self._put(found, cover, ask))
+            total, wrong = counts.total(), counts["alike"] + counts["other"]
+            if counts["right"] > _MOST_RIGHT * total or counts["alike"] < _LEAST_ALIKE * wrong:
+                return frozenset(found.names)
+        return frozenset()
+
+    def _put(
+        self,
+        found: _Found,
+        cover: Sequence[_Found],
+        ask: Callable[[Call[Array]], Sequence[Array] | None],
+    ) -> Iterator[str]:
+        """Yield how a backend does on inputs that a mistake gets wrong: right, alike or other."""
+        random = Random(0)  # noqa: S311 - no secret
+        bases = [it.call for it in (*self._in_order(found.cases), *self._right)]
+        left = _PUT
+        for _ in range(_DRAWN):
+            call = further(random, random.choice(bases), (1, 1, 2, 3))
+            mistaken = found.mistake.run(call) if call else []
+            if call is None or not mistaken:
+                continue
+            right = [it.branch for it in bound(call)]
+            if not _is_wrong(right, mistaken):
+                continue
+            returned = ask(call)
+            if returned is None:
+                continue
+            left -= 1
+            if not _is_wrong(right, returned):
+                yield "right"
+            else:
+                alike = any(returns(it.mistake, call, returned) for it in cover)
+                yield "alike" if alike else "other"
+            if not left:
+                return
+
+    def _rounds_alike(self, found: _Found) -> bool:
+        """Tell whether what a backend returned is nearer to a mistake than to what is right.
+
+        The limits of a mistake that rounds are as wide as what its roundings change.
+        """
+        shares: list[float] = []
+        for seen in self._in_order(found.cases):
+            for right, mine, theirs in zip(
+                seen.right, found.mistake.run(seen.call), seen.returned, strict=False
+            ):
+                if mine.shape != theirs.shape:
+                    continue
+                wrong = right.wrong(theirs) & np.isfinite(theirs) & np.isfinite(mine)
+                wide, other = (it[wrong].astype(np.float64) for it in (theirs, mine))
+                off = np.abs(wide - right.expected[wrong])
+                shares += (np.abs(wide - other) / off).tolist()
+        return not shares or float(np.median(shares)) <= 0.5  # noqa: PLR2004 - nearer
 
     def explanation(self, stopped: str) -> Explanation | None:
         """Return what the search has found; None if there was nothing to look for.
@@ -313,8 +436,18 @@ class _Search:
             others = {"not tried": failing}
             note = f"{UNEXPLAINED}, {stopped}"
             return Explanation(self.backend, self.operator.name, (), others, note, False)
+        of_nodes = tuple(
+            Cause(f"the lowered model's node {it.operator} is wrong: {it.shows}", tuple(cases))
+            for it, cases in self._of_nodes.items()
+        )
         if not self._wrong:
-            return None
+            others = {"not tried": +self._untried} if self._untried else {}
+            note = "each node was run alone" if of_nodes else ""
+            return (
+                Explanation(self.backend, self.operator.name, of_nodes, others, note)
+                if of_nodes
+                else None
+            )
         cover = self._supported()
         causes, errors = self._causes(cover)
         left = self._left(cover)
@@ -331,18 +464,24 @@ class _Search:
             note = "" if self._complete else f"{stopped}, not all others tried"
         elif common:
             note = "no known mistake, nor two at once, does that"
+            if not self._complete:
+                note = f"{stopped}, not all known mistakes tried"
         elif self._complete:
             note = "none of the known mistakes, nor two of them, reproduces"
         elif self._tried_alone:
             note = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
         else:
             note = f"{stopped}, before all known mistakes were tried; none so far reproduces"
+        causes = (*of_nodes, *causes)
         return Explanation(self.backend, self.operator.name, causes, others, note, self._complete)
 
     def _read_failing(self) -> Iterator[None]:
         """Read the cases that failed, and count those that nothing can be tried on."""
         self._tell("reading failing cases")
+        accounted = {case for cases in self._of_nodes.values() for case in cases}
         for result in filter(attrgetter("failing"), self.results):
+            if result.case in accounted:
+                continue
             seen: Observation | str = str(result.outcome)
             if _elements(result) > _MOST_ELEMENTS:
                 seen = "large"
@@ -513,6 +652,15 @@ class _Search:
 
 def _ids(seen: Iterable[Observation]) -> tuple[str, ...]:
     return tuple(it.case for it in seen)
+
+
+def _is_wrong(right: Sequence[Branch], outputs: Sequence[Array]) -> bool:
+    """Tell whether outputs are not those of a node, in structure or in values."""
+    return len(outputs) != len(right) or any(
+        (it.expected.dtype, it.expected.shape) != (output.dtype, output.shape)
+        or bool(it.wrong(output).any())
+        for it, output in zip(right, outputs, strict=True)
+    )
 
 
 def _is_right(result: Result) -> bool:

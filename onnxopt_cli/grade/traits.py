@@ -20,10 +20,12 @@ from onnxopt_cli.formula.call import Call
 #: Elements of a tensor, and tensors of a node, that are looked at.
 _ELEMENTS = 100
 _GROUPS = 24
-_BLOCKS = (4, 8, 16, 32, 64, 128, 256)
+_BLOCKS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 #: Marks an element that is wrong, and not only judged.
 WRONG = 2
 _MOST = np.finfo(np.float32).max
+_POWERS_OF_TEN = 300
+_NO_ELEMENT = {0: np.empty(0, int)}
 _POWERS = (2, 4, 6, 10, 18, 30)
 _AROUND = tuple(2**power + by for power in range(4, 21) for by in (-1, 0, 1))
 _COUNTS = (*range(11), 12, 20, 99, 100, 101, 999, 1000, 1001, *_AROUND)
@@ -47,29 +49,70 @@ class Trait:
     holds: Callable[[Array], Array]
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Where a feature's values are in the elements that are wrong, and next to these.
+
+    Attributes:
+        counts: further numbers at which a count may turn.
+        below, above: the nearest values of elements that are right, on either side; infinite where
+            there is none.
+        least, most: of the elements that are wrong.
+    """
+
+    counts: tuple[float, ...] = ()
+    below: float = -np.inf
+    least: float = -np.inf
+    most: float = np.inf
+    above: float = np.inf
+
+
+#: What is known of a feature before any element was seen.
+_UNKNOWN = Range()
+
 #: Words, cost and test of a condition.
 _Condition: TypeAlias = tuple[str, float, Callable[[Array], Array]]
-#: Yields all conditions on a feature, given further numbers at which it may turn if it is a count.
-_Conditions: TypeAlias = Callable[[Iterable[float]], Iterable[_Condition]]
+#: Yields all conditions on a feature, given where its values are.
+_Conditions: TypeAlias = Callable[[Range], Iterable[_Condition]]
 
 
-def traits(call: Call[Array], seen: Mapping[int, Iterable[float]]) -> Iterator[Trait]:
+def traits(call: Call[Array], seen: Mapping[int, Range]) -> Iterator[Trait]:
     """Yield all conditions on the features of an operator.
 
     Args:
         call: a node of the operator, whichever.
-        seen: further numbers at which a count may turn, by its row.
+        seen: where a feature's values are, by its row.
     """
-    for row, (_, conditions) in enumerate(_features(call, {0: np.empty(0, int)})):
-        for condition in conditions(seen.get(row, ())):
+    for row, (_, conditions) in enumerate(_features(call, _NO_ELEMENT)):
+        for condition in conditions(seen.get(row, _UNKNOWN)):
             yield Trait(row, *condition)
 
 
-def _counts(
-    words: str, marks: Iterable[float], least: float, seen: Iterable[float]
-) -> Iterator[_Condition]:
+def number_names(call: Call[Array]) -> dict[int, str]:
+    """Return the names of scalars, attributes and tensors whose value is a feature, by its row."""
+    rows = enumerate(_features(call, _NO_ELEMENT))
+    found = {row: it for row, (_, it) in rows if isinstance(it, partial) and it.func is _values}
+    return {row: str(it.args[0]) for row, it in found.items()}
+
+
+def roundest(low: float, high: float) -> float:
+    """Return the number of fewest digits from one number to another."""
+    if low <= 0 <= high:
+        return 0.0
+    for power in range(int(np.floor(np.log10(max(abs(low), abs(high))))), -330, -1):
+        # Beyond the powers of ten that a double holds.
+        if power < -_POWERS_OF_TEN:
+            break
+        step = float(f"1e{power}")
+        number = float(f"{np.ceil(low / step):.0f}e{power}")
+        if low <= number <= high:
+            return number
+    return high
+
+
+def _counts(words: str, marks: Iterable[float], least: float, seen: Range) -> Iterator[_Condition]:
     """Yield the conditions on a count, of which ``least`` is the smallest that there is."""
-    for mark in sorted({*marks, *seen}):
+    for mark in sorted({*marks, *seen.counts}):
         k = int(mark)
         # Plain are small numbers and those at a power of two.
         cost = 0.0 if k in (0, 1, 2) or (k - 1) & (k - 2) == 0 or k & (k - 1) == 0 else 0.1
@@ -85,10 +128,11 @@ def _counts(
             yield text, own_cost + cost, partial(holds, k)
 
 
-def _values(name: str, _: object) -> Iterator[_Condition]:
+def _values(name: str, seen: Range) -> Iterator[_Condition]:
     for words, cost, holds in (
         ("is 0", 1.0, partial(np.equal, 0)),
         ("is 1", 1.0, partial(np.equal, 1)),
+        ("is not 0", 1.15, lambda it: (it != 0) & ~np.isnan(it)),
         ("is negative", 1.0, partial(np.greater, 0)),
         ("is positive", 1.1, partial(np.less, 0)),
         ("is above 1", 1.1, partial(np.less, 1)),
@@ -103,6 +147,20 @@ def _values(name: str, _: object) -> Iterator[_Condition]:
         yield f"{name} is 1e{power} or more in size", 1.2, partial(_far, 10.0**power)
         near = f"{name} is 1e-{power} or less in size, and not 0"
         yield near, 1.2, partial(_near, 10.0**-power)
+    if np.isfinite(seen.below) and seen.below < seen.least:
+        number = roundest(seen.below, seen.least)
+        if number == seen.least:
+            yield f"{name} is at least {number:g}", 1.3, partial(np.less_equal, number)
+        else:
+            yield f"{name} is above {number:g}", 1.3, partial(np.less, number)
+    if np.isfinite(seen.above) and seen.most < seen.above:
+        number = -roundest(-seen.above, -seen.most)
+        if number == seen.most:
+            yield f"{name} is at most {number:g}", 1.3, partial(np.greater_equal, number)
+        else:
+            yield f"{name} is below {number:g}", 1.3, partial(np.greater, number)
+    if seen.least == seen.most and abs(seen.least) not in (0, 1):
+        yield f"{name} is {seen.least:g}", 1.4, partial(np.equal, seen.least)
 
 
 def _flag(words: str, cost: float, _: object) -> Iterator[_Condition]:
@@ -195,7 +253,7 @@ def _features(call: Call[Array], kept: Mapping[int, Array]) -> Iterator[tuple[An
             for it, places in zip(groups, kept.values(), strict=True)
         ]
         yield np.concatenate(elements), partial(_values, name)
-    for words, cost, holds in _flags(call, kept, each):
+    for words, cost, holds in (*_flags(call, kept, each), *_specials(call, kept, each)):
         yield holds, partial(_flag, words, cost)
 
 
@@ -209,6 +267,9 @@ def _flags(
     for item, scalar in zip(operator.scalars, call.scalars, strict=True):
         yield f"{item.name} is double", 1, scalar.dtype == np.float64
         yield f"{item.name} has a dimension", 1.5, scalar.ndim > 0
+        if "int64" in item.dtypes:
+            yield f"{item.name} is odd", 1.1, scalar.item() % 2 == 1
+            yield f"{item.name} is even", 1.1, scalar.item() % 2 == 0
     for attribute in operator.attributes:
         name, value = attribute.name, call.attributes[attribute.name]
         for choice in attribute.choices:
@@ -240,11 +301,26 @@ def _flags(
     other_rate = each(any(it != first.dtype for it in rates) for first, *_ in groups)
     yield f"R's type is not that of {x}", 1, other_rate
     yield "the element is the last one", 1, index == size - 1
+    yield f"{x} has an odd number of elements", 1.15, size % 2 == 1
+    yield f"{x} has an even number of elements", 1.15, size % 2 == 0
+    yield "the element's index is odd", 1.2, index % 2 == 1
     last = len(call.groups) - 1
     yield "the tensor is the last of several", 1, each(0 < at == last for at in kept)
     yield "a tensor of the node has no element", 1, any(it.size == 0 for it, *_ in call.groups)
     for block in _BLOCKS:
+        yield f"{x}'s length is no multiple of {block}", 1.3, size % block != 0
         tail = index >= size - size % block
         yield f"the element is one of the last n mod {block} of n", 1.2, tail
         yield f"{x}'s length is a multiple of {block}", 1.2, size % block == 0
         yield f"the element's index is a multiple of {block}", 1.3, index % block == 0
+
+
+def _specials(
+    call: Call[Array], kept: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
+) -> Iterator[tuple[str, float, Any]]:
+    """Yield what holds of all elements of a tensor if one of them is not finite, as above."""
+    groups = [call.groups[at] for at in kept]
+    for place, name in enumerate(call.operator.tensors):
+        for word, special in (("NaN", np.isnan), ("infinite", np.isinf)):
+            holds = each(bool(special(it[place]).any()) for it in groups)
+            yield f"an element of {name} is {word}", 1.2, holds

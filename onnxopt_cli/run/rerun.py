@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import onnx
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.core.case import Case
@@ -35,11 +36,13 @@ class RunInterrupted(Exception):
     """The user wants the run to end."""
 
 
+#: Asks a backend, given by its name, for the outputs of a model; None where it returns none.
+Questioning = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
+
+
 @contextmanager
-def questioning(
-    interruption: Interruption, setting: Setting
-) -> Iterator[Callable[[str, Call[Array]], Sequence[Array] | None]]:
-    """Yield a function that asks a backend for the outputs of a node, None where it returns none.
+def questioning(interruption: Interruption, setting: Setting) -> Iterator[Questioning]:
+    """Yield a function that asks a backend for the outputs of a model.
 
     A backend is started again when it is first asked.
     """
@@ -52,23 +55,25 @@ def questioning(
             found.ready()
             return found
 
-        def ask(backend: str, call: Call[Array]) -> Sequence[Array] | None:
+        def ask(
+            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
+        ) -> Sequence[Array] | None:
             with suppress(OnnxoptError):
-                return ask_node(executor(backend), call)
+                response = executor(backend).submit(Order(model, inputs))()
+                outputs = None if isinstance(response, str) else response.outputs
+                arrays = [it for it in outputs or () if isinstance(it, np.ndarray)]
+                return arrays if outputs and len(arrays) == len(outputs) else None
             return None
 
         yield ask
 
 
-def ask_node(executor: Executor, call: Call[Array]) -> Sequence[Array] | None:
-    """Return what a backend returns for a node; None if that is not tensors alone."""
+def node_question(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return a node as a model of its own, with its inputs."""
     given = {name: it for name, it in call.attributes.items() if name not in call.omitted}
     model = formula_model(call.operator, given, call.inputs, graph_name="further")
-    inputs = dict(zip(call.operator.input_names(len(call.groups)), call.inputs, strict=True))
-    response = executor.submit(Order(model, inputs))()
-    outputs = None if isinstance(response, str) else response.outputs
-    arrays = [it for it in outputs or () if isinstance(it, np.ndarray)]
-    return arrays if outputs and len(arrays) == len(outputs) else None
+    names = call.operator.input_names(len(call.groups))
+    return model, dict(zip(names, call.inputs, strict=True))
 
 
 @contextmanager
