@@ -33,7 +33,12 @@ from onnxopt_cli.readings.conditioned.evaluator import (
     sums_in_order,
 )
 from onnxopt_cli.readings.conditioned.exponentials import OPERATORS, in_one_pass
-from onnxopt_cli.readings.conditioned.fast import convolution_scale, transform_scale
+from onnxopt_cli.readings.conditioned.fast import (
+    convolution_scale,
+    mixes_infinite,
+    spread,
+    transform_scale,
+)
 from onnxopt_cli.readings.conditioned.instead import (
     INTERPOLATING,
     ROUNDING,
@@ -103,6 +108,8 @@ _MOST_VISITS = 20_000
 _MOST_KEPT = 1 << 24
 # How a type's range is left on the way; NumPy says the first two so.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
+# NaN or infinity enters what a fast algorithm mixes.
+_SPREADS = "spreads"
 # By how much what is subnormal is rounded, by the roundoff of its type.
 _LEAST = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
@@ -495,6 +502,7 @@ def _measure(
 ) -> list[_Form]:
     kinds: list[tuple[str, float, bool]] = []
     beyond: set[str] = set()
+    spreads: set[str] = set()
     types: list[list[np.dtype[Any] | None]] = []
 
     def note(node: Any, compute: Compute, given: Sequence[Any], _at: int) -> tuple[Any, ...]:
@@ -502,6 +510,7 @@ def _measure(
         met.update([_INTEGERS] * _interpolates_integers(node, given))
         outputs = compute(*given)
         beyond.update(_left_range(given, outputs))
+        spreads.update([_SPREADS] * mixes_infinite(node, given))
         kinds.append(_kind(node, given, outputs))
         types.append(dtypes_of(outputs))
         if len(kinds) > _MOST_VISITS:
@@ -530,9 +539,7 @@ def _measure(
             summed = Evaluated(model, looked_into, instead).run(inputs)
         for form, it in zip(forms, summed, strict=True):
             form.in_order.append(it)
-    tried = [own] if _OVERFLOW in beyond else []
-    if _SUBNORMAL in beyond:
-        tried.append(narrow.run(inputs, partial(_flushing, computed)))
+    tried = _beyond(narrow, inputs, own, beyond | spreads, computed)
     adds = asking.adds if computed is not _plainly else None
     for at, form in enumerate(forms):
         form.alone, form.adds, form.overflows = asking.alone, adds, _OVERFLOW in beyond
@@ -542,6 +549,23 @@ def _measure(
         form.beyond = [it[at] for it in tried]
         form.underflows = _UNDERFLOW in beyond
     return forms
+
+
+def _beyond(
+    narrow: Evaluated,
+    inputs: Mapping[str, Value],
+    own: list[Any],
+    beyond: set[str],
+    computed: Visitor,
+) -> list[list[Any]]:
+    """Return what else a model yields where something leaves the range of its type on the way."""
+    found = [own] if _OVERFLOW in beyond else []
+    if _SUBNORMAL in beyond:
+        found.append(narrow.run(inputs, partial(_flushing, computed)))
+    if _SPREADS in beyond:
+        specials = (np.nan, np.inf, -np.inf)
+        found += [narrow.run(inputs, partial(_spreading, computed, it)) for it in specials]
+    return found
 
 
 def _in_order(places: Sequence[_Place]) -> list[AbstractContextManager[None]]:
@@ -579,6 +603,20 @@ def _left_range(given: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
     known = (it for it in given if isinstance(it, np.ndarray) and it.dtype in ROUNDOFF)
     if any(np.isinf(it).any() for it in tensors) and all(np.isfinite(it).all() for it in known):
         yield _OVERFLOW
+
+
+def _spreading(
+    computed: Visitor,
+    special: float,
+    node: Any,
+    compute: Compute,
+    given: Sequence[Any],
+    at: int,
+) -> Sequence[Any]:
+    outputs = computed(node, compute, given, at)
+    if not mixes_infinite(node, given):
+        return outputs
+    return [spread(node, given, outputs[0], special), *outputs[1:]]
 
 
 def _plainly(_node: Any, compute: Compute, given: Sequence[Any], _at: int) -> Sequence[Any]:

@@ -86,6 +86,36 @@ def convolution_scale(node: Any, given: Sequence[Any], output: Array) -> Array:
     return np.broadcast_to(scale.astype(np.float32), output.shape)
 
 
+def mixes_infinite(node: Any, given: Sequence[Any]) -> bool:
+    """Tell whether a fast algorithm may spread what is not finite in a node's operands."""
+    count = {"Conv": 2, "ConvTranspose": 2, "DFT": 1, "STFT": 1}.get(node.op_type, 0)
+    return not all(np.isfinite(it).all() for it in given[:count] if it.dtype.kind in "fV")
+
+
+def spread(node: Any, given: Sequence[Any], output: Array, special: float) -> Array:
+    """Return an output with NaN, or an infinity, wherever a fast algorithm may yield it.
+
+    That is all of what is mixed with an operand that is not finite. What is NaN anyway stays so,
+    and an infinity may become NaN, but none of the other sign.
+    """
+    size = output.astype(np.float64)
+    if node.op_type in {"DFT", "STFT"}:
+        axes = (transformed_axis(node, given), -1)
+        mixed = ~np.isfinite(size).all(axes, keepdims=True) & ~np.isnan(size)
+    else:
+        x, w = (~np.isfinite(it.astype(np.float64)) for it in given[:2])
+        group = next((it.i for it in node.onnx_node.attribute if it.name == "group"), 1)
+        kernels = w.reshape(group, -1, *w.shape[1:])
+        if node.op_type == "ConvTranspose":
+            kernels = kernels.swapaxes(1, 2)
+        images = x.reshape(len(x), group, 1, -1).any(-1)
+        mixed = images | kernels.reshape(*kernels.shape[:2], -1).any(-1)
+        mixed = mixed.reshape(*output.shape[:2], *[1] * (output.ndim - 2))
+        if np.isinf(special):
+            mixed = mixed & np.isfinite(size)
+    return np.where(mixed, np.asarray(special, output.dtype), output)
+
+
 def _finite(array: Array) -> Array:
     return np.where(np.isfinite(array), array, 0.0)
 

@@ -337,3 +337,45 @@ def test_a_small_relative_error_of_a_plain_convolution_is_seen_in_nearly_all_ele
         model = model_of("Conv", {"x": x, "w": w}, pads=pads)
         wrong = right * np.float32(1 + 1e-5)
         assert (shares(model, {"x": x, "w": w}, wrong) > 1).mean() >= 0.95
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_what_is_not_finite_may_spread_over_an_image_and_no_further(special):
+    random = np.random.default_rng(1)
+    x = random.standard_normal((2, 2, 12, 12)).astype(np.float32)
+    w = random.standard_normal((2, 1, 3, 3)).astype(np.float32)
+    x[0, 0, 3, 4] = special
+    model, inputs = model_of("Conv", {"x": x, "w": w}, group=2), {"x": x, "w": w}
+    with np.errstate(all="ignore"):
+        found = {name: winograd(x, w, 2, it) for name, it in TILES.items()}
+        found["Fourier"] = by_fourier(x, w, 2, True)
+        found["direct"] = direct(x, w, 2, np.ndindex(1, 3, 3))
+    for name, value in found.items():
+        assert shares(model, inputs, value).max() <= 1, name
+    plain = found["direct"]
+    # Finite where it must not be, elsewhere not finite, or off.
+    lost = np.where(np.isfinite(plain), plain, 0)
+    assert (shares(model, inputs, lost) > 1).sum() == 9
+    for place in ((0, 1), (1, 0)):
+        spread = plain.copy()
+        spread[place] = np.nan
+        assert (shares(model, inputs, spread) > 1).sum() == 100
+    assert shares(model, inputs, plain + 1)[np.isfinite(plain)].min() > 1
+
+
+def test_a_line_that_holds_an_infinity_is_not_finite():
+    x = np.random.default_rng(4).standard_normal((2, 9, 1)).astype(np.float32)
+    x[0, 3] = np.inf
+    model = model_of("DFT", {"x": x}, opset=19, axis=1)
+    exact = np.fft.fft(x[1:, :, 0]).astype(np.complex64)
+    value = np.full((2, 9, 2), np.nan, np.float32)
+    value[1:] = np.stack([exact.real, exact.imag], -1)
+    for special in (np.nan, np.inf, -np.inf):
+        value[0] = special
+        found = shares(model, {"x": x}, value)
+        assert found[1].max() <= 1
+        # What is NaN by the formula is no infinity.
+        assert np.isinf(special) or found[0].max() <= 1
+    value[0] = 0
+    # Imaginary parts add up zeros alone, at some places.
+    assert (shares(model, {"x": x}, value)[0, :, 0] > 1).all()
