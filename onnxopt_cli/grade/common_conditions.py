@@ -510,7 +510,8 @@ class _Conditions:
         name, low, high = self._random.choice(turns)
         share = self._random.random()
         number = self._random.choice((low, high, low + share * (high - low), roundest(low, high)))
-        number = float(np.float32(number))
+        with np.errstate(over="ignore"):
+            number = float(np.float32(number))
         scalars = list(call.scalars)
         for place, item in enumerate(call.operator.scalars):
             if item.name == name:
