@@ -26,6 +26,7 @@ from onnxopt_cli.readings.conditioned.body import CALLED, published_body, subtra
 from onnxopt_cli.readings.conditioned.contested import CONTESTED, met_at, second_readings
 from onnxopt_cli.readings.conditioned.coordinates import GRIDS, moved_coordinates, sizes
 from onnxopt_cli.readings.conditioned.design import RUNS, roundings
+from onnxopt_cli.readings.conditioned.determinants import determinant_scale
 from onnxopt_cli.readings.conditioned.evaluator import (
     Compute,
     Evaluated,
@@ -126,6 +127,14 @@ _LOWEST = "the lowest number for a masked score"
 # Of so many contested questions in one model all combinations are tried.
 _MOST_CONTESTED = 2
 _TRAINING = "ai.onnx.preview.training"
+
+
+# To what outputs are right of a node that computes in one of several ways.
+_SCALES = {
+    Rounds.CONVOLVE: convolution_scale,
+    Rounds.DETERMINANT: determinant_scale,
+    Rounds.TRANSFORM: transform_scale,
+}
 
 
 class CannotAskError(Exception):
@@ -685,7 +694,8 @@ class _Place:
         site: what it does with numbers.
         roundoff: by how much it rounds its outputs.
         inner: by how much it rounds its operands.
-        scales: to what its outputs are right, if it computes coordinates, or by a fast algorithm.
+        scales: to what its outputs are right, if it computes coordinates or determinants, or by a
+            fast algorithm.
         ran: its inputs and outputs; None if it rounds, or all of them take too much room.
     """
 
@@ -781,7 +791,7 @@ class _Asking:
         """Return to what outputs are right, beside their own size; empty if draws have to say."""
         if row is Rounds.COORDINATES:
             return compute(np.abs(given[0]), *given[1:])
-        of = {Rounds.CONVOLVE: convolution_scale, Rounds.TRANSFORM: transform_scale}.get(row)
+        of = _SCALES.get(row)
         if of is None or not outputs[0].size:
             return ()
         # What has 16 bits is added up in float32.

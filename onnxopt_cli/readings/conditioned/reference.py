@@ -173,6 +173,13 @@ instead_of("op_instance_normalization.InstanceNormalization._run")(instance_norm
 instead_of("op_batch_normalization._batchnorm_training_mode")(batch_normalization)
 
 
+@instead_of("op_det.Det._run")
+def _determinant(_node: Any, _kept: Any, x: Array) -> tuple[Array]:
+    """Know 16 bits, too, in float32."""
+    wide = x.astype(np.float32) if x.dtype.name in _SHORT else x
+    return (np.asarray(np.linalg.det(wide)).astype(x.dtype),)
+
+
 @instead_of("op_lp_normalization.LpNormalization._run")
 def _normalized_magnitudes(node: Any, kept: Any, x: Array, *given: Any, **rest: Any) -> Any:
     return (np.copysign(kept(node, np.abs(x), *given, **rest)[0], x),)

@@ -34,6 +34,7 @@ class Rounds(Enum):
     GATES = auto()
     EXPONENTIALS = auto()
     NORMALIZE = auto()
+    DETERMINANT = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ _LISTED = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), Rounds.GATES),
     # Their terms are exponentials, which do not move with their operands.
     **dict.fromkeys(OPERATORS, Rounds.EXPONENTIALS),
+    # A sum of products that cancel where the rank is low.
+    "Det": Rounds.DETERMINANT,
     # Differences of cosines, triangles of differences: zero only to the scale.
     **dict.fromkeys(
         ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
