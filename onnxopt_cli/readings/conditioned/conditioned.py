@@ -659,7 +659,9 @@ def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
         # What has 16 bits is normalized in float32, some of whose roundings it may be off.
         fine = _SINGLE * UNITS if roundoff > _SINGLE else roundoff
         declared = MATH[math] if math == "float16-sums" and roundoff > _DOUBLE else 0.0
-        return max(fine, declared) * (1.0 if roundoff > _SINGLE else _STATISTICS)
+        # By given statistics, of which each element has its own share, nothing is averaged.
+        averages = found.length > 1 and roundoff <= _SINGLE
+        return max(fine, declared) * (_STATISTICS if averages else 1.0)
     if math == "float16-sums" and found.length > 1 and roundoff > _DOUBLE:
         return max(roundoff, MATH[math]) * _root(found, _SINGLE)
     if roundoff > _SINGLE and takes_exact_operands(op_type, found.row):
@@ -828,9 +830,9 @@ class _Drawing:
         moved, picks = list(given), found.row is Rounds.PICKS
         if found.moved:
             for operand in floats(node.op_type, given):
-                # Only what is added up is known more precisely than it is stored.
-                alike = found.row is Rounds.NORMALIZE and operand > 0
-                inner = roundoff if alike else place.inner * self._step
+                # Of 16 bits only what is added up is known more precisely than it is stored.
+                stored = found.row is Rounds.NORMALIZE and operand > 0 and place.roundoff > _SINGLE
+                inner = roundoff if stored else place.inner * self._step
                 step = inner * self._roundings(given[operand])
                 if operand == GRIDS.get(node.op_type):
                     moved[operand] = given[operand] + step * sizes(node.op_type, given[operand])
@@ -862,8 +864,8 @@ class _Drawing:
         ]
 
     def _of_averages(self, inner: float, found: Array, spread: Array, count: int) -> Array:
-        """Return how far averages are off: one near zero as far as its terms differ."""
-        size = _root_of(count) * np.abs(found) + spread / _STATISTICS
+        """Return how far averages are off, one near zero by a share of what its terms differ."""
+        size = _root_of(count) * np.abs(found) + spread
         return inner * self._roundings(found) * np.where(np.isfinite(size), size, 0.0)
 
     def _roundings(self, array: Array) -> Array:

@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.conditioned.replaced import replaced
 
-_OPERATORS = frozenset(
-    {"GroupNormalization", "InstanceNormalization", "LayerNormalization"}
+#: Operators that take a mean away and divide by a deviation.
+NORMALIZE = frozenset(
+    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"}
     | {"MeanVarianceNormalization"}
 )
 _FLOAT32_BYTES = 4
@@ -27,33 +27,45 @@ _FLOAT32_BYTES = 4
 _MVN_EPSILON = float(np.float32(1e-9))
 
 
-def normalizes(node: onnx.NodeProto) -> bool:
-    """Tell whether a node normalizes its first input by statistics of that input."""
-    if node.op_type != "BatchNormalization":
-        return node.op_type in _OPERATORS
-    return len(node.output) > 1 or any(it.name == "training_mode" and it.i for it in node.attribute)
+def mean_of(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return means along axes, which stay with length 1."""
+    return np.asarray(np.mean(x, axis=axes, keepdims=True))
 
 
-def average(terms: Array, axes: tuple[int, ...]) -> Array:
-    """Return averages along axes, which stay with length 1."""
-    return np.asarray(np.mean(terms, axis=axes, keepdims=True))
+def variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
+    """Return variances of what has no mean, along axes, which stay with length 1."""
+    return np.asarray(np.mean(centred * centred, axis=axes, keepdims=True))
 
 
 def moved_averages(move: Callable[[Array, Array, int], Array]) -> AbstractContextManager[None]:
-    """Let averages be off meanwhile.
+    """Let means and variances be off meanwhile.
+
+    Wherever the mean is, they are right to how far elements are off it. Some algorithms begin with
+    the first element, and are as far off as that is.
 
     Args:
-        move: returns how far averages are off, given them, how far their terms are off them on
-            average, and how many terms each of them has.
+        move: returns how far averages are off, given them, the scale of their terms to which they
+            are off wherever they are, and how many terms each of them has.
     """
-    exact = average
+    mean, variance = mean_of, variance_of
 
-    def moved(terms: Array, axes: tuple[int, ...]) -> Array:
-        found = exact(terms, axes)
-        spread = exact(np.abs(terms - found), axes)
-        return found + move(found, spread, terms.size // max(1, found.size))
+    def moved_mean(x: Array, axes: tuple[int, ...]) -> Array:
+        found = mean(x, axes)
+        spread = np.maximum(mean(np.abs(x - found), axes), np.abs(_first(x, axes) - found))
+        return found + move(found, spread, x.size // max(1, found.size))
 
-    return replaced((sys.modules[__name__], "average", moved))
+    def moved_variance(centred: Array, axes: tuple[int, ...]) -> Array:
+        found = variance(centred, axes)
+        spread = np.maximum(found, _first(centred, axes) ** 2)
+        return found + move(found, spread, centred.size // max(1, found.size))
+
+    module = sys.modules[__name__]
+    return replaced((module, "mean_of", moved_mean), (module, "variance_of", moved_variance))
+
+
+def _first(x: Array, axes: tuple[int, ...]) -> Array:
+    first: Array = x[tuple(slice(1) if axis in axes else slice(None) for axis in range(x.ndim))]
+    return first if first.size else np.zeros_like(x, shape=())
 
 
 def standardized(
@@ -72,9 +84,9 @@ def standardized(
     """
     along = tuple(axes)
     wide = x.astype(np.float32) if x.dtype.itemsize < _FLOAT32_BYTES else x
-    mean = average(wide, along)
+    mean = mean_of(wide, along)
     centred = wide - mean
-    variance = average(centred * centred, along)
+    variance = variance_of(centred, along)
     deviation = np.sqrt(variance + wide.dtype.type(epsilon)) + wide.dtype.type(added)
     return centred / deviation, mean, variance
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.readings.conditioned.exponentials import OPERATORS
-from onnxopt_cli.readings.conditioned.normalizations import normalizes
+from onnxopt_cli.readings.conditioned.normalizations import NORMALIZE
 from onnxopt_cli.readings.conditioned.widen import is_wide
 
 
@@ -76,6 +76,8 @@ _LISTED = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), Rounds.GATES),
     # Their terms are exponentials, which do not move with their operands.
     **dict.fromkeys(OPERATORS, Rounds.EXPONENTIALS),
+    # A mean that is off moves all elements alike, which elements that move do not show.
+    **dict.fromkeys(NORMALIZE, Rounds.NORMALIZE),
     # A sum of products that cancel where the rank is low.
     "Det": Rounds.DETERMINANT,
     # Differences of cosines, triangles of differences: zero only to the scale.
@@ -149,8 +151,6 @@ def site(
     places = floats(node.op_type, inputs)
     results = [it for it in outputs if is_wide(it) and it.size]
     listed = _LISTED.get(node.op_type)
-    if normalizes(node.onnx_node):
-        listed = Rounds.NORMALIZE
     if listed is Rounds.EXACT or (not results and listed in (None, Rounds.ELEMENT)):
         return Site(Rounds.EXACT)
     if not places or listed is Rounds.ELEMENT:
