@@ -40,6 +40,9 @@ _TILED_AXES = 2
 def transform_scale(node: Any, given: Sequence[Any], output: Array) -> Array:
     """Return to what a ``DFT`` or ``STFT`` is right: a share of the root mean square of each line.
 
+    Angles that are computed in the model's type and not reduced, as Bluestein's algorithm has them,
+    turn the largest element of a line into the others: it counts whole.
+
     Args:
         node: the node, as onnx's reference has it.
         given: its inputs.
@@ -48,7 +51,9 @@ def transform_scale(node: Any, given: Sequence[Any], output: Array) -> Array:
     axis = transformed_axis(node, given)
     power = np.sum(_finite(output) ** 2, axis=-1, keepdims=True).mean(axis, keepdims=True)
     terms = max(2, output.shape[axis], given[0].shape[axis] if node.op_type == "DFT" else 0)
-    return np.asarray(max(_STAGE * sqrt(log2(terms)), sqrt(terms) / _TERMS) * np.sqrt(power))
+    share = max(_STAGE * sqrt(log2(terms)), sqrt(terms) / _TERMS)
+    magnitudes = np.sqrt(np.sum(_finite(output) ** 2, axis=-1, keepdims=True))
+    return np.maximum(share * np.sqrt(power), magnitudes.max(axis, keepdims=True, initial=0.0))
 
 
 def transformed_axis(node: Any, given: Sequence[Any]) -> int:
