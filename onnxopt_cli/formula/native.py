@@ -203,7 +203,7 @@ class _Helper:
     def end(self) -> None:
         """End the process, if there is one."""
         with self._lock:
-            self._end(signal.SIGKILL)
+            self._end()
 
     def _exchange(self, request: bytes) -> bytes | str:
         """Return an answer; in words how the process has ended if it has."""
@@ -214,15 +214,15 @@ class _Helper:
             assert connection is not None  # noqa: S101 - it was just started
             connection.send_bytes(request)
             if not connection.poll(TIME_SECONDS + _GRACE_SECONDS):
-                self._end(signal.SIGKILL)
+                self._end()
                 return _TOOK_LONG
             return connection.recv_bytes(_MAX_MODEL_BYTES + 1)
         except (OSError, EOFError) as error:
-            code = self._end(signal.SIGKILL)
+            code = self._end()
             return _words(code) if code else f"cannot be asked: {error or 'it ended'}"
         except BaseException:
             # It may still answer, and not to what it is asked next.
-            self._end(signal.SIGKILL)
+            self._end()
             raise
 
     def _start(self) -> None:
@@ -247,8 +247,8 @@ class _Helper:
         finally:
             theirs.close()
 
-    def _end(self, number: signal.Signals) -> int:
-        """End the process if it has not ended, and return its exit code; 0 if that is unknown."""
+    def _end(self) -> int:
+        """Kill the process if it has not ended, and return its exit code; 0 if that is unknown."""
         connection, self._connection = self._connection, None
         process, self._process = self._process, 0
         program, self._program = self._program, None
@@ -262,7 +262,7 @@ class _Helper:
         with suppress(OSError):
             ended, status = os.waitpid(process, os.WNOHANG)
             if not ended:
-                os.kill(process, number)
+                os.kill(process, signal.SIGKILL)
                 _, status = os.waitpid(process, 0)
             code = os.waitstatus_to_exitcode(status)
             if program is not None:
