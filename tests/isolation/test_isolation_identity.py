@@ -68,11 +68,16 @@ ANSWERS = "[speak(frame(answer(number))) for number in range(greeted() + 1, gree
     ],
 )
 def test_a_backend_that_gives_itself_a_name_does_not_start(demo, onnxopt, source):
+    evil = forger(demo, source)
     report = ["--report", "json=run.json"]
-    answer = onnxopt("run", "demo.yaml", "-b", forger(demo, source), "-b", "numpy", *report)
+    answer = onnxopt("run", "demo.yaml", "-b", evil, "-b", "numpy", *report)
     assert answer.code == 4
-    assert "backend python:evil.py:Backend does not start" in answer.err
-    assert not (demo / "run.json").exists()
+    assert f"{evil} is not tested" in answer.err
+    rows = json.loads((demo / "run.json").read_text())["results"]
+    assert of(rows, "numpy") == ["pass"] * 3
+    assert of(rows, evil) == ["not-run"] * 3
+    messages = {row["message"] for row in rows if row["backend"] == evil}
+    assert all(f"backend {evil} does not start: the worker" in it for it in messages)
 
 
 @pytest.mark.parametrize(
