@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from onnxopt_cli.core.linux import become_subreaper, begin_pid_namespace, end_with
+from onnxopt_cli.isolation.marks import mark_process
 from onnxopt_cli.isolation.private_folder import enter_folder, remove_folder
 from onnxopt_cli.isolation.processes import end_descendants, visible
 
@@ -46,6 +47,7 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
         if os.getppid() == runner:
             enter_folder(folder)
         return
+    mark_process()
     signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
     # A program that calls the command may ignore it, and what is ignored is never waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -20,6 +20,7 @@ from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.helper_process import STARTED, claimed
 from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.isolation.marks import can_mark, is_marked
 from onnxopt_cli.isolation.memory import FileKey
 from onnxopt_cli.isolation.private_folder import name_folder, remove_folder
 from onnxopt_cli.isolation.processes import children, end_descendants, visible
@@ -188,10 +189,16 @@ def _serve_instead(channel: int, given: int, returned: int, *others: Any) -> NoR
 @cache
 def _adopts_orphans() -> bool:
     """Take in what loses its keeper, from the first worker on; return whether it comes here."""
-    # Any orphan will be taken for a worker's. Whoever has children already, or is the first process
-    # of a container, may get others; when that one ends the kernel ends all the rest.
-    alone = os.getpid() != 1 and STARTED.issuperset(children(os.getpid()))
-    return claimed() and alone and visible() and become_subreaper()
+    return claimed() and visible() and (_alone() or can_mark()) and become_subreaper()
+
+
+@cache
+def _alone() -> bool:
+    """Tell whether every orphan that comes here is a worker's.
+
+    Whoever has children already, or is the first process of a container, may get others.
+    """
+    return os.getpid() != 1 and STARTED.issuperset(children(os.getpid()))
 
 
 def _end_keeper(process: subprocess.Popen[bytes]) -> None:
@@ -216,8 +223,12 @@ def _is_orphan(child: int) -> bool:
     Keepers begin sessions, which nothing behind them can leave for an older one; what this process
     starts otherwise stays in its own.
     """
+    if child in STARTED:
+        return False
+    if not _alone():
+        return is_marked(child)
     with suppress(OSError):
-        return child not in STARTED and os.getsid(child) != os.getsid(0)
+        return os.getsid(child) != os.getsid(0)
     return False
 
 

@@ -11,6 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from exec_commands import COMMAND
 from isolated import HOSTILE, require, run_in_turn, run_to_end, start, write_cases
 
 from onnxopt_cli.isolation import processes
@@ -41,6 +42,7 @@ WAYS = (
     "breeds_to_the_end",
     "stops_keeper",
     "dies_with_keeper",
+    "runs_a_program",
     "is_well_kept",
 )
 
@@ -53,18 +55,6 @@ def test_no_daemon_survives_though_its_keeper_does_not(tmp_path):
         require(run, way, "crash")
     assert left == []
     assert not beats(tmp_path / "pulse")
-
-
-def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo):
-    rates = {"bad": 0.5, **{f"waits{i}": 0.25 for i in range(8)}}
-    write_cases(demo, rates)
-    run = start(demo, backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Waits", "-v")
-    for line in run.process.stdout:
-        if "waits0" in line:
-            break
-    left = [process for process in run.survivors(0) if process.command.endswith("300 ")]
-    run.wait()
-    assert left == []
 
 
 def test_a_daemon_of_a_backend_that_does_not_start_does_not_survive(demo):
@@ -118,18 +108,67 @@ def test_a_program_that_calls_the_command_keeps_its_children_and_gets_no_others(
     assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
 
 
-def test_children_that_the_command_was_born_with_are_not_harmed(demo):
-    sleep = f"setsid {SLEEP} 300 >/dev/null & echo $!"
-    command = f"{sys.executable} -m onnxopt_cli run demo.yaml -q"
-    script = f"{sleep}; exec {command} -b python:{HOSTILE}:kills_its_keeper"
-    run = subprocess.run(
-        ["/bin/sh", "-c", script],
-        cwd=demo, timeout=60, check=False, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(HOSTILE.parents[2])},
-    )  # fmt: skip
-    assert run.returncode == 1
-    # Fails if there is no such process any more.
-    os.kill(int(run.stdout.split()[0]), signal.SIGKILL)
+# Children that a command is born with, some of which leave children of their own later.
+BORN_WITH = f"""
+setsid {SLEEP} 299 >&- 2>&- & echo $!
+setsid sh -c '
+  for i in 0 1 2 3 4 5 6 7 8 9; do (setsid {SLEEP} 299 >&- 2>&- & echo $!); sleep 0.3; done
+' 2>&- &
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_is_born_with_children_ends_daemons_and_harms_no_others(tmp_path):
+    """A shell that executes the command as its last act leaves its own children to it."""
+    run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS, prefix=["sh", "-c", BORN_WITH, "sh"])
+    left = run.survivors(0.2)
+    end(left)
+    for way in WAYS:
+        require(run, way, "crash")
+    own = {int(line) for line in run.out.splitlines() if line.isdigit()}
+    assert len(own) > 1
+    assert own <= {process.number for process in left}
+    assert [process for process in left if not born_with(process)] == []
+    assert not beats(tmp_path / "pulse")
+
+
+def born_with(process):
+    return process.command.endswith("299 ") or "setsid" in process.command
+
+
+@pytest.mark.slow
+def test_a_daemon_of_a_command_is_ended_though_its_keeper_was_not_spared(demo):
+    script = f"{SLEEP} 300 & exec {sys.executable} {COMMAND} leaves-daemons {demo / 'marker'}"
+    (demo / "adapter.sh").write_text(f"#!/bin/sh\n{script}\n")
+    (demo / "adapter.sh").chmod(0o755)
+    for prefix in ([], ["sh", "-c", BORN_WITH, "sh"]):
+        (demo / "marker").unlink(missing_ok=True)
+        run = start(demo, "exec:./adapter.sh", "--no-explain", prefix=prefix).wait()
+        left = run.survivors(0.2)
+        end(left)
+        assert run.outcomes["first"] == "crash"
+        assert [process for process in left if not born_with(process)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "prefix", [[], ["sh", "-c", BORN_WITH, "sh"], ["unshare", "-pf", "--mount-proc"]]
+)
+def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo, prefix):
+    if prefix and subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("may not begin a namespace")
+    rates = {"bad": 0.5, **{f"waits{i}": 0.25 for i in range(8)}}
+    write_cases(demo, rates)
+    backends = (backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Waits", "-v")
+    run = start(demo, *backends, prefix=prefix)
+    for line in run.process.stdout:
+        if "waits0" in line:
+            break
+    left = [process for process in run.survivors(0) if process.command.endswith("300 ")]
+    run.wait()
+    end(run.survivors(0))
+    assert left == []
 
 
 def without_proc():

@@ -101,6 +101,21 @@ def kill_keeper():
     time.sleep(60)
 
 
+# Of the program that takes a worker's place: it has children already.
+KILLS_KEEPER = """
+import os, signal, time
+if not os.fork():
+    os.setsid()
+    time.sleep(0.2)
+    if os.fork():
+        os._exit(0)
+    time.sleep(300)
+time.sleep(0.1)
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
 def leave(life, end=kill_keeper):
     """Return a backend that starts a daemon, and then ends in some way."""
 
@@ -142,6 +157,10 @@ breeds_to_the_end = one(breed_to_the_end)
 stops_keeper = leave(revive, stop_keeper)
 dies_with_keeper = leave(
     rename_itself, lambda: (os.kill(os.getppid(), signal.SIGKILL), os._exit(0))
+)
+runs_a_program = leave(
+    rename_itself,
+    lambda: os.execv(sys.executable, [sys.executable, "-c", KILLS_KEEPER]),  # noqa: S606 - as above
 )
 is_well_kept = leave(hop, lambda: os._exit(0))
 

@@ -147,6 +147,21 @@ def die(_request, _payload):
     os._exit(7)
 
 
+def leave_daemons(_request, _payload):
+    """Leave a process that outlives its parent, and kill the keeper, which would end it."""
+    status = Path(f"/proc/{os.getppid()}/status").read_text()
+    keeper = int(status.partition("PPid:")[2].split()[0])
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            os.closerange(0, 256)
+            time.sleep(300)
+        os._exit(0)
+    os.wait()
+    os.kill(keeper, signal.SIGKILL)
+    time.sleep(60)
+
+
 def segfault(_request, _payload):
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -193,6 +208,7 @@ LINES = {
 DEEDS = {
     "dies": once(die),
     "segfaults": once(segfault),
+    "leaves-daemons": once(leave_daemons),
     "hangs": once(lambda _request, _payload: time.sleep(60)),
     "stops": once(lambda _request, _payload: os.kill(os.getpid(), signal.SIGSTOP)),
     "breaks-once": once(lambda _request, _payload: say({"id": -1})),
