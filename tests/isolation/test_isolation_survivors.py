@@ -198,7 +198,7 @@ def test_without_proc_nothing_survives_either_and_the_report_says_what_is_lackin
 def test_another_system_without_proc_shows_a_family_and_lets_it_be_ended(monkeypatch):
     monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
     monkeypatch.setattr(processes, "_lists_children", lambda: False)
-    monkeypatch.setattr(processes, "_read", None)
+    monkeypatch.setattr(processes, "read_proc", None)
     shell = subprocess.Popen(["/bin/sh", "-c", f"{SLEEP} 300 & {SLEEP} 300 & wait"])
     wait_until(lambda: len(processes.descendants(shell.pid)) == 2)
     left = processes.children(shell.pid)
