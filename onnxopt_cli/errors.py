@@ -123,6 +123,10 @@ class BackendDied(OnnxoptError):
     """A backend's process ended, or closed its channel, before it answered."""
 
 
+class BackendDiedEarlier(BackendDied):
+    """A backend's process ended before it read what it was asked, which is not to blame."""
+
+
 class BackendHangs(OnnxoptError):
     """A backend did not answer in time, and was killed."""
 

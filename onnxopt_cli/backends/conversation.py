@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import struct
 import subprocess
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,8 @@ TICK_SECONDS = 0.05
 # How long a process that has closed its channel may take to end: only then is it known how it
 # ended.
 _DYING_SECONDS = 1.0
+# How many bytes wait in a pipe.
+_INT = struct.Struct("i")
 # The system sends at most so many buffers at a time.
 _MOST_BUFFERS = 64
 # No number is used twice, not even by different processes, so an answer that comes twice is known.
@@ -63,6 +66,8 @@ class Conversation:
     _ending: bool = False
     # Waits for room in the channel, so that the process cannot have it.
     _unsent: deque[memoryview] = field(default_factory=deque)
+    # Bytes of the last request that the channel has taken.
+    _sent: int = 0
     _seconds: float = float("inf")
     _deadline: float = float("inf")
 
@@ -86,7 +91,7 @@ class Conversation:
         """
         number = next(_numbers)
         frame = (values or ValueWriter()).message({"id": number, **message})
-        self.asked = number
+        self.asked, self._sent = number, 0
         self._allow(seconds)
         self._unsent.extend(frame)
         self._flush()
@@ -145,6 +150,18 @@ class Conversation:
             self.selector.select(min(left, TICK_SECONDS if self.open else TICK_SECONDS / 10))
         return answer
 
+    def unread(self) -> bool:
+        """Tell whether the process has read nothing of the last request, as far as pipes say."""
+        if not self._sent:
+            return True
+        waiting = bytes(_INT.size)
+        with suppress(ImportError, OSError):
+            import fcntl
+            import termios
+
+            waiting = fcntl.ioctl(self.writing, termios.FIONREAD, waiting)
+        return _INT.unpack(waiting)[0] == self._sent
+
     def require_no_more(self) -> None:
         """Make sure that the process has sent nothing after its answer.
 
@@ -201,6 +218,7 @@ class Conversation:
         try:
             while self._unsent:
                 sent = os.writev(self.writing, list(islice(self._unsent, _MOST_BUFFERS)))
+                self._sent += sent
                 while self._unsent and sent >= len(self._unsent[0]):
                     sent -= len(self._unsent.popleft())
                 if sent:

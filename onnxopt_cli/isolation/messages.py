@@ -132,7 +132,8 @@ def pack_answer(
             return values.message({**answer, **said})
         except UnusableOutput as error:
             response = Response(failure=Outcome.ERROR, message=f"of its outputs, {error.message}")
-    return pack({**answer, "failure": response.failure, "message": response.message})
+    said = {"failure": response.failure, "message": response.message, "earlier": response.earlier}
+    return pack({**answer, **said})
 
 
 def read_answer(
@@ -172,12 +173,16 @@ def read_answer(
             if not all(name in inputs for name in names):
                 raise ProtocolBreach("says that it changed inputs that it did not get")
             return Response(values, lowered=lowered, changed=names, seconds=seconds)
-        case {"failure": _, "message": _, "lowered": bool(lowered), "seconds": float(seconds)} if (
-            len(message) == 4 and math.isfinite(seconds)  # noqa: PLR2004
-        ):
+        case {
+            "failure": _,
+            "message": _,
+            "earlier": bool(earlier),
+            "lowered": bool(lowered),
+            "seconds": float(seconds),
+        } if len(message) == 5 and math.isfinite(seconds):  # noqa: PLR2004
             reader.end()
             failure, text = read_failure(message)
-            return Response(None, failure, text, lowered, seconds=seconds)
+            return Response(None, failure, text, lowered, earlier, seconds=seconds)
     raise ProtocolBreach("sent an answer with neither outputs nor a failure")
 
 

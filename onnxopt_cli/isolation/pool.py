@@ -173,9 +173,10 @@ class Pool:
             worker.give_up(Outcome.PROTOCOL, f"the worker {said} {self.version!r}")
         if worker.response is not None:
             job, self._failed_starts = self._running.pop(worker), 0
-            if job.earlier_breach is not None and worker.response.failure is not Outcome.PROTOCOL:
+            before = job.earlier_breach
+            if before and (before.outcome, worker.response.failure) != (Outcome.PROTOCOL,) * 2:
                 # In a worker of its own the case breaks no protocol: something before it did.
-                self._incidents.append(job.earlier_breach)
+                self._incidents.append(before)
             job.result, worker.response = worker.response, None
             if worker.free and worker.asked >= _CASES_PER_WORKER:
                 worker.end()

@@ -22,6 +22,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
     BackendDied,
+    BackendDiedEarlier,
     BackendHangs,
     NotApplicable,
     OnnxoptError,
@@ -79,6 +80,7 @@ class Response:
         failure: what happened instead; None if it returned.
         message: why, in words; empty if it returned.
         lowered: True if it was given primitive operators.
+        earlier: True if the backend's own process had ended before it was given the case.
         changed: names of inputs that it wrote into.
         leak: what it left behind, in words; empty if nothing.
         seconds: wall time in the backend.
@@ -89,6 +91,7 @@ class Response:
     failure: Outcome | None = None
     message: str = ""
     lowered: bool = False
+    earlier: bool = False
     changed: tuple[str, ...] = ()
     leak: str = ""
     seconds: float = 0.0
@@ -143,7 +146,8 @@ class Host:
             lowered = self._runner.lowered and failure not in SETTLED
             place = _place() if failure is Outcome.ERROR else ""
             text = error_text(error)
-            return Response(None, failure, text, lowered, seconds=seconds, printed=place)
+            earlier = isinstance(error, BackendDiedEarlier)
+            return Response(None, failure, text, lowered, earlier, seconds=seconds, printed=place)
         seconds = perf_counter() - started
         given = () if own is order.inputs else order.inputs.items()
         changed = tuple(name for name, it in given if not same_bits(it, own.get(name)))

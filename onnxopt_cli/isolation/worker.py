@@ -245,11 +245,12 @@ class Worker:
             if response.lowered and self.lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()
-            if response.failure is Outcome.PROTOCOL and self._kept_protocol:
-                # A command behind the worker may have answered an earlier case once more. The
-                # case meets another worker, where only it can be to blame.
+            again = response.failure is Outcome.PROTOCOL and self._kept_protocol
+            if response.failure and (again or (response.earlier and self.answered)):
+                # A command behind the worker may have answered an earlier case once more, or had
+                # ended. The case meets another worker, where only it can be to blame.
                 self.state = State.IDLE
-                self.give_up(Outcome.PROTOCOL, response.message)
+                self.give_up(response.failure, response.message)
                 return
             seconds = min(max(response.seconds, 0.0), monotonic() - self._started)
             printed = self._process.printed.text()

@@ -96,6 +96,18 @@ def test_a_second_answer_that_comes_late_costs_no_other_case(identity, onnxopt):
     assert {result["outcome"] for result in found.values()} == {"pass"}
 
 
+@pytest.mark.parametrize("mode", ["answers-and-dies", "answers-and-dies-slowly"])
+def test_a_death_between_cases_costs_no_case(mode, identity, onnxopt):
+    found = outcomes(onnxopt, spec(mode), "-j", "1", code=1)
+    death = found.pop("between-cases")
+    assert death["outcome"] == "crash"
+    assert "ended with exit code 0" in death["message"]
+    assert {name: result["outcome"] for name, result in found.items()} == {
+        "first": "pass",
+        "second": "pass",
+    }
+
+
 @pytest.mark.parametrize("isolation", ["process", "none"])
 @pytest.mark.parametrize(
     ("mode", "outcome", "words"),

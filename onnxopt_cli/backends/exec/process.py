@@ -26,7 +26,13 @@ from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.codec import ValueWriter
 from onnxopt_cli.core.linux import end_with
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendDied, BackendFailure, BackendUnavailable, Unsupported
+from onnxopt_cli.errors import (
+    BackendDied,
+    BackendDiedEarlier,
+    BackendFailure,
+    BackendUnavailable,
+    Unsupported,
+)
 
 # How long a command that was told to end may take to be gone.
 _GRACE = 5.0
@@ -65,7 +71,8 @@ class Command:
 
         Raises:
             BackendUnavailable: if there is no such program, or it cannot be executed.
-            BackendDied: if the command ends, or closes its output, before it has answered.
+            BackendDiedEarlier: if the command has ended before it read the request.
+            BackendDied: if it ends, or closes its output, before it has answered.
             BackendHangs: if it has not answered in time.
             ProtocolBreach: if it writes without being asked, or something else than an answer.
             UnusableOutput: if the request cannot be sent.
@@ -73,10 +80,15 @@ class Command:
         self._conversation = conversation = self._conversation or self._start()
         try:
             with self._named():
-                # It may have spoken since it answered.
-                conversation.poll()
-                conversation.ask(request, self._timeout, values)
-                found = read(*conversation.wait())
+                with _earlier(lambda: True):
+                    # It may have spoken since it answered, or ended.
+                    conversation.poll()
+                    if not conversation.open:
+                        conversation.wait()
+                with _earlier(conversation.unread):
+                    conversation.ask(request, self._timeout, values)
+                    answer = conversation.wait()
+                found = read(*answer)
                 conversation.require_no_more()
                 return found
         except (Unsupported, BackendFailure):
@@ -145,6 +157,17 @@ class Command:
             yield
         except BREAKDOWNS as error:
             raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None
+
+
+@contextmanager
+def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
+    """Tell deaths before a request was read from others."""
+    try:
+        yield
+    except BackendDied as death:
+        if unread():
+            raise BackendDiedEarlier(death.message) from None
+        raise
 
 
 def _begin(parent: int) -> None:

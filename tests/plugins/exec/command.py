@@ -129,6 +129,12 @@ def answer_and_die(request, payload):
     os._exit(0)
 
 
+def answer_and_die_slowly(request, payload):
+    copy(request, payload)
+    time.sleep(0.5)
+    os._exit(0)
+
+
 def close_output(_request, _payload):
     os.close(1)
     time.sleep(60)
@@ -217,6 +223,7 @@ DEEDS = {
     "answers-late": answer_an_earlier_one_again,
     "chatters": answer_and_chatter,
     "answers-and-dies": answer_and_die,
+    "answers-and-dies-slowly": answer_and_die_slowly,
     "double": write_double,
     "records": record,
 }
