@@ -68,7 +68,9 @@ def fork_keeper(runner: int, channel: int, folder: str) -> None:
         os.close(status_reader)
         _begin_namespace(signals, channel, status_writer)
         parent = 1
-    os.setpgid(0, 0)
+    # Without a group of its own it is still found as what descends from the keeper.
+    with suppress(OSError):
+        os.setpgid(0, 0)
     if lock is not None:
         # Only the keeper holds it: a backend could release it.
         os.close(lock)
@@ -102,9 +104,13 @@ def _fork(folder: str) -> int:
         return os.fork()
     except OSError as error:
         said = f"the system starts no more processes: {error.strerror}; see ulimit -u, or use -j 1"
-        os.write(2, f"{said}\n".encode())
-        remove_folder(folder)
-        os._exit(1)
+        _end_in_words(said, folder)
+
+
+def _end_in_words(said: str, folder: str) -> NoReturn:
+    os.write(2, f"{said}\n".encode())
+    remove_folder(folder)
+    os._exit(1)
 
 
 def _keep(
@@ -112,7 +118,12 @@ def _keep(
 ) -> NoReturn:
     status: int | None = None
     while status is None:
-        if signal.sigwait(signals) == signal.SIGTERM or os.getppid() != runner:
+        try:
+            heard = signal.sigwait(signals)
+        except OSError as error:
+            # The worker ends with this process.
+            _end_in_words(f"the system lets no signal be waited for: {error.strerror}", folder)
+        if heard == signal.SIGTERM or os.getppid() != runner:
             status = signal.SIGKILL
         else:
             status = _reap(worker)

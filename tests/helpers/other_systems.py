@@ -115,6 +115,10 @@ CALLS = {
     "membarrier": 324, "faccessat2": 439, "openat2": 437, "setsid": 112, "waitid": 247,
     "renameat2": 316, "mlock": 149, "madvise": 28, "fadvise64": 221, "fallocate": 285,
     "inotify_init1": 294, "timerfd_create": 283, "signalfd4": 289, "sysinfo": 99, "getcpu": 309,
+    "kill": 62, "setpgid": 109, "getsid": 124, "getpgid": 121, "rt_sigtimedwait": 128, "wait4": 61,
+    "pipe2": 293, "socketpair": 53, "ioctl": 16, "ftruncate": 77, "setitimer": 38,
+    "utimensat": 280, "rename": 82, "chmod": 90, "fchmod": 91, "mkdir": 83, "unlink": 87,
+    "unlinkat": 263, "rmdir": 84, "poll": 7, "epoll_wait": 232, "umask": 95, "sendmsg": 46,
     "sched_getscheduler": 145, "getpriority": 140, "pidfd_send_signal": 424, "kcmp": 312,
 }  # fmt: skip
 #: Whether this machine can filter them by these numbers.

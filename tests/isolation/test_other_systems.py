@@ -141,7 +141,8 @@ def test_nothing_that_a_system_may_lack_is_imported_where_it_is_not_looked_for()
 
 
 CALLS = (
-    "pidfd_open prlimit64 sched_getaffinity flock prctl memfd_create linkat fsync unshare waitid"
+    "pidfd_open prlimit64 sched_getaffinity flock prctl memfd_create linkat fsync unshare waitid "
+    "setpgid"
 )
 LESS = {
     "prlimit64": "the system limits no memory",
@@ -170,6 +171,24 @@ def test_a_call_that_exists_and_fails_is_done_without_and_said(demo, call, error
     assert "Traceback" not in run.stderr
     assert "2 pass" in run.stdout
     assert (demo / "report.html").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not other_systems.AVAILABLE, reason="needs x86-64's numbers of system calls")
+@pytest.mark.parametrize(
+    ("call", "code", "words"),
+    [
+        ("setsid", 2, "the system says: Function not implemented"),
+        ("socketpair", 2, "the system says: Function not implemented"),
+        ("rt_sigtimedwait", 4, "the system lets no signal be waited for"),
+        ("rename", 2, "cannot write report.html"),
+    ],
+)
+def test_a_call_that_cannot_be_done_without_ends_in_words(demo, call, code, words):
+    run = under(demo, "ENOSYS", call)
+    assert run.returncode == code, run.stderr
+    assert words in said(run)
+    assert "Traceback" not in run.stderr
 
 
 @pytest.mark.slow
