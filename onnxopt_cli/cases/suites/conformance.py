@@ -84,7 +84,7 @@ def conformance(operator: Operator) -> list[WrittenCase]:
         partial(refusals, author),
         author.dimensions,
         author.small_numbers,
-        partial(wirings, author, (1, 3)),
+        partial(wirings, author, (1, 3), thorough=False),
         partial(extremes, author, thorough=False),
         partial(type_refusals, author, thorough=False),
     )
@@ -608,7 +608,7 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
 def beyond_pairs(operator: Operator) -> Iterator[WrittenCase]:
     """Yield what no pair of dimensions asks: the graph, single extremes, and refusals."""
     author = _Questions(operator)
-    yield from wirings(author, (2, 5))
+    yield from wirings(author, (2, 5), thorough=True)
     yield from extremes(author, thorough=True)
     yield from refusals(author)
     yield from type_refusals(author, thorough=True)

@@ -5,7 +5,7 @@ Each dimension is asked of every operator alike; docs/grading.md has the table o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -24,22 +24,24 @@ _FAR_COUNTS = (
     2**63 - 1, -(2**31) - 1, -(2**32) + 1, -(2**40) + 1, -(2**63),
 )  # fmt: skip
 #: Of those, what a suite asks that answers in seconds.
-_FEW_COUNTS = (
-    2**31, 2**32, 2**33 + 1, 2**40 + 1, 2**48 + 1, 2**53 + 1, 2**62 + 1, 2**63 - 1,
-    -(2**32) + 1, -(2**63),
-)  # fmt: skip
-_FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1)
-#: Odd ones that double holds: what computes powers in double may lose the parity of others.
-_ODD_COUNTS = (2**31 + 1, 2**53 - 1, 2**24 + 1, 2**33 + 1)
+_FEW_COUNTS = (2**31, 2**33 + 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**32) + 1, -(2**63))
+_FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
+#: Counts whose parity double holds: what computes powers in double may lose that of other odd ones.
+_PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
+#: Of those, one odd and one even, which a suite asks that answers in seconds.
+_FEW_PARITIES = 2
+_ONES = (2**31 + 1, 2**53 + 1, 2**62)
 #: By a word: a number, and of what size the tensors of a sum are that shows it.
 _MAGNITUDES = (
     ("largest", float(np.finfo(np.float32).max), 1e-15), ("huge", 1e38, 1e-15),
-    ("far", 333333.0, 1e-2), ("least", 1e-36, 1e15),
+    ("far", 333333.0, 1e-2), ("least", 3e-38, 1e15),
 )  # fmt: skip
 #: Whole pages, and what lies between them.
-PAGES: Shapes = ((512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,))
+PAGES: Shapes = (
+    (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
+)  # fmt: skip
 BETWEEN_PAGES: Shapes = ((4160,), (5003,), (7013,), (9001,), (14009,), (4603,), (12289,))
-#: How many of those a suite asks for that answers in seconds.
+#: How many of the latter a suite asks for that answers in seconds.
 _FIRST = 5
 MATRICES: Shapes = ((3, 1500), (1500, 3), (2, 4099), (64, 64), (16, 16), (17, 9, 23))
 HIGH_RANKS: Shapes = tuple(
@@ -53,7 +55,8 @@ LARGE_ALONE: Shapes = (
     *((size,) for size in (512, 1000, 2048, 4095, 4097, 8191, 8192, 8193, 16383, 16385)),
     *((size,) for size in (32767, 32768, 32769, 65536, 4603, 5003, 7013, 9001, 12289, 14009)),
     *((size,) for size in (20011, 40009, 4101, 1031, 4160, 192)),
-    (3, 1500), (1500, 3), (2, 5000), (4097, 2), (64, 64), (16, 16), (17, 19, 23), (9, 33, 65),
+    (3, 1500), (1500, 3), (2, 5000), (4097, 2), (2**20 + 3,),
+    (64, 64), (16, 16), (17, 19, 23), (9, 33, 65),
     *HIGH_RANKS,
 )  # fmt: skip
 #: The last elements of a tensor that is drawn: its sum, its norm and its ranks depend on them.
@@ -76,10 +79,10 @@ def extremes(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
     yield from _exact_zeros(author)
     # A sum of all tensors shows the largest alone.
     few = None if thorough else _FIRST
-    pages, between = PAGES[:few], BETWEEN_PAGES[:few]
-    others = (*pages, *between, *MATRICES, *HIGH_RANKS[:few]) if author.carried else ()
+    between = BETWEEN_PAGES[:few]
+    others = (*PAGES, *between, *MATRICES, *HIGH_RANKS[:few]) if author.carried else ()
     yield from sizes(author, tuple(dict.fromkeys((*ALONE, *others))), seeds)
-    for word, shapes in (("pages", pages), ("between_pages", between),
+    for word, shapes in (("pages", PAGES), ("between_pages", between),
                          ("matrices", MATRICES), ("high_ranks", HIGH_RANKS)):  # fmt: skip
         if not author.carried:
             about = f"Tensors of {len(shapes)} large sizes: catches what some size leaves out."
@@ -87,20 +90,19 @@ def extremes(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
                      for tensor, it in _drawn(author, shape, seeds + group).items()}  # fmt: skip
             changed = _near_largest(author, shapes)
             yield author.ask(f"sizes_{word}", about, shapes=shapes, tensors=drawn, changed=changed)
-    yield from _broadcast_at_high_ranks(author)
+    yield from _broadcast_at_high_ranks(author, HIGH_RANKS if thorough else HIGH_RANKS[::2])
     yield tensors_of(author, 257)
 
 
-def _broadcast_at_high_ranks(author: Author) -> Iterator[WrittenCase]:
+def _broadcast_at_high_ranks(author: Author, shapes: Shapes) -> Iterator[WrittenCase]:
     for number, tensor in enumerate(author.stepped):
         about = f"{tensor} broadcasts at ranks from 9 on: catches a limit on ranks."
         narrow = {}
-        for group, shape in enumerate(HIGH_RANKS):
+        for group, shape in enumerate(shapes):
             ways = (1, *shape[1:]), (*shape[:-1], 1), shape[len(shape) // 2 :]
             narrow[tensor, group] = ways[(group + number) % len(ways)]
-        shapes = HIGH_RANKS
         if author.carried:
-            shapes, narrow = HIGH_RANKS[:1], {(tensor, 0): narrow[tensor, 0]}
+            shapes, narrow = shapes[:1], {(tensor, 0): narrow[tensor, 0]}
         name = f"high_ranks_{tensor}"
         yield author.ask(
             name, about, shapes=shapes, narrow=narrow, changed=_near_largest(author, shapes)
@@ -172,13 +174,15 @@ def _counts(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
         still = {author.first: np.zeros(4)}
         name = f"count_{words}_inverse"
         yield author.ask(name, about, count=count, changed=inverse, tensors=still)
-    for count, name in product(_ODD_COUNTS if thorough else _ODD_COUNTS[:2], author.unlimited):
+    parities = _PARITIES[: None if thorough else _FEW_PARITIES]
+    for count, name in product(parities, author.unlimited):
+        word = "odd" if count % 2 else "even"
         about = f"T = {count}, {name} = -1: catches a parity that is lost, or a sign."
-        case_name = f"count_{count}_odd_{name}"
+        case_name = f"count_{count}_{word}_{name}"
         yield author.ask(case_name, about, count=count, changed={name: -1.0}, wide=True)
-    for name in author.unlimited if thorough else ():
-        about = f"T = {2**31 + 1}, {name} = 1: catches a power that is cut off."
-        yield author.ask(f"count_far_{name}_one", about, count=2**31 + 1, changed={name: 1.0})
+    for count, name in product(_ONES if thorough else (), author.unlimited):
+        about = f"T = {count}, {name} = 1: catches a power that is cut off."
+        yield author.ask(f"count_{count}_{name}_one", about, count=count, changed={name: 1.0})
 
 
 def _magnitudes(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
@@ -186,9 +190,13 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
     names = author.operator.tensors
 
     def tensors(size: float) -> dict[str, Array]:
-        if author.elementwise:
-            return author.combined((0.0, 1e-30, 1.0))
-        return {name: size * author.tensor(name, 0, (4,)) for name in names}
+        if not author.elementwise:
+            return {name: size * author.tensor(name, 0, (4,)) for name in names}
+        # Beside an attribute that is large, what is small shows; beside a small one what is large.
+        scales = (1e-30, 1.0) if size < 1 else (1.0, 1e30)
+        if thorough:
+            return author.combined((0.0, *scales))
+        return _one_by_one(author, scales)
 
     for name, (word, value, size), sign in product(author.unlimited, _MAGNITUDES, (1, -1)):
         if not thorough and (word == "far" or (sign < 0 and word != "huge")):
@@ -205,14 +213,28 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
         )  # fmt: skip
     rates = _MAGNITUDES[: 3 if thorough else 1] if author.rate else ()
     for (word, value, size), sign in product(rates, (1, -1)):
-        about = f"{author.rate} = {sign * value:g}: catches one that is clipped."
+        # A sum that starts at the largest number may round to infinity.
+        rate = sign * value / (1 + author.carried)
+        about = f"{author.rate} = {rate:g}: catches one that is clipped."
         name = f"magnitude_{word}_{author.rate}{'_negative' * (sign < 0)}"
-        yield author.ask(name, about, rate_value=sign * value, tensors=tensors(size))
+        yield author.ask(name, about, rate_value=rate, tensors=tensors(size))
     for name, (word, share) in product(author.limits, (("1e_6", 1e-8), ("1e_30", 1e-32))):
         value = author.within(name, share)
         about = f"{name} = {value:g}: catches one that is taken for its limit."
-        still = dict.fromkeys(names, np.zeros(5)) | {author.first: np.array([0.0, 3, -1, 2, 5])}
+        # The least element lies above a limit's rank, and below the next.
+        still = dict.fromkeys(names, np.zeros(5)) | {author.first: np.array([1e-36, 3, -1, 2, 5])}
         yield author.ask(f"magnitude_{word}_{name}", about, changed={name: value}, tensors=still)
+
+
+def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
+    """Return tensors in which each operand alone is not zero, then all, at each scale."""
+    names = author.operator.tensors
+    columns = np.concatenate([scale * np.eye(len(names), 1 + len(names)) for scale in scales], 1)
+    columns[:, len(names) :: 1 + len(names)] = scales
+    return {
+        name: column * author.tensor(name, 0, column.shape)
+        for name, column in zip(names, columns, strict=True)
+    }
 
 
 def _types(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -215,6 +216,21 @@ def _typed(
 
 
 def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Array]) -> PlainNode:
+    tensors = [(name, it.dtype, it.shape, it.tobytes()) for name, it in operands.items()]
+    return _plain_of(operator, tuple(attributes.items()), tuple(tensors))
+
+
+# Refusals of one operator mostly have the same plain nodes.
+@lru_cache(maxsize=64)
+def _plain_of(
+    operator: Operator,
+    given: tuple[tuple[str, AttributeValue], ...],
+    tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...], bytes], ...],
+) -> PlainNode:
+    attributes = dict(given)
+    operands = {
+        name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in tensors
+    }
     inputs = list(operands.values())
     call = bind(operator, inputs, complete_attributes(operator, attributes))
     model = formula_model(operator, attributes, inputs, graph_name="plain")

@@ -21,20 +21,27 @@ from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
+#: What mostly fails with another wiring, as with the reverse order.
+_ONLY_THOROUGH = (
+    "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
+)  # fmt: skip
 #: What is asked of several tensors, too.
 _OF_MANY = ("inputs_reversed", "outputs_reversed", "names_exchanged", "names_falling", "together")
 
 
-def wirings(author: Author, numbers: Sequence[int]) -> Iterator[WrittenCase]:
+def wirings(author: Author, numbers: Sequence[int], *, thorough: bool) -> Iterator[WrittenCase]:
     """Yield the questions.
 
     Args:
         author: of the operator.
         numbers: how many tensors the nodes optimize.
+        thorough: whether also what other questions nearly always tell.
     """
     for number in dict.fromkeys(numbers):
         question = author.ask("", "", shapes=[_SHAPE] * number, turn=False)
         for word, what, wiring in _plain_wirings(author, question):
+            if word in _ONLY_THOROUGH and not thorough:
+                continue
             if number == numbers[0] or word in _OF_MANY:
                 about = f"{what}: catches what is found by its place, or by another's name."
                 asked = author.ask(_name(word, number), about, shapes=[_SHAPE] * number)
