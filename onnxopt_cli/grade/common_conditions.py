@@ -54,6 +54,8 @@ _BESIDE = 0.25
 _SENTENCES = 400
 #: A sentence that is worse by so much is not an alternative.
 _PLAINER = 0.75
+#: Nor is one with which so much more of the elements disagree.
+_OFF = 0.02
 #: Sentences that differ in a smaller share of inputs say the same.
 _SAME = 0.01
 #: Of fewer failing cases anything can be said, unless the backend can be asked.
@@ -65,8 +67,6 @@ _ALWAYS = 0.9
 #: Each of two conditions is needed if at least so many inputs pass that lack it alone, and only a
 #: small share of those fails.
 _NEEDED, _IDLE = 5, 0.1
-#: Where a fault is not expected to show is no excuse for a larger share of the inputs that pass.
-_EXCUSED = 0.1
 #: Where a smaller share of inputs fails, or elsewhere a larger one of the rest, nothing is said.
 _OFTEN = 0.6
 
@@ -78,15 +78,35 @@ _INSTEAD: dict[str, Callable[[Array, Array], Array]] = {
     "NaN": lambda new, _: np.full_like(new, np.nan),
     "negated": lambda new, _: -new,
 }
-#: Effects of a fault: those, three of which nothing more is known, and a wrong structure. One is a
-#: bit in what is known of an element.
-_EFFECTS = (*_INSTEAD, "wrong", "wrong", "wrong", "of another type or shape")
-_NOT_FINITE, _ANYTHING, _NO_ZERO, _STRUCTURE = (
-    1 << at for at in range(len(_INSTEAD), len(_EFFECTS))
+#: Effects of a fault: those; some of which no more is known than where they show; and a wrong
+#: structure. What is known of an element is a number with a bit for each.
+_EFFECTS = (*_INSTEAD, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
+#: Those of which no more is known show, in elements with one right value, where it is NaN or
+#: infinite; where it is finite and neither 0 nor what it replaces; where it is finite and not 0;
+#: where it is finite; and everywhere.
+_NOT_FINITE, _CHANGED, _NOT_ZERO, _FINITE, _EVERYWHERE, _STRUCTURE = range(
+    len(_INSTEAD), len(_EFFECTS)
 )
 _IS_WRONG = -1
-#: The effect that shows where the right result is finite and not near zero.
-_PLAIN = len(_EFFECTS) - 2
+#: Why an effect may not show in an element, by effect: in words, with the bit that such an element
+#: has, and the one that it lacks.
+_ZERO = ("{} should be 0", _FINITE, _NOT_ZERO)
+_KEPT = ("{} should be what it was", _NOT_ZERO, _CHANGED)
+_SPECIAL = ("{} should be NaN or infinite", _EVERYWHERE, _FINITE)
+_ORDINARY = ("{} should be finite", _EVERYWHERE, _NOT_FINITE)
+_SEVERAL = ("several values are right", _STRUCTURE, _EVERYWHERE)
+_UNLESS: dict[int, tuple[tuple[str, int, int], ...]] = {
+    0: (("that is right", _FINITE, 0), _SPECIAL, _SEVERAL),
+    **{at: (("that is right", _EVERYWHERE, at), _SEVERAL) for at in range(1, len(_INSTEAD))},
+    _NOT_FINITE: (_ORDINARY, _SEVERAL),
+    _CHANGED: (_ZERO, _KEPT, _SPECIAL, _SEVERAL),
+    _NOT_ZERO: (_ZERO, _SPECIAL, _SEVERAL),
+    _FINITE: (_SPECIAL, _SEVERAL),
+    _EVERYWHERE: (_SEVERAL,),
+    _STRUCTURE: (),
+}
+#: Marks an element that is neither wrong nor left out.
+_ANY = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,20 +146,25 @@ def sample(
         # NaN and infinity times zero are not zero.
         finite = np.isfinite(new)
         shown[0] &= finite
-        # A fault shows for sure where it does whether zero or the old value comes instead.
-        marks = _bits([*shown, ~finite, shown[0] & shown[1], shown[0]]) | _STRUCTURE
+        # Where either of two values is right, the other one is no fault.
+        sure = _single(judged)
+        every = np.ones_like(finite)
+        kinds = (~finite, shown[0] & shown[1], shown[0], finite, every)
+        where = [*(it & sure for it in kinds), every]
+        marks = _bits([*shown, *where])
         if returned is not None:
             wanted = [it.expected for it in right[own]]
             pairs = list(zip(wanted, returned[own], strict=True))
             fit = [(it.dtype, it.shape) == (by.dtype, by.shape) for it, by in pairs]
             actual = _row(by if fits else it for fits, (it, by) in zip(fit, pairs, strict=True))
             unlike = Branch(actual, np.zeros(actual.shape)).wrong(instead)
-            may = _bits([*~unlike, ~finite]) | _ANYTHING | _NO_ZERO
+            # Of the others each is possible that shows here.
+            may = _bits([*~unlike, *where[:-1]])
             misfit = ~np.repeat(fit, [it.size for it in wanted])
-            may[misfit] = _STRUCTURE
+            may[misfit] = 1 << _STRUCTURE
             wrong = judged.wrong(actual) | misfit
             if wrong.any() or not all(fit):
-                most = -1 if all(fit) else _STRUCTURE
+                most = -1 if all(fit) else 1 << _STRUCTURE
                 effects[name] = int(np.bitwise_and.reduce(may[wrong], initial=most))
             marks[wrong] = _IS_WRONG
         if call.operator.carries(name):
@@ -150,8 +175,17 @@ def sample(
     return Sample(call, marked, effects)
 
 
+def _single(judged: Branch) -> Array:
+    """Tell for each element whether it is judged, and by one right value."""
+    single, other = ~np.isinf(judged.limit), judged.otherwise
+    while other is not None:
+        single &= ~Branch(judged.expected, judged.limit).wrong(other.expected)
+        other = other.otherwise
+    return single
+
+
 def _bits(masks: Sequence[Array]) -> Array:
-    return np.packbits(np.array(masks), axis=0, bitorder="little")[0].astype(np.int16)
+    return np.asarray(sum(it.astype(np.int16) << at for at, it in enumerate(masks)), np.int16)
 
 
 def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
@@ -208,7 +242,7 @@ class _Conditions:
         self._pool: list[Sample] = []
         self._known: list[Trait] = []
         self._pairs = np.empty((0, 2), int)
-        self._costs = self._reach = np.empty(0)
+        self._costs = self._reach = self._off = np.empty(0)
 
     def sentence(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
         """Look for what is true of all failures; else, where one can ask, of those of a reason."""
@@ -281,14 +315,14 @@ class _Conditions:
             return "", None
         # What holds in fewer of the failing inputs says nothing against the plainest sentence.
         near = (self._costs <= self._costs[0] + _PLAINER) & (self._reach >= self._reach[0])
+        near &= self._off <= self._off[0] + _OFF
         near = np.flatnonzero(near).tolist()
         other = next((at for at in near if np.mean(said[at] != said[0]) > _SAME), 0)
         if other:
             words = f"wherever {self._words(0)} or wherever {self._words(other)}"
             return f"cannot tell whether it fails {words}", None
         conditions = self._conditions(0)
-        excused, contradicted = self._excused(conditions)
-        if contradicted or not self._needs_both(conditions):
+        if not self._needs_both(conditions):
             return "", None
         says = partial(self._says, conditions)
         failing = [it for it in self._samples if it.failed]
@@ -299,12 +333,10 @@ class _Conditions:
             return "", None
         # Further inputs may speak against it: how many it has met is for the reader to weigh.
         failed = f"{len(found)} of {len(failing)}" if len(found) < len(failing) else len(failing)
-        others = len(self._samples) - len(failing) - excused
+        others = len(self._samples) - len(failing)
         what, besides = _outputs_words(found, partly=self._wrong_share(conditions, found))
         met = f"seen in {failed} inputs that fail{besides}, in none of {others} that pass"
-        if excused:
-            met += f"; {excused} more that pass could not show it"
-        return f"{what} wherever {self._words(0)} ({met})", says
+        return f"{what} wherever {self._words(0)}{self._exceptions(conditions)} ({met})", says
 
     def _needs_both(self, conditions: Sequence[Trait]) -> bool:
         """Tell whether inputs that lack one of two conditions pass, for either of them."""
@@ -321,27 +353,31 @@ class _Conditions:
         idle = max(_IDLE, 1 - _OFTEN) if self._several else _IDLE
         return all(it[False] >= _NEEDED and it[True] <= idle * it.total() for it in met)
 
-    def _excused(self, conditions: Sequence[Trait]) -> tuple[int, bool]:
-        """Count the inputs that pass and meet a sentence where a fault need not show.
+    def _exceptions(self, conditions: Sequence[Trait]) -> str:
+        """Say where elements that have some traits are right, because the fault could not show.
 
-        Returns:
-            Their number, and whether too many of them are no excuse: what is what it was, or zero,
-            may be right, but what is just wrong shows in ordinary numbers.
+        Where it could show, they would have spoken against the sentence.
         """
-        unknown = [name for name, effect in self._effects.items() if effect >= len(_INSTEAD)]
-        excused = ordinary = 0
+        names = sorted(self._always) or sorted(self._effects)
+        reasons = dict.fromkeys(reason for name in names for reason in _UNLESS[self._effects[name]])
+        found = 0
         for it in self._samples:
-            if it.failed or self._says(conditions, it):
+            if it.failed:
                 continue
-            shows = [it.marked[name] >> _PLAIN & 1 for name in unknown]
-            size = sum(first.size for first, *_ in it.call.groups)
-            marks = np.max(shows, axis=0) + 1 if shows else np.ones(size, np.int16)
+            marks = np.full(sum(first.size for first, *_ in it.call.groups), _ANY)
+            for name in names:
+                for at, reason in enumerate(reasons):
+                    _, has, lacks = reason
+                    own = it.marked[name]
+                    if reason in _UNLESS[self._effects[name]]:
+                        marks |= (own >> has & ~own >> lacks & 1) << at
+            # All count, also those of which nothing is said.
             rows, marks = features(it.call, marks)
-            meets = _holding(conditions, rows).all(axis=1)
-            excused += bool(meets.any())
-            ordinary += bool(np.any(meets & (marks > 1)))
-        failed = sum(it.failed and self._says(conditions, it) for it in self._samples)
-        return excused, ordinary > _EXCUSED * (ordinary + failed)
+            found |= int(np.bitwise_or.reduce(marks[_holding(conditions, rows).all(axis=1)]))
+        words = dict.fromkeys(word for at, (word, *_) in enumerate(reasons) if found >> at & 1)
+        subject = names[0] if len(names) == 1 else "each"
+        said = " or ".join(words).replace("{}", subject)
+        return f", unless {said}" if said else ""
 
     def _wrong_share(self, conditions: Sequence[Trait], found: Sequence[Sample]) -> float:
         """Return which share of the elements that have some traits are wrong, at the median."""
@@ -394,12 +430,14 @@ class _Conditions:
             self._rows.clear()
         wrong: list[Array] = []
         right: list[Array] = []
+        beside: list[Array] = []
         for it in self._samples:
             rows, marks = self._features(it)
             if not it.failed:
                 right.append(rows)
             elif (marks == WRONG).any():
                 wrong.append(rows[:, marks == WRONG])
+                beside.append(rows[:, marks == 1])
         if not wrong:
             self._pairs = self._pairs[:0]
             return
@@ -421,14 +459,24 @@ class _Conditions:
         total = costs[first] + np.where(first == second, 0, costs[second] + 0.5)
         plainest = np.argsort(total, kind="stable")[:_SENTENCES]
         first, second, total = first[plainest], second[plainest], total[plainest]
-        # A sentence that wrong elements speak against is less plain.
-        reach = np.zeros(total.shape, int)
-        for part in parts:
+        # A sentence that elements speak against is less plain: wrong ones that it leaves out, and
+        # right ones of a failing node that it says are wrong.
+        reach, off = np.zeros(total.shape, int), np.zeros(total.shape)
+        used, places = np.unique([first, second], return_inverse=True)
+        chosen, (one, two) = [self._known[at] for at in used], places.reshape(2, -1)
+        rest = np.split(
+            _holding(chosen, np.concatenate(beside, axis=1)),
+            np.cumsum([it.shape[1] for it in beside])[:-1],
+        )
+        for part, others in zip(parts, rest, strict=True):
             both = part[:, first] & part[:, second]
-            reach += both.any(axis=0)
-            total += (1 - np.mean(both, axis=0)) / len(wrong)
+            met = both.sum(axis=0)
+            more = (others[:, one] & others[:, two]).sum(axis=0)
+            reach += met > 0
+            off += (1 - met / len(both) + more / np.maximum(1, met + more)) / len(wrong)
+        total += off
         order = np.argsort(total, kind="stable")
-        self._reach = reach[order]
+        self._reach, self._off = reach[order], off[order]
         self._pairs = np.stack([first, second], axis=1)[order]
         self._costs = total[order]
 
@@ -604,11 +652,7 @@ def _effects(samples: Sequence[Sample]) -> dict[str, int]:
     found = {}
     for name in sorted({name for it in samples for name in it.effects}):
         may = reduce(and_, (it.effects[name] for it in samples if name in it.effects))
-        may = may or _ANYTHING | _NO_ZERO
-        marks = (it.marked[name] for it in samples)
-        if not any(((mark > 0) & (mark & _ANYTHING > 0)).any() for mark in marks):
-            # What moves data returns zero or what it was.
-            may &= ~_ANYTHING
+        may = may or 1 << _EVERYWHERE
         found[name] = (may & -may).bit_length() - 1
     return found
 
