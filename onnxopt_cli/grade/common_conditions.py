@@ -362,8 +362,6 @@ class _Conditions:
         reasons = dict.fromkeys(reason for name in names for reason in _UNLESS[self._effects[name]])
         found = 0
         for it in self._samples:
-            if it.failed:
-                continue
             marks = np.full(sum(first.size for first, *_ in it.call.groups), _ANY)
             for name in names:
                 for at, reason in enumerate(reasons):
