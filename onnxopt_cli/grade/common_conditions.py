@@ -158,8 +158,8 @@ def sample(
             fit = [(it.dtype, it.shape) == (by.dtype, by.shape) for it, by in pairs]
             actual = _row(by if fits else it for fits, (it, by) in zip(fit, pairs, strict=True))
             unlike = Branch(actual, np.zeros(actual.shape)).wrong(instead)
-            # Of the others each is possible that shows here.
-            may = _bits([*~unlike, *where[:-1]])
+            # Of the others each is possible that shows here, or need not.
+            may = _bits([*~unlike, *(it | ~sure for it in kinds)])
             misfit = ~np.repeat(fit, [it.size for it in wanted])
             may[misfit] = 1 << _STRUCTURE
             wrong = judged.wrong(actual) | misfit
