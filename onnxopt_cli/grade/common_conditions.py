@@ -105,6 +105,8 @@ _UNLESS: dict[int, tuple[tuple[str, int, int], ...]] = {
     _EVERYWHERE: (_SEVERAL,),
     _STRUCTURE: (),
 }
+#: Several values are right where the limit is a larger share of the expected one.
+_WIDE = 0.001
 #: Marks an element that is neither wrong nor left out.
 _ANY = 1 << 10
 
@@ -176,8 +178,10 @@ def sample(
 
 
 def _single(judged: Branch) -> Array:
-    """Tell for each element whether it is judged, and by one right value."""
-    single, other = ~np.isinf(judged.limit), judged.otherwise
+    """Tell for each element whether one value is right, and others at most close to it."""
+    with np.errstate(all="ignore"):
+        wide = judged.limit > _WIDE * np.abs(judged.expected.astype(np.float64))
+    single, other = ~(wide & (judged.expected != 0)), judged.otherwise
     while other is not None:
         single &= ~Branch(judged.expected, judged.limit).wrong(other.expected)
         other = other.otherwise
