@@ -358,7 +358,9 @@ def _computed(
         coarse = [it.precision.unit_roundoff for it in operands if it.precision.dtype]
         unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
         own = row.roundings * unit * magnitude
-        if row.exponents and not magnitude.ndim and _is_exact(row, value, operands):
+        # What comes of tensors is bounded alike alone, in blocks and together with others.
+        scalar = precision.level is not Level.TENSOR and not magnitude.ndim
+        if scalar and row.exponents and _is_exact(row, value, operands):
             own = np.float64(0.0)
         error = error + (own if row.exact is None else np.where(row.exact(*operands), 0.0, own))
     if _somewhere(~(magnitude + error < np.inf)):
