@@ -23,7 +23,7 @@ from onnxopt_cli.formula.native import (
     infer_shapes,
 )
 from onnxopt_cli.formula.nodes import all_nodes, imported_versions, plain_domain, subgraphs
-from onnxopt_cli.operators import register_schemas
+from onnxopt_cli.operators import find_operator, register_schemas
 from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
 
 _MAX_FAULT_CHARS = 300
@@ -82,7 +82,26 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
                     dimension.ClearField("dim_value")
     for node in all_nodes(checked):
         _spell_out_defaults(node, versions)
+    _forget_broadcast_shapes(checked)
     return checked
+
+
+def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
+    """Clear the shapes of what operators with a formula yield.
+
+    Inference gives V_new the shape of V, although V may broadcast to the shape of X, which is that
+    of V_new. The formula says which shapes are right.
+    """
+    yielded = {
+        name
+        for node in all_nodes(model)
+        if find_operator(node.domain, node.op_type) is not None
+        for name in node.output
+    }
+    for graph in _graphs(model):
+        for value in (*graph.output, *graph.value_info):
+            if value.name in yielded and value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
