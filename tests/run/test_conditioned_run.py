@@ -527,8 +527,8 @@ def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt,
 
 def cast_to_half(folder):
     """A product of halves: float32 inside, one rounding to float16."""
-    values = {"x": np.array([1.5, 2.25], np.float16), "y": np.array([3.0, 1.125], np.float16)}
-    return single(folder, "Mul", values, values["x"] * values["y"])
+    values = {"a": np.array([1.5, 2.25], np.float16), "b": np.array([3.0, 1.125], np.float16)}
+    return single(folder, "Mul", values, values["a"] * values["b"])
 
 
 def rounded_down(folder):

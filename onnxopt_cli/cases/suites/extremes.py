@@ -252,6 +252,8 @@ def _types(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
         mixed |= {f"float_{name}": dict.fromkeys(set(names) - {name}, WIDE) for name in names}
     mixed["double_all"] = author.double
     if author.carried:
+        # A difference of a float and a double may be rounded to float32, and nothing is left of it.
+        mixed = {"double_all": author.double}
         # Each difference alone, as a sum shows the largest.
         nearly = {name: np.where(np.arange(it.size) == 1, it, 0) for name, it in nearly.items()}
         ones = {name: np.ones(3) for name in names}
