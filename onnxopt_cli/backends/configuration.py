@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +84,15 @@ class Configuration:
         ]
 
     def code(self) -> Iterator[Path]:
-        """Yield the files with code that it names: of operators, backends and interpreters."""
+        """Yield the files with code that it names: of operators, backends and interpreters.
+
+        With them come folders in which code is looked for.
+        """
+        from onnxopt_cli.backends.named_code import named_code, with_bytecode
+
+        yield from with_bytecode(self._named(named_code))
+
+    def _named(self, of_backend: Callable[[str], Iterator[Path]]) -> Iterator[Path]:
         asked = [*self.backends.values()]
         for chosen in (self.options, *self.profiles.values()):
             operators = _listed(chosen.get("operators"))
@@ -92,7 +100,7 @@ class Configuration:
             asked += _listed(chosen.get("backend"))
         for text in dict.fromkeys(asked):
             with suppress(UsageError):
-                yield from _backend_files(text.strip())
+                yield from of_backend(text.strip())
 
     def backend(self, backend: str) -> str:
         """Return what a backend's name stands for, options after a comma kept; other text as it is.
@@ -177,7 +185,9 @@ def _require_own(file: Path, configuration: Path) -> None:
     """
     if whose := foreign(file):
         name = printable(str(configuration.absolute()))
-        what = "names code" if file == configuration else f"is code that {name} names"
+        what = f"{'holds' if file.is_dir() else 'is'} code that {name} names"
+        if file == configuration:
+            what = "names code"
         raise UsageError(
             f"{printable(str(file))} {what}, and {whose}: not run as {user_name(os.geteuid())}",
             hint=f"{_VARIABLE}={name} takes it all the same; {_VARIABLE}= goes without the file",
@@ -260,24 +270,6 @@ def _listed(value: Any) -> list[str]:
     """Return the texts of an option that may be one or a list; what else there is, is refused."""
     found = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [it for it in found if isinstance(it, str)]
-
-
-def _backend_files(text: str) -> Iterator[Path]:
-    """Yield the files of a backend that its specification names; none that Python or PATH finds."""
-    from onnxopt_cli.backends.implementation import implementation_files
-    from onnxopt_cli.backends.specification import parse_specification
-
-    specification = parse_specification(text)
-    source, command = specification.source, specification.command
-    if "python" in specification.options:
-        yield Path(specification.options["python"])
-    if source.endswith(".py") or "/" in source:
-        yield from implementation_files(text).values()
-    elif command:
-        if "/" in command[0]:
-            yield Path(command[0])
-        # The name of an argument begins with its place.
-        yield from (path for name, path in implementation_files(text).items() if "/" in name)
 
 
 def _texts(value: object) -> Iterator[str]:

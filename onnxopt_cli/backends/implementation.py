@@ -22,10 +22,10 @@ from pathlib import Path
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 
-# Beside an installed module stand all the others, which have versions of their own.
-_INSTALLED = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
-# A package may keep what changes from run to run beside its code, such as caches.
-_CODE = (*all_suffixes(), ".so", ".dll", ".dylib")
+#: Beside an installed module stand all the others, which have versions of their own.
+INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
+#: A package may keep what changes from run to run beside its code, such as caches.
+CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
 # Of a package with more files the first ones count, in the order of their names.
 _MOST_FILES = 20_000
 _MOST_FOLDERS = 20_000
@@ -44,7 +44,7 @@ def implementation_files(text: str) -> dict[str, Path]:
     specification = parse_specification(text)
     source = specification.source
     if source.endswith(".py") or "/" in source or "\\" in source:
-        return dict(_with_neighbours(Path(source)))
+        return dict(with_neighbours(Path(source)))
     if source:
         return dict(_module(source))
     if specification.command:
@@ -60,7 +60,7 @@ def _module(name: str) -> Iterable[tuple[str, Path]]:
     found = _find(name.partition(".")[0])
     if found is None:
         return ()
-    return _package(found) if found.is_dir() else _with_neighbours(found)
+    return package_files(found) if found.is_dir() else with_neighbours(found)
 
 
 def _find(top: str) -> Path | None:
@@ -77,7 +77,8 @@ def _find(top: str) -> Path | None:
     return Path(place) if place else None
 
 
-def _package(folder: Path) -> Iterator[tuple[str, Path]]:
+def package_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Return the files with code of a package, by names that begin with its own."""
     paths = islice(_code_below(folder), _MOST_FILES)
     return ((f"{folder.name}/{it.relative_to(folder).as_posix()}", it) for it in paths)
 
@@ -86,11 +87,11 @@ def _code_below(folder: Path) -> Iterator[Path]:
     for parent, folders, names in islice(os.walk(folder), _MOST_FOLDERS):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
-            if name[0] != "." and (name.endswith(_CODE) or ".so." in name):
+            if name[0] != "." and (name.endswith(CODE_SUFFIXES) or ".so." in name):
                 yield Path(parent, name)
 
 
-def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
+def with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
     """Yield a file and what it imports from its own folder, and so on."""
     folder = Path(os.path.realpath(file)).parent
     seen = {file.name}
@@ -98,11 +99,11 @@ def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
     while unread:
         path = unread.pop()
         yield path.name, path
-        for top in sorted(_imported(path)) if folder.name not in _INSTALLED else ():
+        for top in sorted(_imported(path)) if folder.name not in INSTALLED_FOLDERS else ():
             package = folder / top
             if top not in seen and package.is_dir() and package != folder:
                 seen.add(top)
-                yield from _package(package)
+                yield from package_files(package)
             for module in (f"{top}{suffix}" for suffix in all_suffixes()):
                 if module not in seen and (folder / module).is_file():
                     seen.add(module)
@@ -139,5 +140,5 @@ def _command(command: Sequence[str]) -> Iterator[tuple[str, Path]]:
             # Unlike Path.is_file, this takes any text.
             if not os.path.isfile(text):  # noqa: PTH113
                 continue
-            for name, found in _with_neighbours(Path(text)):
+            for name, found in with_neighbours(Path(text)):
                 yield f"{place}/{name}", found

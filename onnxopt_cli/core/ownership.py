@@ -17,9 +17,10 @@ def foreign(path: Path) -> str:
     The file, each link to it and the folders of both must belong to one of them. Not everybody may
     write to the file; nor to a folder, unless that keeps files of other users in place (the sticky
     bit, as in ``/tmp``), and then the file may not be a hard link, which anybody can make of it.
+    To a folder whose content counts nobody else may add anything.
 
     Args:
-        path: the file. One that is not there is no one's.
+        path: the file or folder. One that is not there is no one's.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -32,7 +33,7 @@ def foreign(path: Path) -> str:
             return f"it belongs to {who}"
         if who := _other_owner(folder):
             return f"its folder belongs to {who}"
-        if stat.S_ISREG(file.st_mode) and file.st_mode & _WRITABLE_BY_ALL:
+        if not stat.S_ISLNK(file.st_mode) and file.st_mode & _WRITABLE_BY_ALL:
             return "everybody may write to it"
         if folder.st_mode & _WRITABLE_BY_ALL:
             if not folder.st_mode & stat.S_ISVTX:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
 PLUGIN = "open('ran', 'w').close()\n\ndef run(model, inputs):\n    raise ValueError\n"
 OTHER = 54321
+SITE_PACKAGES = "venv/lib/python3.11/site-packages"
 
 
 @pytest.fixture
@@ -95,6 +97,96 @@ def test_code_of_another_user_that_a_file_names_is_refused(place, onnxopt, forei
     (place / "onnxopt.toml").write_text(text)
     foreign(place / what)
     requires_refusal(onnxopt("run", "-b", "mine", "-q", "--isolation", "none"), place, what)
+
+
+@pytest.fixture
+def layout(place):
+    """Write a configuration with one backend, and files that mark that they ran."""
+
+    def write(backend, *files, **options):
+        lines = ["[backends.mine]", f"backend = {json.dumps(backend)}"]
+        lines += [f"{name} = {value}" for name, value in options.items()]
+        text = "\n".join(['targets = ["spec/adam"]', *lines])
+        (place / "onnxopt.toml").write_text(text.replace("HERE", str(place)))
+        for file in files:
+            (place / file).parent.mkdir(parents=True, exist_ok=True)
+            (place / file).write_text(PLUGIN)
+            (place / file).chmod(0o755)
+
+    return write
+
+
+FOREIGN_CODE = {
+    "bytecode of a plugin": ("python:be.py:run", {}, "__pycache__/be.cpython-311.pyc"),
+    "bytecode for another interpreter": ("python:be.py:run", {}, "__pycache__/be.pypy39.opt-1.pyc"),
+    "module": ("python:evil:run", {}, "evil.py"),
+    "package": ("python:evil.part:run", {}, "evil/part.py"),
+    "module beside a package": ("python:mine.part:run", {}, "helper.py"),
+    "module that a command runs": ("exec:python3 -m evil", {}, "evil.py"),
+    "module that a command runs, joined": ("exec:env python3 -umevil", {}, "evil.py"),
+    "main module of a folder": ("exec:python3 folder", {}, "folder/__main__.py"),
+    "file of a folder": ("exec:make -C folder", {}, "folder/Makefile"),
+    "program": ("exec:evil", {"PATH": "HERE/bin:/usr/bin"}, "bin/evil"),
+    "folder of programs": ("exec:evil", {"PATH": "HERE/bin:/usr/bin"}, "bin"),
+    "module of a path": ("exec:python3 be.py", {"PYTHONPATH": "HERE/lib"}, "lib/sitecustomize.py"),
+    "package of a path": ("exec:python3 be.py", {"PYTHONPATH": "HERE/lib"}, "lib/numpy"),
+    "library of a path": (
+        "exec:./be.py",
+        {"LD_LIBRARY_PATH": "/usr/lib:HERE/lib"},
+        "lib/libc.so.6",
+    ),
+    "library that is loaded first": ("exec:./be.py", {"LD_PRELOAD": "HERE/a.so HERE/b.so"}, "b.so"),
+    "start of an interpreter": ("exec:venv/bin/python be.py", {}, f"{SITE_PACKAGES}/evil.pth"),
+    "configuration of an interpreter": ("exec:venv/bin/python be.py", {}, "venv/pyvenv.cfg"),
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give single files away")
+@pytest.mark.parametrize("what", FOREIGN_CODE)
+def test_code_of_another_user_that_stands_elsewhere_is_refused(
+    layout, place, onnxopt, foreign, what
+):
+    backend, environment, given = FOREIGN_CODE[what]
+    pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
+    files = [given] if "." in given or "Makefile" in given else [f"{given}/__init__.py"]
+    files = ["bin/evil"] if given.startswith("bin") else files
+    layout(backend, "mine/part.py", "venv/bin/python", *files, environment=f"{{{pairs}}}")
+    assert onnxopt("list", "spec/adam").code == 0
+    foreign(place / given)
+    requires_refusal(onnxopt("run", "-b", "mine", "-q"), place, given.rpartition("/")[2])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give single files away")
+def test_the_start_of_the_interpreter_of_a_plugin_is_of_its_code(layout, place, onnxopt, foreign):
+    given = f"{SITE_PACKAGES}/usercustomize.py"
+    layout("python:be.py:run", given, "venv/bin/python", python='"venv/bin/python"')
+    foreign(place / given)
+    requires_refusal(onnxopt("run", "-b", "mine", "-q"), place, "usercustomize.py")
+
+
+def test_bytecode_in_a_folder_to_which_everybody_may_write_is_refused(place, onnxopt):
+    (place / "__pycache__").mkdir()
+    assert onnxopt("list", "spec/adam").code == 0
+    (place / "__pycache__").chmod(0o1777)
+    requires_refusal(onnxopt("list", "spec/adam"), place, "__pycache__ holds code")
+
+
+def test_ones_own_code_is_taken_wherever_it_stands(layout, place, onnxopt):
+    shared = place / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    environment = (
+        '{PATH = "HERE/bin:/bin:/usr/bin", PYTHONPATH = "HERE/lib::", CACHE = "HERE/shared"}'
+    )
+    layout("python:evil:run", "evil.py", "lib/helper.py", "bin/tool", environment=environment)
+    assert onnxopt("run", "-b", "mine", "-q", "--isolation", "none").code == 1
+    assert (place / "ran").exists()
+    (place / "ran").unlink()
+    layout(
+        f"exec:python3 -m evil --cache {shared} -m 5", environment='{MODEL_PATH = "HERE/shared"}'
+    )
+    onnxopt("run", "-b", "mine", "-q")
+    assert (place / "ran").exists()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
