@@ -174,3 +174,12 @@ def test_defaults_of_published_bodies_are_known_to_the_check(run):
     x = np.array([[[[1, 3]]]], np.float32)
     model = onnx.parser.parse_model(HEAD + text)
     assert run.model(model, {"x": x}, y=(x - 2)).code == 0
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_a_type_that_the_published_body_alone_lacks_is_no_fault_of_the_case(run, kind):
+    x = np.array([[[[1.0, 3.0]]]], kind)
+    name = {np.float16: "float16", np.float64: "double"}[kind]
+    text = f"g ({name}[1,1,1,2] x) => ({name}[1,1,1,2] y) {{ y = MeanVarianceNormalization(x) }}"
+    y = ((x.astype(np.float64) - 2) / (1 + 1e-9)).astype(kind)
+    assert run(text, {"x": x}, y=y).code == 0
