@@ -78,7 +78,13 @@ def shares(judgement, output):
         share = np.abs(output.astype(WIDE) - judgement.value) / judgement.error
     share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
     exact = met & ((judgement.error == 0) | ~np.isfinite(judgement.expected))
-    return np.where(exact | np.isinf(judgement.error), 0.0, share)
+    used = np.where(exact | np.isinf(judgement.error), 0.0, share)
+    # Another infinity may be right, too.
+    return (
+        used
+        if judgement.otherwise is None
+        else np.minimum(used, shares(judgement.otherwise, output))
+    )
 
 
 def _tensor(random, dtype, shape, exponent, positive):
