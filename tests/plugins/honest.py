@@ -28,7 +28,9 @@ class _Adam:
 
     def run(self, model, inputs):
         if len(model.graph.node) == 1:
-            return self.optimized(sole_call(model, inputs))
+            results = self.optimized(sole_call(model, inputs))
+            named = dict(zip(model.graph.node[0].output, results, strict=True))
+            return [named[value.name] for value in model.graph.output]
         known = {each.name: to_array(each) for each in model.graph.initializer} | dict(inputs)
         for node in model.graph.node:
             taken = [known[name] for name in node.input]

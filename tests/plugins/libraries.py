@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx
+from onnx.numpy_helper import to_array
 
 _DEFAULTS = {
     "Adam": {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6},
@@ -42,7 +43,8 @@ class _Library:
             given[attribute.name] = onnx.helper.get_attribute_value(attribute)
         if self.operator == "Momentum" and given["mode"] not in (b"standard", b"nesterov"):
             raise ValueError("unknown mode")
-        R, T, *tensors = inputs.values()
+        values = {each.name: to_array(each) for each in model.graph.initializer} | dict(inputs)
+        R, T, *tensors = (values[name] for name in node.input)
         size = 2 + _STATES[self.operator]
         groups, rest = divmod(len(tensors), size)
         if rest or not groups or any(it.dtype.kind != "f" for it in tensors):
@@ -57,7 +59,9 @@ class _Library:
             types = (X, *others[1:])
             for column, result, like in zip(columns, results, types, strict=True):
                 column.append(np.broadcast_to(result, X.shape).astype(like.dtype))
-        return [output for column in columns for output in column]
+        results = [output for column in columns for output in column]
+        named = dict(zip(node.output, results, strict=True))
+        return [named[value.name] for value in model.graph.output]
 
 
 def lerp(start, end, weight):

@@ -678,7 +678,7 @@ def _number_refusals(author: Author, ordinary: WrittenCase) -> Iterator[WrittenC
         inputs = {**pair.inputs, **some}
         yield _refused(pair, f"refuses_left_over_{number}_of_two", about, inputs=inputs)
     if operator.scalars:
-        about = "No tensor at all: nothing can be computed."
+        about = "No tensor at all: it must be refused."
         alone = {scalar.name: ordinary.inputs[scalar.name] for scalar in operator.scalars}
         yield _refused(ordinary, "refuses_no_tensors", about, inputs=alone)
     third = author.ask("refused", "", shapes=[(3,), (3,), (3,)], turn=False)
