@@ -9,6 +9,8 @@ from pathlib import Path
 from onnxopt_cli.core.text import printable
 
 _WRITABLE_BY_ALL = stat.S_IWOTH
+# A device such as /dev/null keeps nothing that is written to it.
+_HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
 
 def foreign(path: Path) -> str:
@@ -33,7 +35,7 @@ def foreign(path: Path) -> str:
             return f"it belongs to {who}"
         if who := _other_owner(folder):
             return f"its folder belongs to {who}"
-        if not stat.S_ISLNK(file.st_mode) and file.st_mode & _WRITABLE_BY_ALL:
+        if stat.S_IFMT(file.st_mode) in _HOLD_CODE and file.st_mode & _WRITABLE_BY_ALL:
             return "everybody may write to it"
         if folder.st_mode & _WRITABLE_BY_ALL:
             if not folder.st_mode & stat.S_ISVTX:

@@ -176,7 +176,7 @@ def test_ones_own_code_is_taken_wherever_it_stands(layout, place, onnxopt):
     shared.mkdir()
     shared.chmod(0o1777)
     environment = (
-        '{PATH = "HERE/bin:/bin:/usr/bin", PYTHONPATH = "HERE/lib::", CACHE = "HERE/shared"}'
+        '{PATH = "HERE/bin:/bin:/usr/bin", PYTHONPATH = "HERE/lib::", BASH_ENV = "/dev/null"}'
     )
     layout("python:evil:run", "evil.py", "lib/helper.py", "bin/tool", environment=environment)
     assert onnxopt("run", "-b", "mine", "-q", "--isolation", "none").code == 1
