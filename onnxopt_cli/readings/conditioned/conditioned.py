@@ -667,8 +667,10 @@ def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
     if roundoff > _SINGLE and takes_exact_operands(op_type, found.row):
         return _SINGLE * _root(found, _SINGLE) * UNITS / _FEW
     products = math and op_type in PRODUCTS and roundoff == _SINGLE
+    # An operand of an exponential may be scaled for a power of two; what is added up has no sign.
+    several = found.row is not Rounds.EXPONENTIALS
     return max(
-        roundoff * _root(found, roundoff),
+        roundoff * (_root(found, roundoff) if several else 1.0),
         MATH[math] if products and math != "float16-sums" else 0.0,
     )
 
