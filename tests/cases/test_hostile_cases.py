@@ -166,7 +166,7 @@ def test_a_file_that_there_is_no_memory_for_is_named(tmp_path):
     (tmp_path / "c.yaml").write_text(f"# {'x' * (15 << 20)}\n{ADAM % (('1',) * 4)}")
     run = Run(tmp_path, "list", "c.yaml", limit=80 << 20)
     assert run.code == 2
-    assert "c.yaml:1: there is not enough memory to read the file" in run.err
+    assert "c.yaml:1: there is not enough memory to read it" in run.err
 
 
 def test_of_a_thousand_problems_a_hundred_are_shown_and_the_others_counted(workplace, onnxopt):

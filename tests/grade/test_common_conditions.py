@@ -39,7 +39,9 @@ def off_where(output, holds):
         for group in range(len(call.groups)):
             if holds(call, group):
                 right = outputs[begin + group]
-                outputs[begin + group] = np.asarray(right * 1.01 + 0.01, right.dtype)
+                # No finite value stays what it is.
+                off = right * 1.01 + np.copysign(0.01, right)
+                outputs[begin + group] = np.asarray(off, right.dtype)
         return outputs
 
     return fault
@@ -84,17 +86,7 @@ def meets(conditions, call):
 @pytest.mark.parametrize(
     ("name", "output", "holds", "words"),
     [
-        ("Adam", "V_new", lambda it, _: it.attributes["alpha"] > 0.5, "alpha is above 0.5"),
         ("Momentum", "V_new", lambda it, _: it.scalars[1].item() % 2 == 1, "T is odd"),
-        (
-            "Adagrad", "X_new", lambda it, at: it.groups[at][0].size % 2 == 1,
-            "X has an odd number of elements",
-        ),
-        (
-            "Adam", "X_new",
-            lambda it, _: "epsilon" in it.omitted and it.scalars[1].item() >= 1,
-            "T is at least 1 and epsilon is left out",
-        ),
         (
             "AdmmUpdate", "U_new", lambda it, at: it.groups[at][0].size >= 33,
             "W has at least 33 elements",

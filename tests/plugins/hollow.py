@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from onnxopt_cli.readings.single_node import sole_call
+
 
 def _like_output(value, inputs):
     """Return the input that an output most resembles, broadcast to its shape if it is known."""
@@ -85,6 +87,8 @@ class WrongAdam:
 
     def run(self, model, inputs):
         node = model.graph.node[0]
+        # Raises for whatever breaks the operator's signature.
+        sole_call(model, inputs)
         defaults = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6}
         given = {it.name: onnx.helper.get_attribute_value(it) for it in node.attribute}
         known = defaults | {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0} | given

@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 from onnx.numpy_helper import to_array
 
+from onnxopt_cli.readings.single_node import sole_call
+
 _DEFAULTS = {
     "Adam": {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6},
     "Adagrad": {"decay_factor": 0.0, "epsilon": 1e-6},
@@ -32,6 +34,8 @@ class _Library:
         (node,) = model.graph.node
         if node.op_type != self.operator:
             raise NotImplementedError(node.op_type)
+        # Raises for whatever breaks the operator's signature.
+        sole_call(model, inputs)
         given = {
             name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()
         } | _ALWAYS
@@ -58,7 +62,8 @@ class _Library:
                 results = self.step(R.item(), T.item(), X, *others, **given)
             types = (X, *others[1:])
             for column, result, like in zip(columns, results, types, strict=True):
-                column.append(np.broadcast_to(result, X.shape).astype(like.dtype))
+                with np.errstate(all="ignore"):
+                    column.append(np.broadcast_to(result, X.shape).astype(like.dtype))
         results = [output for column in columns for output in column]
         named = dict(zip(node.output, results, strict=True))
         return [named[value.name] for value in model.graph.output]

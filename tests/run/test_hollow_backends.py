@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -139,8 +140,8 @@ def test_what_our_lowering_refuses_is_skipped_with_that_reason(onnxopt, tmp_path
 def test_a_run_in_which_no_case_applies_has_tested_nothing(onnxopt, workplace):
     answer = onnxopt("run", "conformance", "-k", "refuses", "--lower", "always")
     assert answer.code == 5
-    assert "numpy was not tested: 25 skip" in answer.out
-    assert "skip 25 on numpy: our own lowering refuses the node" in answer.out
+    (count,) = set(re.findall(r"numpy was not tested: (\d+) skip", answer.out))
+    assert f"skip {count} on numpy: our own lowering refuses the node" in answer.out
 
 
 @pytest.mark.parametrize("isolation", ["process", "none"])
