@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import numpy as np
 import onnx
@@ -188,7 +189,7 @@ def test_cases_that_are_not_selected_may_change(place, onnxopt):
 @pytest.mark.parametrize("name", ["program", "config.json"])
 def test_a_command_is_its_program_and_its_files(place, onnxopt, name):
     program = place / "program"
-    program.write_text(f"#!/bin/sh\nexec python {REPOSITORY / EXEC} well\n")
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {REPOSITORY / EXEC} well\n")
     program.chmod(0o755)
     (place / "config.json").write_text("{}")
     arguments = ["run", "a.yaml", "-b", "exec:./program --config=config.json", "--no-explain"]
