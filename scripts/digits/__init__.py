@@ -1,1 +1,0 @@
-"""A network for scikit-learn's digits that is trained and pruned by ONNX graphs."""
