@@ -1,4 +1,4 @@
-"""Count how many cases of each operator ask for each dimension: the table in docs/grading.md."""
+"""Count the cases of each operator by dimension: the table in docs/mutation-analysis.md."""
 
 from __future__ import annotations
 

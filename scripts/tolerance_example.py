@@ -1,4 +1,4 @@
-"""Show how the derived tolerance of one case comes about: the README's worked example.
+"""Show how the derived tolerance of one case comes about: the worked example of docs/tolerance.md.
 
     python scripts/tolerance_example.py
 

@@ -319,7 +319,7 @@ def test_the_mistakes_of_the_reference_of_onnx_are_found_and_named(onnxopt, work
     assert "as in onnx.reference" in shapes
     assert "as in onnx.reference" in doubles
     assert "'several tensors come back in float32', as in onnx.reference" in adam.out
-    # What is found of Momentum docs/grading.md shows, which tests/test_documents.py runs.
+    # What is found of Momentum docs/mutation-analysis.md shows, which tests/test_documents.py runs.
     onnxopt("fuzz", *reference, "--operator", "Momentum", "--examples", "7", "--no-explain")
     found = kept("fuzz")
     assert {"adam_float64_for_float32", "adam_float32_for_float64"} <= set(found)

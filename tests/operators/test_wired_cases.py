@@ -118,5 +118,5 @@ def test_a_zero_of_exact_operands_is_judged(count):
 def test_each_dimension_is_asked_of_every_operator_as_the_document_says():
     script = runpy.run_path(str(REPOSITORY / "scripts/count_dimensions.py"))
     table = script["table"]()
-    assert table in (REPOSITORY / "docs/grading.md").read_text()
+    assert table in (REPOSITORY / "docs/mutation-analysis.md").read_text()
     assert not re.search(r"\| 0 \+|\+ 0 \|.*large", table)

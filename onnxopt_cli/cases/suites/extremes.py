@@ -1,6 +1,7 @@
 """Questions at the far end of single dimensions: counts, magnitudes, sizes, types, exact zeros.
 
-Each dimension is asked of every operator alike; docs/grading.md has the table of how often.
+Each dimension is covered for every operator alike; docs/mutation-analysis.md has a table of
+the counts.
 """
 
 from __future__ import annotations
