@@ -1,1 +1,1 @@
-"""Looking for failures of a backend with examples that nobody wrote down."""
+"""Search for failures of a backend: examples drawn by hypothesis, shrunk and explained."""

@@ -1,8 +1,8 @@
-"""The choices that make up an example: shapes, numbers, attributes.
+"""Draw the parts of an example: shapes, numbers, attributes.
 
-Hypothesis takes longer for a choice than a backend for a tensor. So the elements of a tensor are
-not drawn one by one: they are a constant, or follow from a seed, as short decimals that a person
-can read when the seed is all that is left of a failure.
+A choice costs hypothesis more time than a small tensor costs a backend. The elements of a tensor
+are therefore not drawn one by one: one choice selects a constant, or the seed of short decimals
+that stay readable in a report.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Source:
-    """Makes choices; hypothesis makes a failing example smaller by making other ones.
+    """Makes choices, which hypothesis varies to shrink a failing example.
 
     Args:
-        draw: draws from a strategy of hypothesis; None for the simplest choices.
+        draw: draws from a hypothesis strategy; None always takes the simplest choice.
     """
 
     def __init__(self, draw: Callable[[Any], Any] | None = None) -> None:
@@ -41,11 +41,11 @@ class Source:
         return int(self._draw(_integers(least, most)))
 
     def rarely(self, times: int = 8) -> bool:
-        """Return True about once in so many times; False is simpler."""
+        """Return True about once in ``times`` calls; False is simpler."""
         return self.integer(0, times - 1) == times - 1
 
     def reject(self) -> None:
-        """Give up this example, which would say nothing; the simplest one is taken as it is."""
+        """Discard an inconclusive example, unless the choices are the simplest ones."""
         if self._draw is not None:
             import hypothesis
 
@@ -61,26 +61,26 @@ def _integers(least: int, most: int) -> Any:
 
 Shape = tuple[int, ...]
 
-#: Of optimized tensors, the simplest first.
+#: Shapes of optimized tensors, the simplest first.
 SHAPES: tuple[Shape, ...] = (
     (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
     (7, 5), (64,), (129,),
 )  # fmt: skip
-#: Powers of ten whose squares stay in range, and others, by item size.
+#: Powers of ten by item size; the squares of most, but not all, stay in range.
 _POWERS = {
     4: (-6, 6, -12, 12, -18, 18, -30, 30, -40),
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
-# What the elements of all tensors are where a finite result is looked for.
-_TENSORS = (1.0, 0.375)
+# Every element of every tensor has one of these values when `has_result` evaluates the formula.
+_TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
-#: Of so many seeds most give decimals as they are, the last scaled ones and special values.
+#: Every sixth seed scales its decimals, and another sixth mixes in special values.
 _STYLES = 6
 
 
 def draw_narrow_shape(source: Source, shape: Shape) -> Shape:
-    """Draw a shape that broadcasts to the given one."""
+    """Draw a shape that broadcasts to ``shape``."""
     narrow = (shape, (), shape[1:], (1,) * len(shape), (*shape[:-1], 1) if shape else ())
     return source.choice(narrow)
 
@@ -91,10 +91,10 @@ def draw_tensor(
     """Draw a tensor with a single choice.
 
     Args:
-        source: of the choice.
-        shape: of the tensor.
+        source: makes the choice.
+        shape: shape of the tensor.
         dtype: a float type.
-        nonnegative: whether negative numbers are left out.
+        nonnegative: whether to take absolute values.
     """
     chosen = source.integer(0, len(_CONSTANTS) + _SEEDS - 1)
     with np.errstate(all="ignore"):
@@ -137,42 +137,42 @@ _FRACTIONS = (
     0.5, 0.0, 0.9, 0.1, 0.25, 0.75, 0.999, 0.9999, 0.01, 0.3, 1e-3, 1e-6, 1e-8, 1.0, 1.5, 2.0, -0.5,
     float(np.nextafter(np.float32(1), np.float32(0))), 1e-30,
 )  # fmt: skip
-#: Where between its limits an attribute is drawn.
+#: Positions between the limits of an attribute, from 0 (least) to 1 (most).
 _SHARES = (0.5, 0.0, 1.0, 0.25, 0.8, 0.333, 0.6, 0.995, 0.01)
 _COUNTS = (
     *range(13), 20, 31, 99, 100, 1000, 12345, 2**20, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7,
 )  # fmt: skip
-#: Rates stay finite: what an infinite one makes of zero depends on the order of operations.
+#: Rates stay finite: an infinite rate times zero depends on the order of operations.
 _RATES = (1.0, 0.1, 0.5, 2.0, 0.0, 1e-3, 0.3, 1e-8, -0.1, 1e4, 1e-30, 1e20, float("nan"))
 
-#: One element of some rank counts as a scalar.
+#: A tensor of one element is a valid scalar at any rank.
 _RANKS = (0, 0, 0, 1, 2)
 
 
 def draw_attributes(source: Source, operator: Operator, groups: int) -> dict[str, AttributeValue]:
-    """Draw the attributes that a node gives; optional ones may be left out."""
+    """Draw the attributes of a node; optional attributes may be absent."""
     attributes: dict[str, AttributeValue] = {}
     for attribute in operator.attributes:
         if attribute.choices:
             attributes[attribute.name] = source.choice(attribute.choices)
             continue
         numbers = _numbers(operator, attribute)
-        # Left out in one of three examples where that is allowed.
+        # One of three examples omits an optional attribute.
         omissions = 0 if attribute.required else len(numbers) // 2
         place = source.integer(0, omissions + len(numbers) - 1) - omissions
         if place < 0:
             continue
         if attribute.each:
-            more = groups - 1 if groups > 1 and source.integer(0, 1) else 0
-            others = [source.choice(numbers) for _ in range(more)]
-            attributes[attribute.name] = (numbers[place], *others)
+            count = groups - 1 if groups > 1 and source.integer(0, 1) else 0
+            further = [source.choice(numbers) for _ in range(count)]
+            attributes[attribute.name] = (numbers[place], *further)
         else:
             attributes[attribute.name] = numbers[place]
     return attributes
 
 
 def draw_scalar(source: Source, scalar: Scalar) -> Array:
-    """Draw a tensor of one element: a count, or a finite rate or NaN."""
+    """Draw a tensor of one element: an integer count, or a rate that is finite or NaN."""
     rank, dtype, value = source.choice(_scalars(scalar))
     return np.full((1,) * rank, value, dtype)
 
@@ -180,10 +180,10 @@ def draw_scalar(source: Source, scalar: Scalar) -> Array:
 def has_result(
     operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Iterable[Array]
 ) -> bool:
-    """Tell whether the formula has a finite result where all tensors are one, or a fraction.
+    """Return whether the formula is finite for some tensors of ordinary values.
 
-    Where it has none, such as where a rate is divided by zero, the order of operations decides
-    about what comes back, and every order is right.
+    Without a finite result, for example after a division of a rate by zero, the outputs depend on
+    the order of operations, and every order is right.
     """
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):
@@ -191,12 +191,12 @@ def has_result(
         # NaN makes everything NaN, in any order.
         operands[item.name] = WIDE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
-        given = attributes.get(attribute.name, attribute.default)
-        first = given[0] if isinstance(given, tuple) else given
+        setting = attributes.get(attribute.name, attribute.default)
+        first = setting[0] if isinstance(setting, tuple) else setting
         operands[attribute.name] = first if isinstance(first, str) else WIDE.type(np.float32(first))
-    alike = [dict.fromkeys(operator.tensors, WIDE.type(value)) for value in _TENSORS]
+    trials = [dict.fromkeys(operator.tensors, WIDE.type(value)) for value in _TRIAL_ELEMENTS]
     with np.errstate(all="ignore"):
-        return any(np.isfinite(operator.formula(**operands, **it)).all() for it in alike)
+        return any(np.isfinite(operator.formula(**operands, **tensors)).all() for tensors in trials)
 
 
 @cache
@@ -205,8 +205,10 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
         least, most = attribute.limits
         numbers = (round(least + share * (most - least), 3) for share in _SHARES)
         return tuple(min(max(number, least), most) for number in numbers)
-    defined = [it for it in _FRACTIONS if not undefined_at(operator, {attribute.name: it})]
-    # Where none is, the attribute is not why.
+    defined = [
+        number for number in _FRACTIONS if not undefined_at(operator, {attribute.name: number})
+    ]
+    # A formula that is undefined for every number is so for another reason than this attribute.
     return tuple(defined) or _FRACTIONS
 
 

@@ -1,8 +1,8 @@
-"""Where the search for failures runs: on this machine, or on the workers of a cluster.
+"""Search for failures on this machine or on the workers of a cluster.
 
-Workers only look whether a portion of the examples has a failure that is not known yet. Where one
-does, the portion is searched from here, on whichever worker answers: so each failure is made
-smaller once, and what is found depends neither on the number of workers nor on who saw what first.
+A worker only reports whether a portion of the examples contains a failure of a new kind. This
+process then searches such a portion itself, on any worker. Each failure is therefore shrunk once,
+and the findings depend neither on the number of workers nor on the order of their responses.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def open_search(
     interruption: Interruption,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Search]:
-    """Start the backend and yield a search; end the backend after it.
+    """Start the backend and yield a search; shut the backend down afterwards.
 
     Args:
-        task: what to search.
-        interruption: set when the user wants the search to end.
-        tell: called with what the user should know before it.
+        task: the examples, the backend and the limits of the search.
+        interruption: set when the user interrupts the search.
+        tell: called with each warning before the search.
 
     Raises:
-        UsageError: if the backend is wrong, or hypothesis is not installed.
+        UsageError: if the backend specification is invalid, or hypothesis is not installed.
         BackendUnavailable: if the backend does not start.
     """
     limits = task.setting.limits
@@ -71,14 +71,15 @@ class ClusterSearch(Search):
         def stop() -> bool:
             return monotonic() >= self._end
 
-        for found in workers.spread(f"{__name__}:has_new", sent, lambda _, it: bool(it), stop=stop):
-            if isinstance(found, LostError):
-                raise BackendUnavailable(f"lost with their machines: {found}")
-            yield found
+        function = f"{__name__}:has_new"
+        for is_new in workers.spread(function, sent, lambda _, value: bool(value), stop=stop):
+            if isinstance(is_new, LostError):
+                raise BackendUnavailable(f"workers lost with their machines: {is_new}")
+            yield is_new
 
 
 class _Requests(Sequence[dict[str, Any]]):
-    """The portions, each with what is known and how much time is left when it is sent."""
+    """The portions; each carries the known failures and the remaining time when it is sent."""
 
     def __init__(self, task: Task, findings: Findings, portions: Portions, end: float) -> None:
         self._task, self._findings, self._portions, self._end = task, findings, portions, end
@@ -89,7 +90,7 @@ class _Requests(Sequence[dict[str, Any]]):
     def __getitem__(self, place: Any) -> Any:
         task, number = self._task, self._portions.numbers[place]
         return {
-            "operators": [it.name for it in task.operators],
+            "operators": [operator.name for operator in task.operators],
             "single_nodes": task.single_nodes,
             "seed": task.seed,
             "number": number,
@@ -103,11 +104,11 @@ class _Requests(Sequence[dict[str, Any]]):
 
 
 def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
-    """Tell, on a worker, whether a portion has a failure that is not known.
+    """Return, on a worker, whether a portion contains a failure of a new kind.
 
     Args:
-        executors: the backend alone.
-        portion: of :class:`Portions`.
+        executors: the executor of the backend, as the only element.
+        portion: an element of :class:`_Requests`.
     """
     (executor,) = executors
     with tempfile.TemporaryDirectory() as memory:
@@ -123,6 +124,7 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
         )
         search = Search(task, executor, Interruption())
         for *kind, explanation in portion["known"]:
-            known = explanation and explanation_from_json(explanation)
-            search.findings.all[FailureKind(*kind)] = known
+            search.findings.all[FailureKind(*kind)] = explanation and explanation_from_json(
+                explanation
+            )
         return search.has_new(portion["number"], portion["size"])

@@ -1,4 +1,4 @@
-"""Hypothesis, which makes the choices of an example, and smaller ones where it fails."""
+"""Drive hypothesis, which draws examples and shrinks those that fail."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ from onnxopt_cli.fuzz.node_example import breaches, draw_node
 from onnxopt_cli.log.header import Shard
 from onnxopt_cli.run.executors import Setting
 
-#: About one example in so many has several nodes.
-_GRAPHS = 10
+#: One example in about this many has several nodes.
+_EXAMPLES_PER_GRAPH = 10
 
 
 @cache
 def examples(operators: tuple[Operator, ...], single_nodes: bool) -> Any:
-    """Return a hypothesis strategy of examples of some operators, all of one node or not."""
+    """Return a hypothesis strategy that draws examples of some operators.
+
+    Args:
+        operators: the operators under test.
+        single_nodes: whether every example is a single node.
+    """
     from hypothesis import strategies
 
     @strategies.composite
     def drawn(draw: Callable[[Any], Any]) -> Example:
         source = Source(draw)
-        if not single_nodes and source.rarely(_GRAPHS):
+        if not single_nodes and source.rarely(_EXAMPLES_PER_GRAPH):
             return draw_graph(source, operators)
         return draw_node(source, source.choice(operators))
 
@@ -43,9 +48,9 @@ def examples(operators: tuple[Operator, ...], single_nodes: bool) -> Any:
 
 
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
-    """Yield a simple node of each operator, and with it each way to break its signature once.
+    """Yield a simple node of each operator, and the nodes that break its signature in one way each.
 
-    They are too few to be left to chance.
+    There are few of them, so every one is tried instead of drawn.
     """
     for operator in operators:
         node = draw_node(Source(), operator)
@@ -53,18 +58,18 @@ def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Exam
 
 
 class Failure(Exception):
-    """An example failed; hypothesis tells failures apart by their class."""
+    """An example failed; hypothesis distinguishes failures by their class."""
 
 
 class RoundOver(BaseException):
-    """The round ends here; not an Exception, which hypothesis would take for a failure."""
+    """Ends the round; hypothesis would take a subclass of Exception for a failure."""
 
 
 class Abort(BaseException):
-    """The whole search ends here; for the same reason not an Exception.
+    """Ends the whole search; not a subclass of Exception, for the same reason as RoundOver.
 
     Attributes:
-        reason: what ends it.
+        reason: the error that ends the search.
     """
 
     def __init__(self, reason: Exception) -> None:
@@ -74,27 +79,27 @@ class Abort(BaseException):
 
 @cache
 def failure(kind: FailureKind) -> type[Failure]:
-    """Return what to raise where an example fails in this way."""
-    return type("Failure", (Failure,), {"__doc__": kind.what})
+    """Return the exception class for failures of one kind."""
+    return type("Failure", (Failure,), {"__doc__": kind.description})
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to search, and for how long.
+    """The examples, the backend and the limits of a search.
 
     Attributes:
-        operators: whose examples are drawn.
-        backend: what is tested, as the user asks for it.
-        setting: how it is run.
-        seed: of all choices.
-        examples: how many to try; None for no limit.
-        seconds: how long to search; None for no limit.
-        memory: the folder in which failures are remembered from run to run.
-        single_nodes: whether all models have one node.
-        shard: the part of the examples that is tried; None for all.
-        explain_time: for how many seconds to look for what explains a finding; 0 for not at all.
-        tried: called after each example with the number of examples so far.
-        shrinking: called with a new kind of failure, before it is made smaller.
+        operators: operators under test.
+        backend: specification of the backend under test.
+        setting: settings of the backend's worker.
+        seed: seed of all choices.
+        examples: number of examples to try; None for no limit.
+        seconds: duration of the search; None for no limit.
+        memory: the folder that keeps failing examples from run to run.
+        single_nodes: whether all models have a single node.
+        shard: the shard of the examples to try; None for all.
+        explain_time: seconds to spend on explaining a finding; 0 for no explanation.
+        tried: called after each example with the number of examples tried.
+        shrinking: called with a new kind of failure before the failure is shrunk.
     """
 
     operators: Sequence[Operator]
@@ -114,20 +119,21 @@ class Task:
 def drive(
     task: Task, attempted: Callable[[Example], None], most: int, number: int
 ) -> tuple[bool, bool]:
-    """Call a function with examples, and where it raises a failure with smaller ones.
+    """Call a function with examples, and shrink an example for which it raises a failure.
 
     Args:
-        task: what to search.
+        task: the search.
         attempted: the function; it may raise a failure, RoundOver or Abort.
-        most: number of examples until one fails.
-        number: of the round; each has other examples, and round 0 the failures of earlier runs.
+        most: maximum number of examples without a failure.
+        number: number of the round, which selects its examples; round 0 replays the failures of
+            earlier runs.
 
     Returns:
-        Whether it ended by itself, and whether failures failed every time.
+        Whether the round ran to its end, and whether failures were reproducible.
 
     Raises:
-        UsageError: if no example says anything.
-        Abort: if the function does.
+        UsageError: if no example has a finite result.
+        Abort: if the function raises it.
     """
     import hypothesis
     from hypothesis import HealthCheck, Phase, Verbosity
@@ -135,8 +141,8 @@ def drive(
     from hypothesis.errors import Flaky, Unsatisfiable
 
     operators = tuple(task.operators)
-    # Failures are remembered by backend; choices mean something only for the same operators.
-    names = "\n".join([task.backend, *(it.qualified_name for it in operators)])
+    # Failures are kept by backend, and by operators, since choices depend on their list.
+    names = "\n".join([task.backend, *(operator.qualified_name for operator in operators)])
     digest = blake2b(names.encode("utf-8", "replace"), digest_size=8).hexdigest()
     settings = hypothesis.settings(
         max_examples=most,
@@ -150,26 +156,26 @@ def drive(
     )
 
     def test(example: Example) -> None:
-        # The database knows a test by its source, which must be one for all phases.
+        # The database identifies a test by its source, which must be the same in all phases.
         attempted(example)
 
-    # A seed of its own for each round.
+    # Each round has its own seed.
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
-    # A seed turns the database off; settings that come after it turn it on again.
-    given: Callable[[Any], Any] = hypothesis.given(examples(operators, task.single_nodes))
-    driven = settings(seed(given(test)))
+    # A seed disables the database; the settings, applied later, enable it again.
+    with_examples: Callable[[Any], Any] = hypothesis.given(examples(operators, task.single_nodes))
+    run_round = settings(seed(with_examples(test)))
     try:
-        # Skipped is what has nothing to replay.
+        # Hypothesis raises SkipTest if there is nothing to replay.
         with _undisturbed(task.memory), suppress(Failure, SkipTest):
-            driven()
+            run_round()
     except RoundOver:
         return False, True
     except Flaky:
         return False, False
     except Unsatisfiable:
-        said = ", ".join(it.name for it in operators)
-        raise UsageError(f"found no inputs of {said} with a finite result") from None
+        subjects = ", ".join(operator.name for operator in operators)
+        raise UsageError(f"found no inputs of {subjects} with a finite result") from None
     except ExceptionGroup as group:
         if group.split((Failure, Flaky))[1] is not None:
             raise
@@ -178,10 +184,10 @@ def drive(
 
 @contextmanager
 def _undisturbed(folder: Path) -> Iterator[None]:
-    """Let hypothesis warn of nothing, leave its notes in a folder, and draw the same anywhere.
+    """Silence the warnings of hypothesis, redirect its files, and make its draws reproducible.
 
-    It draws some numbers out of the sources of the modules that are loaded, where these are of a
-    checkout, and has no setting for that.
+    Hypothesis also draws constants that occur in the source of loaded local modules. No setting
+    disables that, so its pool of local constants is replaced by an empty one.
     """
     from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -189,7 +195,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(set_hypothesis_home_dir, None)
         set_hypothesis_home_dir(folder)
-        # Versions that do not draw so lack these names.
+        # Versions of hypothesis without this feature lack these names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
             provider, none = providers.HypothesisProvider, providers.Constants()

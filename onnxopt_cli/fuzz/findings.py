@@ -1,4 +1,4 @@
-"""What became of examples: the result of each, its kinds of failures, and what was found so far."""
+"""Run examples, classify their failures, and keep the findings of a search."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOC
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An example that was put to a backend.
+    """An example that ran on a backend.
 
     Attributes:
         example: the example.
-        case: it, as a case.
-        result: what came of it.
+        case: the example as a case.
+        result: the result of the case.
     """
 
     example: Example
@@ -43,68 +43,67 @@ class Trial:
 
     @property
     def failed(self) -> bool:
-        """True if the result speaks against the backend."""
+        """True if the result is a failure of the backend."""
         outcome = self.result.outcome
-        # What a backend does not know, it has refused.
+        # An unsupported operator counts as a refusal of an invalid node.
         refused = outcome is Outcome.UNSUPPORTED and bool(self.example.breach)
         return outcome not in HARMLESS and not refused
 
     @property
     def is_costly(self) -> bool:
-        """True if the example cost a process or the timeout."""
+        """True if the example ended the worker or took the whole timeout."""
         return self.result.outcome in _COSTLY
 
     @property
     def size(self) -> tuple[int, int]:
-        """How large the example is: number of elements, and length of its files."""
+        """Number of input elements, and bytes of the case's files."""
         content = self.case.read()
         elements = sum(getattr(value, "size", 0) for value in content.inputs.values())
         return elements, sum(map(len, self.example.files(NAME, "", "").values()))
 
 
 def attempt(example: Example, executor: Executor) -> Trial:
-    """Run an example; what is expected of it is computed while the backend is at work.
+    """Run an example; its expected result is computed while the backend is working.
 
     Raises:
-        BackendUnavailable: if the backend cannot be started any more, or the user wants to end.
+        BackendUnavailable: if the backend cannot be restarted, or the user interrupted the search.
     """
     content = example.content()
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
     pending = executor.submit(Order(content.model, content.inputs))
     judging = JudgeOptions()
     question = answered(read_question(case), judging)
-    # An invalid example is a defect of the strategies.
-    assert not question.invalid, question.invalid  # noqa: S101 - as said
+    assert not question.invalid, question.invalid  # noqa: S101 - else a defect of the strategies
     formula = question.key and question.key.formula
     if executor.ahead > 1 and formula and not formula.blocks:
-        # Limits that are asked for only then would be computed while the backend waits.
-        formula.judgements  # noqa: B018 - kept there
+        # Computing the tolerances only in judge() would leave the backend idle meanwhile.
+        formula.judgements  # noqa: B018 - a cached property
     response = pending()
     if isinstance(response, str):
         raise BackendUnavailable(response)
     return Trial(example, case, judge(question, executor.name, response, judging))
 
 
-#: The kind of failures in which nothing but numbers is wrong.
+#: The kind of failures in which only values differ.
 VALUES = "wrong numbers"
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
-_LONGEST = 120
+_MAX_KIND_CHARS = 120
 
 
 def kinds_of(trial: Trial) -> tuple[str, ...]:
-    """Say of what kinds a failure is, without what differs from example to example.
+    """Return the kinds of a failure, described without details that differ between examples.
 
-    Outputs with a wrong type and a wrong shape are of two kinds, whose causes may be two.
+    A wrong type and a wrong shape are two kinds, since they may have two causes.
     """
     result = trial.result
     if result.outcome is Outcome.FAIL and trial.example.breach:
         return (f"accepted though {trial.example.breach}",)
     if result.outcome is not Outcome.FAIL:
-        # When it does not return, the message says only for how long it did not.
-        said = "" if result.outcome is Outcome.TIMEOUT else f": {_general(result.message)}"
-        return (f"{result.outcome}{said}",)
+        # The message of a timeout has only the duration.
+        detail = "" if result.outcome is Outcome.TIMEOUT else f": {_general(result.message)}"
+        return (f"{result.outcome}{detail}",)
     structures = [diff for diff in result.diffs if diff.structure is not None]
     if structures:
         return tuple(dict.fromkeys(kind for diff in structures for kind in _structure(diff)))
@@ -115,22 +114,22 @@ def kinds_of(trial: Trial) -> tuple[str, ...]:
 
 def _structure(diff: Diff) -> list[str]:
     expected_type, _, expected_shape = diff.kind.partition("[")
-    found = str(diff.structure).removeprefix("is ")
-    actual_type, bracket, actual_shape = found.partition("[")
+    actual = str(diff.structure).removeprefix("is ")
+    actual_type, bracket, actual_shape = actual.partition("[")
     if not bracket:
         return [f"an output {_general(str(diff.structure))}"]
-    said = [] if actual_type == expected_type else [f"{actual_type} for {expected_type}"]
-    said += [] if actual_shape == expected_shape else ["another shape"]
-    return said
+    kinds = [] if actual_type == expected_type else [f"{actual_type} for {expected_type}"]
+    kinds += [] if actual_shape == expected_shape else ["another shape"]
+    return kinds
 
 
 def _general(message: str) -> str:
     first = message.partition("\n")[0]
-    return _NUMBER.sub("#", _QUOTED.sub("...", first))[:_LONGEST]
+    return _NUMBER.sub("#", _QUOTED.sub("...", first))[:_MAX_KIND_CHARS]
 
 
-#: So many of the latest examples that passed, by operator, must pass with what explains a finding.
-_PASSED = 100
+#: An explanation must agree with this many of the latest passing examples of the operator.
+_PASSED_PER_OPERATOR = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +137,13 @@ class FailureKind:
     """A kind of failure.
 
     Attributes:
-        subject: the operator, or what stands for several.
-        what: what goes wrong, in words.
-        number: counts the kinds that the words do not tell apart.
+        subject: name of the operator, or the phrase for a model of several nodes.
+        description: description of the failure.
+        number: distinguishes kinds with the same description.
     """
 
     subject: str
-    what: str
+    description: str
     number: int = 1
 
 
@@ -153,11 +152,11 @@ class Finding:
     """A distinct failure.
 
     Attributes:
-        kind: what tells it from others; the example may show other kinds, too.
-        trial: the smallest example that shows it.
-        explanation: what reproduces it; None if nothing was looked for.
-        flaky: True if the same example did not fail every time.
-        replayed: True if it is an earlier one.
+        kind: its kind; the example may have further kinds of failures.
+        trial: the smallest example that shows the failure.
+        explanation: the known mistakes that reproduce it; None without a search for them.
+        flaky: True if the same example does not fail every time.
+        replayed: True if an earlier run found it.
     """
 
     kind: FailureKind
@@ -168,7 +167,7 @@ class Finding:
 
     @property
     def result(self) -> Result:
-        """What came of the smallest example."""
+        """The result of the smallest example."""
         return self.trial.result
 
 
@@ -176,80 +175,90 @@ class Findings:
     """All findings of a run.
 
     Attributes:
-        all: their explanations, by kind.
+        all: explanations of the findings, by kind.
     """
 
     def __init__(self) -> None:
         self.all: dict[FailureKind, Explanation | None] = {}
-        self._passed: dict[str, deque[Trial]] = defaultdict(partial(deque, maxlen=_PASSED))
+        self._passed: dict[str, deque[Trial]] = defaultdict(
+            partial(deque, maxlen=_PASSED_PER_OPERATOR)
+        )
 
     def forget_passed(self) -> None:
-        """Explain by examples to come alone."""
+        """Forget the passing examples, so that only later ones restrict explanations."""
         self._passed.clear()
 
-    def saw(self, trial: Trial) -> None:
-        """Take note of an example that passed."""
+    def record(self, trial: Trial) -> None:
+        """Keep an example if it passed."""
         if trial.result.outcome is Outcome.PASS and not trial.example.breach:
             self._passed[trial.example.subject].append(trial)
 
     def kinds(self, trial: Trial) -> tuple[FailureKind, ...]:
-        """Say of what kinds a failure is; wrong numbers are told apart by what explains them."""
-        return tuple(self._kind(trial, what) for what in kinds_of(trial))
+        """Return the kinds of a failure; explanations distinguish kinds of wrong numbers."""
+        return tuple(self._kind(trial, description) for description in kinds_of(trial))
 
     def new(self, trial: Trial) -> FailureKind | None:
-        """Return the first kind of a failure that was not found before, if there is one."""
+        """Return the first new kind of a failure; None if all its kinds are known."""
         return next((kind for kind in self.kinds(trial) if kind not in self.all), None)
 
-    def _kind(self, trial: Trial, what: str) -> FailureKind:
+    def _kind(self, trial: Trial, description: str) -> FailureKind:
         example = trial.example
-        known = [kind for kind in self.all if kind.what == what]
+        known_kinds = [kind for kind in self.all if kind.description == description]
         if len(example.operators) > 1:
-            # What goes wrong with a node alone goes wrong with several, too.
-            for kind in known:
+            # A failure of a single node recurs in models that contain the node.
+            for kind in known_kinds:
                 if kind.subject in example.operators:
                     return kind
-        known = [kind for kind in known if kind.subject == example.subject]
-        if what != VALUES:
-            return FailureKind(example.subject, what)
-        for kind in known:
+        known_kinds = [kind for kind in known_kinds if kind.subject == example.subject]
+        if description != VALUES:
+            return FailureKind(example.subject, description)
+        for kind in known_kinds:
             explanation = self.all[kind]
-            # What nothing explains may be anything, so that only one such kind can be told.
+            # Unexplained failures cannot be distinguished, so they share one kind.
             if not (explanation and explanation.deviations) or _explains(explanation, trial):
                 return kind
-        return FailureKind(example.subject, what, len(known) + 1)
+        return FailureKind(example.subject, description, len(known_kinds) + 1)
 
-    def add(self, finding: Finding, seen: Sequence[Trial], seconds: float) -> Finding:
+    def add(self, finding: Finding, similar: Sequence[Trial], seconds: float) -> Finding:
         """Explain a finding and keep it.
 
         Args:
-            finding: without an explanation.
-            seen: other failures of the kind, of which the explanation should reproduce the first
-                one that shows the same kinds.
-            seconds: how long to look for an explanation; 0 for not at all.
+            finding: a finding without an explanation.
+            similar: other failures of the kind. The explanation has to reproduce the first of them
+                that has the same kinds as the finding.
+            seconds: time for the search for an explanation; 0 for no search.
         """
-        explained = replace(finding, explanation=self._explanation(finding, seen, seconds))
+        explained = replace(finding, explanation=self._explanation(finding, similar, seconds))
         self.all[finding.kind] = explained.explanation
         return explained
 
     def _explanation(
-        self, finding: Finding, seen: Sequence[Trial], seconds: float
+        self, finding: Finding, similar: Sequence[Trial], seconds: float
     ) -> Explanation | None:
         if not seconds:
             return None
-        alike = [other for other in seen if kinds_of(other) == kinds_of(finding.trial)][:1]
+        kinds = kinds_of(finding.trial)
+        same = [trial for trial in similar if kinds_of(trial) == kinds][:1]
         passed = self._passed.get(finding.kind.subject, ())
-        trials = {str(place): trial for place, trial in enumerate((finding.trial, *alike, *passed))}
+        trials = {str(place): trial for place, trial in enumerate((finding.trial, *same, *passed))}
         results = [replace(trial.result, case=name) for name, trial in trials.items()]
         cases = {name: trial.case for name, trial in trials.items()}
-        found = explain(results, cases, seconds=seconds)
-        return found[0] if found else None
+        explanations = explain(results, cases, seconds=seconds)
+        return explanations[0] if explanations else None
 
 
 def _explains(explanation: Explanation, trial: Trial) -> bool:
-    """Tell whether what explains some failures reproduces another one, too."""
-    seen = observe(trial.result, trial.case, JudgeOptions())
-    if not isinstance(seen, Observation) or seen.call.operator.name != explanation.operator:
+    """Return whether the explanation of other failures also reproduces this one."""
+    observation = observe(trial.result, trial.case, JudgeOptions())
+    if not isinstance(observation, Observation):
         return False
-    names = [cause.deviations for cause in explanation.causes if cause.deviations]
-    mistakes = [named(seen.call.operator, *it) for it in names]
-    return any(it is not None and reproduces(it, seen, JudgeOptions()) for it in mistakes)
+    operator = observation.call.operator
+    if operator.name != explanation.operator:
+        return False
+    mistakes = [
+        named(operator, *cause.deviations) for cause in explanation.causes if cause.deviations
+    ]
+    return any(
+        mistake is not None and reproduces(mistake, observation, JudgeOptions())
+        for mistake in mistakes
+    )

@@ -1,10 +1,10 @@
 """Examples of several nodes with formulas, and primitive nodes between them.
 
-The primitive nodes compute exactly. So the bound on the error of one node's outputs is what the
-next one starts from, and what comes back from the whole model is judged by the bound that has been
-carried through it. A file can only give one rtol and atol for an output: the smallest that cover
-the bounds of all its elements. An output that rounding may turn into anything, whose elements lie
-on either side of a choice, or that right forms make NaN of, is not asked for.
+The primitive nodes are exact, so the error bound of one node's outputs is the error bound of the
+next node's inputs, and the outputs of the whole model are judged by the bound carried through it. A
+case file states one rtol and one atol for each output: the smallest that cover the bounds of all
+its elements. A value is not an output of the model if its error bound is infinite, if some element
+lies close to the threshold of a choice, or if a correct reformulation yields NaN.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from onnxopt_cli.readings.evaluate import nonnegative_tensors
 
 _OPSET = 13
 _COUNTS = (2, 2, 3)
-#: What may stand between two nodes: operators and their second inputs, in order. All of it together
-#: leaves the shape as it was.
+#: Chains of primitive nodes between two nodes: operators and their second inputs, in order. Each
+#: chain preserves the shape.
 _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (),
     (("Neg",),),
@@ -42,9 +42,9 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("Transpose",), ("Transpose",)),
     (("Reshape", "flat"), ("Reshape", "whole")),
 )
-#: What those do that change elements.
+#: The functions of the operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: What is off by no more than this share of itself is covered by rtol, all else by atol.
+#: rtol covers elements whose relative error bound is at most this, atol the others.
 _LARGEST_RTOL = 1e-3
 
 
@@ -53,12 +53,13 @@ class GraphExample:
     """A model of several nodes.
 
     Attributes:
-        operators: names of the operators under test, one a node.
+        operators: names of the operators under test, one per node.
         model: the model.
-        inputs: by name.
-        expected: by name, the outputs.
-        tolerances: for each of them.
-        breach: empty: a right backend accepts it.
+        inputs: inputs by name.
+        expected: expected outputs by name.
+        tolerances: tolerances of the outputs by name.
+        breach: always empty: the model is valid.
+        subject: the subject of its failures.
     """
 
     operators: tuple[str, ...]
@@ -70,11 +71,11 @@ class GraphExample:
     subject: str = "several nodes"
 
     def content(self) -> Content:
-        """Return what ``onnxopt run`` would read from the files."""
+        """Return the content that ``onnxopt run`` reads from the case's files."""
         return Content(self.model, self.inputs, self.expected, output_tolerances=self.tolerances)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
-        """Return the case file, and the model beside it."""
+        """Return the case file and the model file, by name."""
         text = model_yaml_text(
             NAME,
             suite=SUITE,
@@ -91,12 +92,12 @@ class GraphExample:
         }
 
 
-#: A model and its inputs.
+#: A model with inputs.
 Example: TypeAlias = NodeExample | GraphExample
 
 
 def draw_graph(source: Source, operators: Sequence[Operator]) -> GraphExample:
-    """Draw a model in which nodes take what others return."""
+    """Draw a model in which nodes consume outputs of other nodes."""
     return _Drawing(source, operators).example()
 
 
@@ -127,32 +128,35 @@ class _Drawing:
         source = self._source
         operator = source.choice(self._operators)
         drawn = draw_right_node(source, operator, 1, self._shape)
-        taken = []
+        node_inputs = []
         nonnegative = nonnegative_tensors(operator)
-        # Of the outputs so far those of the common shape.
-        known = {it: self._known[it].dtype.name for it in self._outputs if it in self._known}
-        candidates = [it for it, dtype in known.items() if dtype in operator.dtypes]
+        # Earlier outputs of the common shape and a supported type.
+        candidates = [
+            name
+            for name in self._outputs
+            if name in self._known and self._known[name].dtype.name in operator.dtypes
+        ]
         for name, value in drawn.inputs.items():
-            takes = candidates if name in operator.tensors else []
-            # Each node but the first takes something from one before it.
-            if takes and (name == operator.tensors[0] or source.integer(0, 1)):
-                taken.append(self._link(source.choice(takes), name in nonnegative))
+            choices = candidates if name in operator.tensors else []
+            # Each node but the first consumes at least one earlier output.
+            if choices and (name == operator.tensors[0] or source.integer(0, 1)):
+                node_inputs.append(self._link(source.choice(choices), name in nonnegative))
             else:
-                taken.append(self._feed(f"{name}_{number}", value))
+                node_inputs.append(self._feed(f"{name}_{number}", value))
         names = [f"{name}_{number}" for name in operator.outputs]
-        node = helper.make_node(operator.name, taken, names, domain=operator.domain)
-        node.attribute.extend(helper.make_attribute(*given) for given in drawn.attributes.items())
+        node = helper.make_node(operator.name, node_inputs, names, domain=operator.domain)
+        node.attribute.extend(helper.make_attribute(*item) for item in drawn.attributes.items())
         self._nodes.append(node)
         self._used.append(operator)
-        operands = [self._known[name] for name in taken]
+        operands = [self._known[name] for name in node_inputs]
         complete = complete_attributes(operator, drawn.attributes)
         call = bind(operator, operands, complete)
-        others = also_right(bind(operator, [operand.array for operand in operands], complete))
+        alternatives = also_right(bind(operator, [operand.array for operand in operands], complete))
         with np.errstate(all="ignore"):
             for place, (name, result) in enumerate(zip(names, inexact_outputs(call), strict=True)):
                 judgement = result.judgement()
-                sure = np.all(np.isfinite(judgement.limit)) and not judgement.divides
-                if sure and not (others and others[place]):
+                conclusive = np.all(np.isfinite(judgement.limit)) and not judgement.divides
+                if conclusive and not (alternatives and alternatives[place]):
                     self._outputs[name] = judgement
                     if result.shape == self._shape:
                         self._known[name] = result
@@ -163,14 +167,14 @@ class _Drawing:
         return name
 
     def _link(self, name: str, nonnegative: bool) -> str:
-        """Put primitive nodes after a value; return the name of what comes out of them."""
-        # A shape with a zero means another one to Reshape.
+        """Append a chain of primitive nodes to a value; return the name of the chain's output."""
+        # Reshape copies a dimension where the new shape has a zero.
         links = _LINKS if 0 not in self._shape else _LINKS[:-1]
         steps = self._source.choice(links)
         for step in (*steps, ("Abs",)) if nonnegative else steps:
             before, name = name, f"between_{len(self._nodes)}"
-            operator, *others = step
-            self._nodes.append(helper.make_node(operator, [before, *others], [name]))
+            operator, *constants = step
+            self._nodes.append(helper.make_node(operator, [before, *constants], [name]))
             value, function = self._known[before], _FUNCTIONS.get(operator)
             content = function(value.tensor) if function else value.content
             self._known[name] = replace(value, content=content)

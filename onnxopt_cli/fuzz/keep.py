@@ -1,4 +1,4 @@
-"""Keeping what was found as cases, beside what is there already."""
+"""Write findings as cases beside the existing ones."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from onnxopt_cli.fuzz.findings import Finding
 from onnxopt_cli.fuzz.graph_example import Example
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
-_LONGEST = 60
+_MAX_STEM_CHARS = 60
 
 
 def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
-    """Write a finding as a case that ``onnxopt run`` accepts; nothing is ever overwritten.
+    """Write a finding as a case that ``onnxopt run`` accepts, without overwriting any file.
 
     Args:
-        finding: what was found.
-        folder: where to; created if it is not there.
-        headline: what is wrong, one line.
-        source: what found it, one line.
+        finding: the finding.
+        folder: the destination; created if it does not exist.
+        headline: the failure in one line.
+        source: the command that found it.
 
     Returns:
-        The case file; an earlier one if it has the same example.
+        The path of the case file; an existing one if it has the same example.
 
     Raises:
-        UsageError: if it cannot be written.
+        UsageError: if the case cannot be written.
     """
     example = finding.trial.example
     about = f"Found by fuzzing: {printable(headline)}"
-    words = f"{finding.kind.subject} {finding.kind.what}".lower()
-    stem = _NOT_IN_NAMES.sub("_", words).strip("_")[:_LONGEST].rstrip("_")
+    words = f"{finding.kind.subject} {finding.kind.description}".lower()
+    stem = _NOT_IN_NAMES.sub("_", words).strip("_")[:_MAX_STEM_CHARS].rstrip("_")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob("*.yaml")):
@@ -52,7 +52,10 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Write new files, all or none; another run may be writing to the same folder."""
+    """Write new files, all or none, and return whether they are written.
+
+    Another run may write to the same folder at the same time.
+    """
     written: list[Path] = []
     try:
         for name, data in files.items():
@@ -66,12 +69,12 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _holds(path: Path, example: Example) -> bool:
-    """Tell whether a case file is of an example, whatever it says about it."""
+    """Return whether a case file has this example, disregarding its description."""
     cases, _ = read_yaml_file(path)
     if len(cases) != 1:
         return False
     files = example.files(path.stem, cases[0].about, cases[0].source)
     return all(
-        each.is_file() and each.stat().st_size == len(data) and each.read_bytes() == data
-        for each, data in ((path.parent / name, data) for name, data in files.items())
+        file.is_file() and file.stat().st_size == len(data) and file.read_bytes() == data
+        for file, data in ((path.parent / name, data) for name, data in files.items())
     )

@@ -1,4 +1,4 @@
-"""Examples of one node of an operator with a formula, right or with a broken signature."""
+"""Examples of one node of an operator with a formula, valid or with a broken signature."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ Inputs = dict[str, Array]
 Attributes = dict[str, AttributeValue]
 
 _GROUPS = (1, 1, 1, 2, 3)
-#: About one example in so many breaks the signature.
-_BREACHES = 8
+#: One example in about this many breaks the signature.
+_EXAMPLES_PER_BREACH = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeExample:
-    """A node with its inputs; the formula knows the answer.
+    """A node with its inputs; the formula yields the expected outputs.
 
-    It has what :class:`~onnxopt_cli.fuzz.graph_example.GraphExample` has for several nodes.
+    The interface is that of :class:`~onnxopt_cli.fuzz.graph_example.GraphExample`.
 
     Attributes:
         operator: the node's operator.
-        attributes: those that the node gives.
-        inputs: by the operator's names.
-        breach: one of :func:`breaches` of this node, which is what is asked; or nothing.
+        attributes: attributes of the node.
+        inputs: inputs by the operator's names.
+        breach: the key in :func:`breaches` of the way to break this node's signature; empty for a
+            valid node.
     """
 
     operator: Operator
@@ -59,7 +60,7 @@ class NodeExample:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The operator under test, by its name."""
+        """The name of the operator under test."""
         return (self.operator.name,)
 
     @property
@@ -68,11 +69,11 @@ class NodeExample:
         return self.operator.name
 
     def content(self) -> Content:
-        """Return what ``onnxopt run`` would read from the file."""
+        """Return the content that ``onnxopt run`` reads from the case's file."""
         if self.breach:
-            # Only what a file can say is an example.
+            # The round trip makes sure that a case file can express the example.
             cases, problems = read_yaml_text(self._text("", ""), Path(f"{NAME}.yaml"))
-            assert not problems, problems  # noqa: S101 - what we write, we read
+            assert not problems, problems  # noqa: S101 - the writer's text is valid
             return cases[0].read()
         model = formula_model(
             self.operator, self.attributes, list(self.inputs.values()), graph_name=NAME
@@ -80,12 +81,12 @@ class NodeExample:
         return Content(model, self.inputs, None)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
-        """Return the files of a case, by name: here one.
+        """Return the files of the case by name, here a single one.
 
         Args:
-            stem: what all names begin with.
-            about: what happened, one sentence.
-            source: what found it.
+            stem: stem of the file names.
+            about: description of the failure, one sentence.
+            source: the command that found it.
         """
         return {f"{stem}.yaml": self._text(about, source).encode()}
 
@@ -106,30 +107,31 @@ class NodeExample:
 
 
 def draw_node(source: Source, operator: Operator) -> NodeExample:
-    """Draw a node that a right backend accepts, or, now and then, one that it must refuse."""
+    """Draw a valid node or, once in a while, a node that a correct backend must refuse."""
     node = draw_right_node(source, operator, source.choice(_GROUPS))
-    if source.rarely(_BREACHES):
+    if source.rarely(_EXAMPLES_PER_BREACH):
         return replace(node, breach=source.choice([*breaches(node)]))
     return node
 
 
 def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
-    """Return the ways to break a node's signature, in words, each with what breaks it."""
+    """Return attributes and inputs that break a node's signature, by description."""
     operator, attributes, inputs = node.operator, node.attributes, node.inputs
-    found: dict[str, Attributes] = {}
+    wrong_attributes: dict[str, Attributes] = {}
     for item in operator.attributes:
         if item.choices:
-            found[f"{item.name} has an unknown value"] = attributes | {item.name: "bogus"}
+            changed = attributes | {item.name: "bogus"}
+            wrong_attributes[f"{item.name} has an unknown value"] = changed
     for item in operator.attributes:
         if item.limits:
-            beyond = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
-            found[f"{item.name} is beyond its limits"] = beyond
-    # Who refuses to go without one of them refuses to go without another.
+            changed = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
+            wrong_attributes[f"{item.name} is beyond its limits"] = changed
+    # One required attribute stands for all of them.
     for name in [item.name for item in operator.attributes if item.required][:1]:
-        others = {key: value for key, value in attributes.items() if key != name}
-        found[f"{name} is left out"] = others
-    found["an attribute is unknown"] = attributes | {"bogus": 0.5}
-    broken = {name: (given, inputs) for name, given in found.items()}
+        changed = {key: value for key, value in attributes.items() if key != name}
+        wrong_attributes[f"{name} is left out"] = changed
+    wrong_attributes["an attribute is unknown"] = attributes | {"bogus": 0.5}
+    broken = {breach: (changed, inputs) for breach, changed in wrong_attributes.items()}
     if len(operator.tensors) > 1:
         last, (name, tensor) = operator.tensors[-1], list(inputs.items())[-1]
         fewer = {key: value for key, value in inputs.items() if key != name}
@@ -150,10 +152,10 @@ def draw_right_node(
     """Draw a node with a finite result.
 
     Args:
-        source: of the choices.
+        source: makes the choices.
         operator: the node's operator.
-        groups: number of its groups of tensors.
-        shape: of the first tensor of each; None to draw it.
+        groups: number of groups of tensors.
+        shape: shape of the first tensor of each group; None to draw it.
     """
     attributes = draw_attributes(source, operator, groups)
     inputs = [draw_scalar(source, scalar) for scalar in operator.scalars]
@@ -167,8 +169,9 @@ def draw_right_node(
     for name in operator.tensors:
         for first in shapes:
             wide = not narrow or name == operator.tensors[0]
-            own = first if wide else draw_narrow_shape(source, first)
+            tensor_shape = first if wide else draw_narrow_shape(source, first)
             dtype = source.choice(dtypes) if common is None else common
-            inputs.append(draw_tensor(source, own, dtype, nonnegative=name in nonnegative))
+            tensor = draw_tensor(source, tensor_shape, dtype, nonnegative=name in nonnegative)
+            inputs.append(tensor)
     names = operator.input_names(groups)
     return NodeExample(operator, attributes, dict(zip(names, inputs, strict=True)))

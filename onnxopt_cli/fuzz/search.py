@@ -1,8 +1,8 @@
-"""The search for failures.
+"""Search for failures.
 
-Each round looks for one kind of failure that is not known yet, and shrinks it; the next round goes
-on with the kinds that are left. How often the backend is asked does not depend on the clock, unless
-there is a limit on the time, so that a seed gives the same findings again.
+Each round looks for one new kind of failure and shrinks it; the next round looks for the remaining
+kinds. Unless the time is limited, the number of runs on the backend does not depend on the clock,
+so that a seed reproduces the findings.
 """
 
 from __future__ import annotations
@@ -33,70 +33,78 @@ from onnxopt_cli.isolation.response import Incident
 from onnxopt_cli.operators import OPERATORS, operator_named
 from onnxopt_cli.run.executors import Executor
 
-#: Hypothesis remembers all examples of a portion, which shards and workers of a cluster share.
-_PORTION = 200
-#: More than anybody tries.
+#: Examples in a portion, the unit of work of shards and of a cluster's workers. Hypothesis keeps
+#: all examples of a portion in memory.
+_PORTION_EXAMPLES = 200
+#: Stands for an unlimited number of examples.
 _ENDLESS = 1 << 40
-#: Of failures that cost a process or the timeout so many are enough to shrink one.
-_COSTLY_FAILURES = 30
-#: With so many hypothesis knows that a failure is steady; what makes a node smaller needs fewer.
-_STEADY = 2
-#: Tries to make a failure smaller when hypothesis is done.
-_LAST_TRIES = 300
-#: So many seconds a finding may be explained when the time is over.
-_LEAST_EXPLAINING = 1.0
-#: As many earlier failures are replayed.
-_REPLAYED = 1000
+#: Shrinking ends after this many failures that ended the worker or took the whole timeout.
+_MAX_COSTLY_FAILURES = 30
+#: Failures that hypothesis needs to see a failure as reproducible. For a single node the rest of
+#: the shrinking is done by `smaller`, at a lower cost.
+_REPRODUCIBLE_FAILURES = 2
+#: Attempts to shrink a failure further after hypothesis.
+_MAX_SHRINK_ATTEMPTS = 300
+#: Seconds for the explanation of a finding after the end of the search.
+_MIN_EXPLAIN_SECONDS = 1.0
+#: Failures of earlier runs that are replayed.
+_MAX_REPLAYED_FAILURES = 1000
 
 
 def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list[Operator]:
-    """Return the operators of these names, all with a formula if there are none, but some.
+    """Return operators with a formula by their names, without the excluded ones.
+
+    Args:
+        names: names of operators; empty for all.
+        excluded: names of operators to leave out.
 
     Raises:
-        NothingSelected: if a name is of no operator with a formula, or none is left.
+        NothingSelected: if a name is unknown, or every operator is excluded.
     """
-    known = {operator.name: operator for operator in OPERATORS}
+    operator_names = [operator.name for operator in OPERATORS]
     for name in (*names, *excluded):
         if operator_named(name) is None:
-            what = f"there is no operator {name!r} with a formula"
-            raise NothingSelected(what, hint=nearest(name, known, ", ".join(known)))
-    wanted = set(map(operator_named, names or known)) - set(map(operator_named, excluded))
-    if not wanted:
+            message = f"no operator {name!r} with a formula"
+            hint = nearest(name, operator_names, ", ".join(operator_names))
+            raise NothingSelected(message, hint=hint)
+    included = set(map(operator_named, names or operator_names))
+    included -= set(map(operator_named, excluded))
+    if not included:
         raise NothingSelected("every operator is excluded")
-    return [operator for operator in OPERATORS if operator in wanted]
+    return [operator for operator in OPERATORS if operator in included]
 
 
 class Portions:
-    """The examples of a search in equal parts, whoever tries them.
+    """The examples of a search in equal parts, which do not depend on the process that tries them.
 
     Args:
-        task: what to search.
-        tried: number of examples that were tried before.
+        task: the search.
+        tried: number of examples tried before.
 
     Attributes:
-        numbers: of the parts that belong to the search's shard; each decides what its examples are.
+        numbers: numbers of the portions in the search's shard; each determines its examples.
     """
 
     def __init__(self, task: Task, tried: int) -> None:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard tries these; what it leaves out of them the others cannot know.
+            # The first shard tries the refusals. It may skip some, which other shards cannot know.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
-        self.numbers = range(first, (self._examples + _PORTION - 1) // _PORTION + 1, step)
+        self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
 
     def size(self, number: int) -> int:
-        """Return how many examples a part has."""
-        return min(_PORTION, self._examples - (number - 1) * _PORTION)
+        """Return the number of examples in a portion."""
+        return min(_PORTION_EXAMPLES, self._examples - (number - 1) * _PORTION_EXAMPLES)
 
 
 class Search:
     """A search in progress, from :func:`onnxopt_cli.fuzz.cluster_search.open_search`.
 
     Attributes:
-        tried: number of examples so far, those tried to shrink a failure not among them.
-        findings: what was found.
+        tried: number of examples tried, not counting those that shrink a failure.
+        findings: the findings.
     """
 
     def __init__(self, task: Task, executor: Executor, interruption: Interruption) -> None:
@@ -114,12 +122,12 @@ class Search:
         return spent or monotonic() >= self._end
 
     def run(self) -> Iterator[Finding]:
-        """Yield each distinct failure, made as small as possible; earlier ones first.
+        """Yield each distinct failure, shrunk; failures of earlier runs come first.
 
-        It ends early where the user wants it to.
+        An interruption by the user ends the search early.
 
         Raises:
-            BackendUnavailable: if the backend cannot be started any more.
+            BackendUnavailable: if the backend cannot be restarted.
         """
         self._begin()
         try:
@@ -132,16 +140,16 @@ class Search:
                 raise abort.reason from None
 
     def _begin(self) -> None:
-        """Count the time from here: what a backend needs to start is not spent on examples."""
+        """Start the clock; the backend's start does not count as time of the search."""
         if self._task.seconds is not None:
             self._end = monotonic() + self._task.seconds
 
     def outside(self) -> list[Incident]:
-        """Shut the backend down, and return what it did outside of the examples."""
+        """Shut the backend down, and return its failures outside of the examples."""
         return [] if self._interruption.signal else self._executor.finish()
 
     def _replay(self) -> Iterator[Finding]:
-        """Try the failures of earlier runs; what no longer fails is forgotten."""
+        """Try the failures of earlier runs; hypothesis forgets those that pass now."""
         failures: list[Trial] = []
 
         def replay(example: Example) -> None:
@@ -150,18 +158,19 @@ class Search:
                 failures.append(trial)
                 raise failure(self.findings.kinds(trial)[0])
 
-        self._drive(replay, _REPLAYED, 0)
-        # What is of one kind alone is its best example.
-        for trial in sorted(failures, key=lambda each: len(kinds_of(each))):
+        self._drive(replay, _MAX_REPLAYED_FAILURES, 0)
+        # The best example of a kind has no other kind.
+        for trial in sorted(failures, key=lambda trial: len(kinds_of(trial))):
             kind = self.findings.new(trial)
             if kind is not None:
                 smallest = self._smallest(trial, kind)
                 yield self._add(Finding(kind, smallest, replayed=True), ())
 
     def _refusals(self) -> Iterator[Finding]:
-        """Try what a right backend must refuse; failures of unbroken nodes are left to the search.
+        """Try the nodes that a correct backend must refuse.
 
-        Where a simple node costs a process or the timeout, so may all that are like it.
+        The search itself finds failures of valid nodes. An operator whose simple valid node is
+        costly is skipped, since its invalid nodes may be as costly.
         """
         with suppress(RoundOver):
             for node, broken in refusals(self._task.operators):
@@ -185,55 +194,55 @@ class Search:
         self._task.tried(self.tried)
 
     def _rounds(self) -> Iterator[Finding]:
-        """Search each portion, if it has something new, until nothing new is left in it."""
+        """Search each portion repeatedly until it has no failure of a new kind."""
         portions = Portions(self._task, self.tried)
         for number, is_new in zip(portions.numbers, self._may_have_new(portions), strict=False):
             tried, size = self.tried, portions.size(number)
             while is_new:
-                # What others have shown may depend on who was first.
+                # Examples of other portions may depend on the order of the workers' responses.
                 self.findings.forget_passed()
                 self.tried = tried
                 finding = self._search(number, size)
                 if finding is None:
                     break
                 yield finding
-            # Where the time ended while it was searched, those that were counted were tried.
+            # If the time ran out within the portion, self.tried already has the exact number.
             if not is_new or monotonic() < self._end:
                 self.tried = tried + size
             self._task.tried(self.tried)
 
     def has_new(self, number: int, most: int) -> bool:
-        """Tell whether a round of examples has a failure of a new kind."""
+        """Return whether a round of examples has a failure of a new kind."""
         self._begin()
-        found = False
+        is_new = False
 
-        def look(example: Example) -> None:
-            nonlocal found
+        def try_example(example: Example) -> None:
+            nonlocal is_new
             trial = self._attempt(example)
-            found = trial.failed and self.findings.new(trial) is not None
-            if found:
+            is_new = trial.failed and self.findings.new(trial) is not None
+            if is_new:
                 raise RoundOver
 
         try:
-            self._drive(look, most, number)
+            self._drive(try_example, most, number)
         except Abort as abort:
             raise abort.reason from None
-        return found
+        return is_new
 
     def _may_have_new(self, _portions: Portions) -> Iterator[bool]:
-        """Tell of each portion whether it may have something new, until the search is over."""
+        """Yield, until the search is over, whether the next portion may have a new failure."""
         return iter(lambda: not self._over, False)
 
     def _search(self, number: int, most: int) -> Finding | None:
-        """Try a round of examples, up to the first failure of a new kind; make that smaller.
+        """Try the examples of a round up to the first failure of a new kind, and shrink that.
 
         Args:
-            number: of the round, which decides what its examples are.
-            most: how many there are.
+            number: number of the round, which determines its examples.
+            most: number of examples in the round.
         """
         new = _NewFailure()
 
-        def look(example: Example) -> None:
+        def try_example(example: Example) -> None:
             trial = self._attempt(example)
             if new.kind is None:
                 self._count()
@@ -244,31 +253,31 @@ class Search:
                 if new.kind is not None:
                     self._task.shrinking(new.kind)
             if new.kind is not None and new.kind in self.findings.kinds(trial):
-                new.seen.append(trial)
+                new.trials.append(trial)
                 if new.is_costly:
                     raise RoundOver
                 raise failure(new.kind)
 
-        whole, steady = self._drive(look, most, number)
+        completed, reproducible = self._drive(try_example, most, number)
         if new.kind is None:
             return None
-        # A search that ends by itself ends with the smallest example.
-        trial = new.seen[-1] if whole else min(new.seen, key=lambda each: each.size)
-        if steady:
+        # A completed round ends with its smallest failing example.
+        trial = new.trials[-1] if completed else min(new.trials, key=lambda trial: trial.size)
+        if reproducible:
             trial = self._smallest(trial, new.kind)
-        return self._add(Finding(new.kind, trial, flaky=not steady), new.seen)
+        return self._add(Finding(new.kind, trial, flaky=not reproducible), new.trials)
 
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
-        """Leave out of an example what the failure does not need."""
-        tries, costly = _LAST_TRIES, _COSTLY_FAILURES
+        """Remove parts of an example that the failure does not need."""
+        attempts, costly = _MAX_SHRINK_ATTEMPTS, _MAX_COSTLY_FAILURES
         candidates = smaller(trial.example)
         with suppress(RoundOver):
-            while tries and costly and (example := next(candidates, None)) is not None:
-                tries -= 1
-                other = self._attempt(example)
-                costly -= other.is_costly
-                if other.failed and kind in self.findings.kinds(other):
-                    trial, candidates = other, smaller(example)
+            while attempts > 0 and costly > 0 and (example := next(candidates, None)) is not None:
+                attempts -= 1
+                candidate = self._attempt(example)
+                costly -= candidate.is_costly
+                if candidate.failed and kind in self.findings.kinds(candidate):
+                    trial, candidates = candidate, smaller(example)
         return trial
 
     def _attempt(self, example: Example) -> Trial:
@@ -278,24 +287,24 @@ class Search:
             trial = attempt(example, self._executor)
         except OnnxoptError as error:
             raise Abort(error) from error
-        self.findings.saw(trial)
+        self.findings.record(trial)
         return trial
 
-    def _add(self, finding: Finding, seen: Sequence[Trial]) -> Finding:
-        """Explain and keep a finding; a search that is limited in time is a second late at most."""
-        left = max(self._end - monotonic(), _LEAST_EXPLAINING)
-        return self.findings.add(finding, seen, min(self._task.explain_time, left))
+    def _add(self, finding: Finding, similar: Sequence[Trial]) -> Finding:
+        """Explain and keep a finding; a search with a time limit ends at most a second late."""
+        seconds = max(self._end - monotonic(), _MIN_EXPLAIN_SECONDS)
+        return self.findings.add(finding, similar, min(self._task.explain_time, seconds))
 
 
 @dataclass(slots=True)
 class _NewFailure:
-    """The failure that a round has found, if any, and all examples of it."""
+    """The new failure of a round, if any, and all its examples."""
 
     kind: FailureKind | None = None
-    seen: list[Trial] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
 
     @property
     def is_costly(self) -> bool:
-        costly = [trial for trial in self.seen if trial.is_costly]
-        alone = any(isinstance(trial.example, NodeExample) for trial in costly)
-        return len(costly) >= (_STEADY if alone else _COSTLY_FAILURES)
+        costly = [trial for trial in self.trials if trial.is_costly]
+        single_node = any(isinstance(trial.example, NodeExample) for trial in costly)
+        return len(costly) >= (_REPRODUCIBLE_FAILURES if single_node else _MAX_COSTLY_FAILURES)

@@ -1,7 +1,7 @@
-"""Examples of a node that are smaller than a failing one.
+"""Shrink a failing example of one node.
 
-Hypothesis makes other choices, and whole tensors follow from one of them: which elements matter it
-cannot find out that way.
+Hypothesis shrinks choices, and a whole tensor follows from one choice. It cannot remove single
+elements; this module does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from onnxopt_cli.fuzz.node_example import NodeExample
 
 T = TypeVar("T")
 
-#: Of so many parts of the elements one may be enough.
-_PARTS = 8
+#: The elements of a tensor are split into this many parts, each of which is tried alone.
+_ELEMENT_PARTS = 8
 
 
 def smaller(example: Example) -> Iterator[Example]:
-    """Yield examples with less in them, what makes the largest difference first.
+    """Yield smaller examples, those with the largest reduction first.
 
-    None of them can be made larger again by repeating this. There are none of several nodes.
+    Repeated application terminates. Examples of several nodes are not shrunk.
     """
     if not isinstance(example, NodeExample):
         return
@@ -59,43 +59,50 @@ def _fewer_elements(node: Call[Array]) -> Iterator[Call[Array]]:
 
 def _single_precision(node: Call[Array]) -> Iterator[Call[Array]]:
     with np.errstate(over="ignore"):
-        single = [it.astype(np.float32) if it.dtype == np.float64 else it for it in node.inputs]
-    if any(it.dtype == np.float64 for it in node.inputs):
+        single = [
+            array.astype(np.float32) if array.dtype == np.float64 else array
+            for array in node.inputs
+        ]
+    if any(array.dtype == np.float64 for array in node.inputs):
         yield bind(node.operator, single, node.attributes)
 
 
 def _fewer_attributes(node: Call[Array]) -> Iterator[Call[Array]]:
     for item in node.operator.attributes:
         if item.name in node.attributes and not item.required:
-            others = {name: it for name, it in node.attributes.items() if name != item.name}
-            yield replace(node, attributes=others)
+            fewer = {key: value for key, value in node.attributes.items() if key != item.name}
+            yield replace(node, attributes=fewer)
 
 
 def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
-    first, given = len(node.scalars), node.inputs
-    # The rate's simplest value is one: with zero nothing happens.
+    first_tensor, arrays = len(node.scalars), node.inputs
+    # The simplest rate is one, since a rate of zero hides the rest of the formula.
     simple = tuple(
-        np.full_like(array, array.dtype.kind != "i" and place < first)
-        for place, array in enumerate(given)
+        np.full_like(array, array.dtype.kind != "i" and place < first_tensor)
+        for place, array in enumerate(arrays)
     )
-    left = [at for at, array in enumerate(given) if _differ(array, simple[at])]
-    # All but one at once, as each failure may cost a process.
-    changed = [_exchanged(simple, place, given[place]) for place in left[2:] and left]
-    for place in left:
-        changed.append(_exchanged(given, place, simple[place]))
-        if place >= first and _differ(given[place], ones := np.ones_like(given[place])):
-            changed.append(_exchanged(given, place, ones))
-    for inputs in changed:
+    places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
+    # Simplify all inputs but one at once first: a failure may be costly.
+    candidates = [
+        _exchanged(simple, place, arrays[place])
+        for place in (places if len(places) > 2 else ())  # noqa: PLR2004
+    ]
+    for place in places:
+        candidates.append(_exchanged(arrays, place, simple[place]))
+        ones = np.ones_like(arrays[place])
+        if place >= first_tensor and _differ(arrays[place], ones):
+            candidates.append(_exchanged(arrays, place, ones))
+    for inputs in candidates:
         yield bind(node.operator, inputs, node.attributes)
 
 
 def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-    """Yield parts of a group's elements; what has one element loses its dimensions."""
+    """Yield parts of a group's elements; a group of one element becomes scalars."""
     shape, size = group[0].shape, group[0].size
     full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
     if size > 1:
-        # Small parts first, as each failure may cost a process.
-        for number in dict.fromkeys((min(_PARTS, size), 2)):
+        # Small parts first: a failure may be costly.
+        for number in dict.fromkeys((min(_ELEMENT_PARTS, size), 2)):
             for places in np.array_split(np.arange(size), number):
                 yield tuple(tensor[places] for tensor in full)
     elif size == 1 and shape:
@@ -104,8 +111,8 @@ def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
         yield full
 
 
-def _differ(one: Array, other: Array) -> bool:
-    return one.tobytes() != other.tobytes()
+def _differ(left: Array, right: Array) -> bool:
+    return left.tobytes() != right.tobytes()
 
 
 def _exchanged(members: tuple[T, ...], place: int, member: T) -> tuple[T, ...]:

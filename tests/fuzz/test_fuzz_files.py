@@ -1,4 +1,4 @@
-"""The script that damages files by the thousand: it must see what it is there to see."""
+"""scripts/fuzz_files.py detects each kind of violation that it is written for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script forks")
 
-# Each mutant works in a folder of its number; so the defects of a number are those of a mutant.
-PLANTED = """
+# Each mutated file is tried in a folder named by its number, which selects the injected defect.
+INJECTED = """
 import os, sys, time
 sys.path.insert(0, "scripts")
 import fuzz_files
@@ -20,9 +20,9 @@ import fuzz_files
 def defective(arguments):
     number, is_run = os.path.basename(os.getcwd()), arguments[0] == "run"
     if number == "0":
-        raise RuntimeError("planted")
+        raise RuntimeError("injected")
     if number == "1" and is_run:
-        print("internal error: planted")
+        print("internal error: injected")
         sys.exit(3)
     if number == "2":
         print("invalid: somewhere in some file")
@@ -49,13 +49,17 @@ sys.exit(fuzz_files.main())
 
 
 @pytest.mark.slow
-def test_each_broken_promise_is_a_violation_and_nothing_else_is():
+def test_every_violation_is_reported_and_no_other():
     done = subprocess.run(
-        [sys.executable, "-c", PLANTED], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [sys.executable, "-c", INJECTED],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    found = re.findall(r"^violation: mutant (\d): (.*)$", done.stdout, re.MULTILINE)
-    found = [(number, re.sub(r"[\d.]+", "_", what)) for number, what in found]
-    assert found == [
+    lines = re.findall(r"^violation: mutant (\d): (.*)$", done.stdout, re.MULTILINE)
+    violations = [(number, re.sub(r"[\d.]+", "_", message)) for number, message in lines]
+    assert violations == [
         ("0", "list fell over"),
         ("0", "list ended with -_"),
         ("0", "run fell over"),
