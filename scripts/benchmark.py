@@ -1,12 +1,12 @@
-"""Measure how long onnxopt takes, as ratios to what a user knows, and check the promised limits.
+"""Measure the speed of onnxopt relative to familiar programs, and check the documented limits.
 
 Run it in an environment with onnxopt[dev]:
 
     python scripts/benchmark.py [PATTERN]
 
-With a regular expression only rows are measured in whose names it is found.
-Each row times two commands as whole processes, in turn, and gives the median of the ratios of
-neighbouring runs; so it holds on a noisy machine. Exits with 1 if a ratio is over its limit.
+With a regular expression, only rows with a matching name are measured. Each row times two commands
+as whole processes, alternately, and reports the median of the ratios of neighbouring runs, which is
+robust on a noisy machine. Exits with 1 if a ratio exceeds its limit.
 """
 
 from __future__ import annotations
@@ -28,19 +28,36 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 ONNXOPT = [PYTHON, "-m", "onnxopt_cli"]
-# Where nothing else does the same, work of the same kind: so the machine may be slow today.
+# For commands without an equivalent elsewhere: work of the same kind as a unit of time.
 ADD = "import numpy\nx = numpy.ones(4)\nfor _ in range(1_000_000):\n    x = x + 1"
 ADDITIONS = [PYTHON, "-c", ADD]
 
 RUNNER = """
-import sys
-sys.path.insert(0, {scripts!r})
+import onnxruntime
+from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import Runner
-from plain_backends import OnnxRuntimeBackend
-globals().update(Runner(OnnxRuntimeBackend, __name__).test_cases)
+
+class OnnxRuntime(Backend):
+    @classmethod
+    def prepare(cls, model, device="CPU", **_):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_inputs()]
+        prepared = BackendRep()
+        prepared.run = lambda inputs, **_: session.run(None, dict(zip(names, inputs)))
+        return prepared
+
+    @classmethod
+    def supports_device(cls, device):
+        return device == "CPU"
+
+globals().update(Runner(OnnxRuntime, __name__).test_cases)
 """
 
-# What anybody would do with a test directory of large tensors, and the operator that onnx lacks.
+# Large tensors are compared with a plain script. onnx's reference lacks AdmmUpdate.
 LARGE_ELEMENTS = 20_000_000
 LARGE_LIMITS = {"Adam": 2.0, "Adagrad": 3.0, "Momentum": 3.0, "AdmmUpdate": 3.0}
 ADMM_UPDATE = """
@@ -79,33 +96,33 @@ node = helper.make_node(operator, list(values), [f"{name}_new" for name in retur
 def info(name, array):
     return helper.make_tensor_value_info(
         name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-graph = helper.make_graph([node], "large", [info(*it) for it in values.items()],
+graph = helper.make_graph([node], "large", [info(*item) for item in values.items()],
                           [info(name, values[tensors[0]]) for name in node.output])
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, 1)], ir_version=8)
 onnx.save(model, f"{folder}/model.onnx")
-# It returns a double for X_new.
-outputs = {name: np.float32(it) for name, it in zip(node.output, compute(model, values))}
+# onnx's reference returns a double for X_new.
+outputs = {name: np.float32(array) for name, array in zip(node.output, compute(model, values))}
 for kind, arrays in (("input", values), ("output", outputs)):
-    for place, (name, array) in enumerate(arrays.items()):
+    for index, (name, array) in enumerate(arrays.items()):
         onnx.save_tensor(numpy_helper.from_array(array, name),
-                         f"{folder}/test_data_set_0/{kind}_{place}.pb")
+                         f"{folder}/test_data_set_0/{kind}_{index}.pb")
 """
-PLAIN = """
+COMPARE_LARGE = """
 folder, runner, path = sys.argv[1:]
 model = onnx.load(path)
-def load(kind, place):
+def load(kind, index):
     return numpy_helper.to_array(
-        onnx.load_tensor(f"{folder}/test_data_set_0/{kind}_{place}.pb"))
-inputs = {value.name: load("input", place) for place, value in enumerate(model.graph.input)}
-expected = [load("output", place) for place in range(len(model.graph.output))]
+        onnx.load_tensor(f"{folder}/test_data_set_0/{kind}_{index}.pb"))
+inputs = {value.name: load("input", index) for index, value in enumerate(model.graph.input)}
+expected = [load("output", index) for index in range(len(model.graph.output))]
 if runner == "reference":
     outputs = compute(model, inputs)
 else:
     import onnxruntime
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     outputs = session.run(None, inputs)
-for mine, theirs in zip(outputs, expected):
-    np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-7)
+for output, expected_output in zip(outputs, expected):
+    np.testing.assert_allclose(output, expected_output, rtol=1e-3, atol=1e-7)
 """
 
 # Many small cases: three tensors of at most 16 elements each.
@@ -138,41 +155,41 @@ for number in range(count // each):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A command, what it is compared with, and how much longer it may take."""
+    """Two commands, and the largest allowed ratio of their times."""
 
     name: str
     command: list[str]
-    other: list[str]
+    baseline: list[str]
     limit: float
     runs: int = 5
-    before: Callable[[], None] = lambda: None
+    prepare: Callable[[], None] = lambda: None
 
 
 def seconds(command: list[str], environment: dict[str, str]) -> float:
-    """Return the wall time of a whole process, which may find failures, but not fail itself."""
-    started = time.perf_counter()
-    done = subprocess.run(
+    """Return the wall time of a process, which must exit with 0 or 1."""
+    began = time.perf_counter()
+    completed = subprocess.run(
         command, check=False, cwd=ROOT, env=environment,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    if done.returncode not in (0, 1):
-        sys.exit(f"{' '.join(command)[:200]} ends with {done.returncode}")
-    return time.perf_counter() - started
+    if completed.returncode not in (0, 1):
+        sys.exit(f"{' '.join(command)[:200]} exits with {completed.returncode}")
+    return time.perf_counter() - began
 
 
 def measure(comparison: Comparison, environment: dict[str, str]) -> float:
     """Print a row and return the median ratio."""
     pairs = []
     for run in range(-1, comparison.runs):
-        comparison.before()
-        pair = seconds(comparison.command, environment), seconds(comparison.other, environment)
-        if run >= 0:  # the first pair warms the disk up
+        comparison.prepare()
+        pair = seconds(comparison.command, environment), seconds(comparison.baseline, environment)
+        if run >= 0:  # the first pair fills the file system's cache
             pairs.append(pair)
-    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-    ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(ours / baseline for ours, baseline in pairs)
+    ours, baseline = (statistics.median(times) for times in zip(*pairs, strict=True))
     verdict = "ok" if ratio <= comparison.limit else "OVER"
     print(
-        f"{comparison.name:<50} {ours:7.2f} s {theirs:7.2f} s {ratio:6.2f} "
+        f"{comparison.name:<50} {ours:7.2f} s {baseline:7.2f} s {ratio:6.2f} "
         f"(at most {comparison.limit:g}) {verdict}",
         flush=True,
     )
@@ -180,18 +197,17 @@ def measure(comparison: Comparison, environment: dict[str, str]) -> float:
 
 
 def main() -> int:
-    """Measure everything; return the exit code."""
+    """Measure the selected rows; return the exit code."""
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
           f"Python {platform.python_version()}")  # fmt: skip
-    print(f"{'':<50} {'onnxopt':>9} {'other':>9} {'ratio':>6}")
+    print(f"{'':<50} {'onnxopt':>9} {'baseline':>9} {'ratio':>6}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
-        # As where Python keeps what it has compiled, which is its default; the others are installed
-        # compiled.
+        # By default Python keeps compiled modules. The installed packages are already compiled.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         tests = folder / "test_onnx.py"
-        tests.write_text(RUNNER.format(scripts=str(ROOT / "scripts")))
+        tests.write_text(RUNNER)
         runner = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull,
                   f"--rootdir={folder}", "-k", "Node", str(tests)]  # fmt: skip
         nodes = folder / "nodes"
@@ -201,19 +217,15 @@ def main() -> int:
         )  # fmt: skip
 
         large = {name: folder / "large" / f"test_{name}" for name in LARGE_LIMITS}
-        models = {name: str(it / "model.onnx") for name, it in large.items()}
+        models = {name: str(path / "model.onnx") for name, path in large.items()}
         lowered = str(folder / "lowered.onnx")
-        make = [PYTHON, "-c", ADMM_UPDATE + MAKE_LARGE]
-        made = [
-            [*make, str(it), name, str(LARGE_ELEMENTS)]
-            for name, it in large.items()
-            if not (it / "test_data_set_0").mkdir(parents=True)
-        ]
-        for command in (*made, [*ONNXOPT, "lower", models["Adam"], "-o", lowered]):
-            subprocess.run(
-                command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
-            )
-        plain = [PYTHON, "-c", ADMM_UPDATE + PLAIN]
+        preparations = []
+        for operator, path in large.items():
+            (path / "test_data_set_0").mkdir(parents=True)
+            arguments = [str(path), operator, str(LARGE_ELEMENTS)]
+            preparations.append([PYTHON, "-c", ADMM_UPDATE + MAKE_LARGE, *arguments])
+        preparations.append([*ONNXOPT, "lower", models["Adam"], "-o", lowered])
+        plain = [PYTHON, "-c", ADMM_UPDATE + COMPARE_LARGE]
 
         many, shards = folder / "many", [folder / f"shard_{index}.jsonl" for index in range(1, 5)]
         small = [PYTHON, "-c", MAKE_MANY, str(many), str(MANY_CASES), str(CASES_A_FILE)]
@@ -223,20 +235,20 @@ def main() -> int:
         ]
         merged = str(folder / "merged.jsonl")
         merge = [*ONNXOPT, "report", "merge", *map(str, shards), "-o", merged]
-        for command in (small, *sharded, merge):
+        for command in (*preparations, small, *sharded, merge):
             subprocess.run(
                 command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
             )
         reports = [f"--report=junit={folder / 'many.xml'}", f"--report=html={folder / 'many.html'}"]
 
-        def forget() -> None:
-            subprocess.run(["rm", "-rf", str(folder / "cache")], check=True)  # noqa: S607
+        def clear_cache() -> None:
+            shutil.rmtree(folder / "cache", ignore_errors=True)
 
-        def forget_answers() -> None:
-            for it in (folder / "cache").glob("asked-*"):
-                shutil.rmtree(it)
+        def clear_expected_results() -> None:
+            for path in (folder / "cache").glob("asked-*"):
+                shutil.rmtree(path)
 
-        # As the runner judges.
+        # onnx's runner uses ONNX's tolerance.
         on_runtime = ["-q", "-b", "onnxruntime", "--tolerance", "onnx"]
         comparisons = [
             Comparison("onnxopt --help | import click",
@@ -247,14 +259,14 @@ def main() -> int:
             Comparison("node cases from directories | onnx's runner",
                        [*ONNXOPT, "run", str(nodes), *on_runtime], runner, 0.5, 3),
             Comparison("onnx-node, first time | onnx's runner",
-                       [*ONNXOPT, "run", "onnx-node", *on_runtime], runner, 1.0, 3, forget),
+                       [*ONNXOPT, "run", "onnx-node", *on_runtime], runner, 1.0, 3, clear_cache),
             Comparison("onnx-node, second time | from directories",
                        [*ONNXOPT, "run", "onnx-node", *on_runtime],
                        [*ONNXOPT, "run", str(nodes), *on_runtime], 1.1, 3),
-            Comparison("onnx-node, asked for the first time | by ONNX's tolerance",
+            Comparison("onnx-node, conditioned, first time | ONNX's tolerance",
                        [*ONNXOPT, "run", "onnx-node", *on_runtime[:3], "-j", "2"],
                        [*ONNXOPT, "run", "onnx-node", *on_runtime, "-j", "2"],
-                       4.0, 3, forget_answers),
+                       4.0, 3, clear_expected_results),
             Comparison("run conformance on numpy | 10^6 additions",
                        [*ONNXOPT, "run", "cases/conformance", "-q"], ADDITIONS, 2.5, 5),
             Comparison("audit of all operators | 10^6 additions",
@@ -272,7 +284,7 @@ def main() -> int:
                        merge, ADDITIONS, 25.0, 1),
             Comparison("JUnit and HTML of them | 10^6 additions",
                        [*ONNXOPT, "report", "render", merged, *reports], ADDITIONS, 30.0, 1),
-            # The start of the processes included.
+            # These times include the start of the worker processes.
             Comparison("fuzz numpy with 2000 examples | 10^6 additions",
                        [*ONNXOPT, "fuzz", "-b", "numpy", "--examples", "2000",
                         "-o", str(folder / "fuzz")], ADDITIONS, 25.0, 1),
@@ -280,9 +292,12 @@ def main() -> int:
                        [*ONNXOPT, "fuzz", "-b", "onnxruntime", "--examples", "1000",
                         "--seed", "5", "-o", str(folder / "fuzz")], ADDITIONS, 25.0, 1),
         ]  # fmt: skip
-        chosen = [it for it in comparisons if re.search("".join(sys.argv[1:]), it.name)]
-        ratios = [measure(comparison, environment) for comparison in chosen]
-    return int(any(r > it.limit for r, it in zip(ratios, chosen, strict=True)))
+        pattern = "".join(sys.argv[1:])
+        selected = [comparison for comparison in comparisons if re.search(pattern, comparison.name)]
+        ratios = [measure(comparison, environment) for comparison in selected]
+    return int(any(
+        ratio > comparison.limit for ratio, comparison in zip(ratios, selected, strict=True)
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

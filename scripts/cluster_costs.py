@@ -1,13 +1,13 @@
-"""Measure what a cluster costs, and simulate what that comes to with many workers.
+"""Measure the overhead of a Dask cluster, and simulate it for many workers.
 
-    python scripts/cluster_costs.py                      10,000 cases, processor times (minutes)
-    python scripts/cluster_costs.py --cases 100000       on a quiet machine, wall times, too
-    python scripts/cluster_costs.py --audit --cases 15000    by one worker and two (half an hour)
-    python scripts/cluster_costs.py --tasks              what Dask needs for a task, by workers
+    python scripts/cluster_costs.py                      10,000 cases (minutes)
+    python scripts/cluster_costs.py --cases 100000       the figures of docs/cluster.md
+    python scripts/cluster_costs.py --audit --cases 15000    audits with 1 and 2 workers (30 min)
+    python scripts/cluster_costs.py --tasks              overhead of Dask per task
     python scripts/cluster_costs.py --simulate 1.1e-3 6e-4
 
-Scheduler and workers are processes on this machine, one core each. Processor times hold on a
-machine that is not quiet, too; wall times do not.
+Scheduler and workers are processes on this machine. Processor times are valid on a busy machine,
+wall times only on a quiet one.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from typing import Any
 import psutil
 from benchmark import CASES_A_FILE, MAKE_MANY, ONNXOPT
 
-#: What is another one from run to run.
-_TIMES = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
-# As in onnxopt_cli/cluster/client.py.
+#: Fields of a report that differ between runs.
+_VARYING_FIELDS = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
+# The same values as in the Dask client of the package.
 _BATCH_SECONDS, _TASK_SECONDS = 1.0, 0.01
-_SIMULATED = (1, 2, 10, 100, 300, 1000)
+_SIMULATED_WORKERS = (1, 2, 10, 100, 300, 1000)
 
 
 @contextmanager
-def started(workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """Start a scheduler and workers; yield the scheduler's file and the processes."""
+def running_cluster(workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """Start a scheduler and workers; yield the scheduler file and the processes."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file = f"{folder}/scheduler.json"
         common = ["--no-dashboard", "--host", "127.0.0.1", "--scheduler-file", file]
-        mine = ["--nthreads", "1", "--memory-limit", "0", "--no-nanny"]
-        mine += ["--local-directory", folder]
-        programs = [("scheduler", ["--port", "0"]), *[("worker", mine)] * workers]
+        worker_options = ["--nthreads", "1", "--memory-limit", "0", "--no-nanny"]
+        worker_options += ["--local-directory", folder]
+        programs = [("scheduler", ["--port", "0"]), *[("worker", worker_options)] * workers]
         processes = []
         for program, options in programs:
             module = f"distributed.cli.dask_{program}"
@@ -58,7 +58,7 @@ def started(workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
             while not Path(file).exists():
                 time.sleep(0.05)
         try:
-            yield file, [psutil.Process(it.pid) for it in processes]
+            yield file, [psutil.Process(process.pid) for process in processes]
         finally:
             for process in processes:
                 process.terminate()
@@ -70,107 +70,125 @@ def started(workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
                     process.wait()
 
 
-def measured(words: list[str]) -> dict[str, float]:
-    """Run a command; return its wall time, processor time and memory, without its workers."""
+def measure_command(arguments: list[str]) -> dict[str, float]:
+    """Run a command; return its wall time, processor time and MiB, without the cluster's."""
     began = time.perf_counter()
-    process = subprocess.Popen([*ONNXOPT, *words], stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
+    process = subprocess.Popen([*ONNXOPT, *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return {
         "code": process.returncode,
         "wall": time.perf_counter() - began,
-        "processor": used.ru_utime + used.ru_stime,
-        "memory": used.ru_maxrss / 1024,
+        "processor": usage.ru_utime + usage.ru_stime,
+        "memory": usage.ru_maxrss / 1024,
     }
 
 
-def spent(process: psutil.Process) -> float:
-    """Return the processor time of a process and all that it has started and waited for."""
+def processor_seconds(process: psutil.Process) -> float:
+    """Return the processor time of a process and of its ended and running children."""
     times = process.cpu_times()
-    found = times.user + times.system + times.children_user + times.children_system
-    return found + sum(spent(it) for it in process.children())
+    seconds = times.user + times.system + times.children_user + times.children_system
+    return seconds + sum(processor_seconds(child) for child in process.children())
 
 
-def same(one: Path, other: Path) -> bool:
-    """Tell whether two reports agree but for times."""
+def reports_agree(first: Path, second: Path) -> bool:
+    """Return whether two reports are equal apart from the fields that vary."""
 
-    def cleaned(data: Any) -> Any:
+    def without_varying(data: Any) -> Any:
         if isinstance(data, dict):
-            return {key: cleaned(it) for key, it in data.items() if key not in _TIMES}
-        return [cleaned(it) for it in data] if isinstance(data, list) else data
+            return {
+                key: without_varying(value)
+                for key, value in data.items()
+                if key not in _VARYING_FIELDS
+            }
+        return [without_varying(item) for item in data] if isinstance(data, list) else data
 
-    return bool(cleaned(json.loads(one.read_text())) == cleaned(json.loads(other.read_text())))
+    first_data, second_data = (json.loads(path.read_text()) for path in (first, second))
+    return bool(without_varying(first_data) == without_varying(second_data))
+
+
+def write_many_cases(folder: Path, count: int) -> str:
+    """Write small cases below a folder, and return the path of their folder."""
+    cases = str(folder / "many")
+    subprocess.run([sys.executable, "-c", MAKE_MANY, cases, str(count), str(CASES_A_FILE)],
+                   check=True)  # fmt: skip
+    return cases
 
 
 def many_cases(count: int) -> None:
     """Measure many small cases without a cluster, and with one and two workers."""
-    with tempfile.TemporaryDirectory() as folder:
-        cases = Path(folder, "many")
-        given = [str(cases), str(count), str(CASES_A_FILE)]
-        subprocess.run([sys.executable, "-c", MAKE_MANY, *given], check=True)
-        here = Path(folder, "here.json")
-        alone = measured(["run", str(cases), "-q", "-j", "1", f"--report=json={here}",
-                          "--log", f"{folder}/here.jsonl"])  # fmt: skip
-        print(f"{count} cases, one process: {alone}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cases = write_many_cases(folder, count)
+        local_report = folder / "local.json"
+        local = measure_command(["run", cases, "-q", "-j", "1", f"--report=json={local_report}",
+                                 "--log", f"{folder}/local.jsonl"])  # fmt: skip
+        print(f"{count} cases, one process: {local}")
         for workers in (1, 2):
-            with started(workers) as (file, processes):
-                bare = measured(["run", str(cases), "-q", "--cluster", file])
-                print(f"{workers} workers, without log and report: client {bare}")
-                before = [spent(it) for it in processes]
-                there = Path(folder, f"there-{workers}.json")
-                found = measured(["run", str(cases), "-q", "--cluster", file,
-                                  f"--report=json={there}",
-                                  "--log", f"{folder}/{workers}.jsonl"])  # fmt: skip
-                used = [spent(it) - then for it, then in zip(processes, before, strict=True)]
-                scheduler, *others = used
-                print(f"{workers} workers, with log and report: client {found}")
-                print(f"  scheduler {scheduler:.1f} s, workers {sum(others):.1f} s of processor")
-                whole = found["processor"] + scheduler + sum(others)
-                print(f"  a case: client {1e3 * found['processor'] / count:.2f} ms, all over one "
-                      f"process {1e3 * (whole - alone['processor']) / count:.2f} ms")  # fmt: skip
-        # Not earlier: the memory of a process counts what its parent held when it was started.
+            with running_cluster(workers) as (file, processes):
+                client = measure_command(["run", cases, "-q", "--cluster", file])
+                print(f"{workers} workers, without log and report: client {client}")
+                before = [processor_seconds(process) for process in processes]
+                client = measure_command(["run", cases, "-q", "--cluster", file,
+                                          f"--report=json={folder}/cluster-{workers}.json",
+                                          "--log", f"{folder}/{workers}.jsonl"])  # fmt: skip
+                scheduler_time, *worker_times = (
+                    processor_seconds(process) - seconds
+                    for process, seconds in zip(processes, before, strict=True)
+                )
+            worker_time = sum(worker_times)
+            total = client["processor"] + scheduler_time + worker_time
+            overhead = (total - local["processor"]) / count
+            print(f"{workers} workers, with log and report: client {client}\n"
+                  f"  processor time: scheduler {scheduler_time:.1f} s, workers {worker_time:.1f} s"
+                  f"\n  per case: client {1e3 * client['processor'] / count:.2f} ms, "
+                  f"total minus one process {1e3 * overhead:.2f} ms")  # fmt: skip
+        # Loaded last: the memory of a child includes that of its parent at its start.
         for workers in (1, 2):
-            equal = same(here, Path(folder, f"there-{workers}.json"))
-            print(f"{workers} workers: report equal but for times and host: {equal}")
-        worker, client = sum(others) / count, found["processor"] / count
-        for case in (worker, 0.05, 1.0):
-            simulate(case, client)
+            equal = reports_agree(local_report, folder / f"cluster-{workers}.json")
+            print(f"{workers} workers: report equal apart from times and host: {equal}")
+        for case_seconds in (worker_time / count, 0.05, 1.0):
+            simulate(case_seconds, client["processor"] / count)
 
 
-def simulate(case: float, client: float, task: float = 3.3e-3, count: int = 1_000_000) -> None:
-    """Print how many cases a second some numbers of workers do, and what holds them up.
+def simulate(
+    case_seconds: float, client_seconds: float, task: float = 3.3e-3, count: int = 1_000_000
+) -> None:
+    """Print the throughput, and the load of client and workers, by number of workers.
 
     Args:
-        case: seconds of a worker for a case.
-        client: seconds of the client for a case: reading its file, its result, the log, reports.
-        task: seconds of client and scheduler for a task; --tasks measures it.
-        count: how many cases.
+        case_seconds: time of a worker for one case.
+        client_seconds: time of the client for one case: its file, its result, log and reports.
+        task: time of client and scheduler for one task; --tasks measures it.
+        count: number of cases.
     """
-    print(f"simulated: {1e3 * case:.2f} ms a case at a worker, {1e3 * client:.2f} ms at the client")
-    for workers in _SIMULATED:
-        size = max(1, min(1000, int(max(_BATCH_SECONDS, _TASK_SECONDS * workers) / case)))
-        left, free_at, now = count, 0.0, 0.0
-        busy = 0.0
+    print(
+        f"simulated: per case {1e3 * case_seconds:.2f} ms of a worker, "
+        f"{1e3 * client_seconds:.2f} ms of the client"
+    )
+    for workers in _SIMULATED_WORKERS:
+        batch_seconds = max(_BATCH_SECONDS, _TASK_SECONDS * workers)
+        largest_batch = max(1, min(1000, int(batch_seconds / case_seconds)))
+        remaining, client_free_at, client_busy = count, 0.0, 0.0
         queue = [(0.0, number) for number in range(workers)]
         heapq.heapify(queue)
-        while left > 0 and queue:
-            done, number = heapq.heappop(queue)
-            batch = min(size, left, max(1, left // (2 * workers)))
-            left -= batch
-            # One thread sends each batch and takes its results, one after the other.
-            free_at = max(free_at, done) + task + batch * client
-            busy += task + batch * client
-            now = max(free_at, done) + batch * case
-            heapq.heappush(queue, (now, number))
-        end = max(it for it, _ in queue)
+        while remaining > 0:
+            worker_free_at, number = heapq.heappop(queue)
+            batch = min(largest_batch, remaining, max(1, remaining // (2 * workers)))
+            remaining -= batch
+            # A single thread of the client sends the batches and receives the results.
+            client_free_at = max(client_free_at, worker_free_at) + task + batch * client_seconds
+            client_busy += task + batch * client_seconds
+            heapq.heappush(queue, (client_free_at + batch * case_seconds, number))
+        end = max(free_at for free_at, _ in queue)
         print(
-            f"  {workers:5} workers: {count / end:8.0f} cases/s, client busy {busy / end:4.0%}, "
-            f"workers {count * case / end / workers:4.0%}"
+            f"  {workers:5} workers: {count / end:8.0f} cases/s, client {client_busy / end:4.0%} "
+            f"busy, workers {count * case_seconds / end / workers:4.0%}"
         )
 
 
 async def tasks() -> None:
-    """Measure what client and scheduler need for a task, with workers that do nothing."""
+    """Measure the time of client, scheduler and workers for a task without work."""
     from distributed import Client, LocalCluster
 
     for workers in (1, 10, 50, 100):
@@ -180,43 +198,45 @@ async def tasks() -> None:
             Client(cluster, asynchronous=True) as client,
         ):  # fmt: skip
             addresses = list((await client.scheduler.identity(n_workers=-1))["workers"])
-            began, number = time.process_time(), 20 * workers + 200
-            for start in range(0, number, workers):
-                found = [client.submit(bytes, 1000, workers=[it], pure=False) for it in addresses]
-                await asyncio.gather(*found)
-                if start > number:
-                    break
-            each = (time.process_time() - began) / (-(-number // workers) * workers)
+            rounds = 20 + 200 // workers
+            began = time.process_time()
+            for _ in range(rounds):
+                await asyncio.gather(*(
+                    client.submit(bytes, 1000, workers=[address], pure=False)
+                    for address in addresses
+                ))  # fmt: skip
+            task_seconds = (time.process_time() - began) / (rounds * workers)
             before = time.process_time()
             await client.scheduler.identity(n_workers=-1)
-            look = time.process_time() - before
-            print(f"{workers:4} workers in this process: {1e3 * each:.2f} ms a task with them, "
-                  f"{1e3 * look:.1f} ms to look who is there")  # fmt: skip
+            listing_seconds = time.process_time() - before
+            print(f"{workers:4} workers in this process: {1e3 * task_seconds:.2f} ms per task, "
+                  f"{1e3 * listing_seconds:.1f} ms to list the workers")  # fmt: skip
 
 
 def audits(count: int) -> None:
-    """Measure a thorough audit of many small cases by one worker and by two."""
-    found = []
+    """Measure a thorough audit of many small cases with one worker and with two."""
+    wall_times = []
     with tempfile.TemporaryDirectory() as folder:
-        cases = str(Path(folder, "many"))
-        given = [cases, str(count), str(CASES_A_FILE)]
-        subprocess.run([sys.executable, "-c", MAKE_MANY, *given], check=True)
+        cases = write_many_cases(Path(folder), count)
         for workers in (1, 2):
-            with started(workers) as (file, _):
-                # Such cases do not ask for everything: some wrong ones survive.
-                found.append(measured(["audit", cases, "-v", "--allow", "*", "--cluster", file]))
-                print(f"{workers} workers: {found[-1]}")
-    print(f"two take {found[1]['wall'] / found[0]['wall']:.2f} of the time of one")
+            with running_cluster(workers) as (file, _):
+                # These cases do not kill every mutant.
+                audit = measure_command(["audit", cases, "-v", "--allow", "*", "--cluster", file])
+            print(f"{workers} workers: {audit}")
+            wall_times.append(audit["wall"])
+    print(f"time with two workers / time with one: {wall_times[1] / wall_times[0]:.2f}")
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the selected measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--audit", action="store_true")
     parser.add_argument("--tasks", action="store_true")
-    said = "simulate alone: seconds of a worker, and of the client, for a case"
-    parser.add_argument("--simulate", nargs=2, type=float, metavar="SECONDS", help=said)
+    parser.add_argument(
+        "--simulate", nargs=2, type=float, metavar="SECONDS",
+        help="only simulate, from the seconds of a worker and of the client per case",
+    )  # fmt: skip
     options = parser.parse_args()
     if options.simulate:
         simulate(*options.simulate)

@@ -1,12 +1,11 @@
-"""Compare onnxopt's verdict on every node case of the installed onnx with onnx's own runner.
+"""Compare the verdicts of onnxopt and of onnx's test runner on all node cases of onnx.
 
 Run it in an environment with onnxopt[ort]:
 
     python scripts/compare_with_onnx_runner.py
 
-Both drive the backend in the same way, so that only the judging differs. It prints a table a
-backend and every case on which the two disagree, and exits with 1 if a disagreement is not one of
-those explained in EXPLAINED.
+Both use the same backend, so that only the judgement differs. Prints a table for each backend and
+each case with different verdicts. Exits with 1 if a difference is not explained in EXPLAINED.
 """
 
 from __future__ import annotations
@@ -30,37 +29,39 @@ from onnx.backend.base import Backend, BackendRep
 
 from onnxopt_cli.backends.resolve import resolve_backend
 
-#: Cases that onnx's runner judges wrongly, and why.
+#: Cases that onnx's runner judges wrongly, with the reason.
 EXPLAINED = {
     "test_loop16_seq_none": "the runner takes the length of a scalar in a sequence",
 }
 
 
 def runner_backend(name: str) -> type[Backend]:
-    """Return one of our backends as onnx's runner takes them."""
-    ours = resolve_backend(name)
+    """Return a backend of onnxopt through the interface of onnx's runner."""
+    wrapped = resolve_backend(name)
 
-    class Adapted(Backend):  # type: ignore[misc]
+    class Adapter(Backend):
         @classmethod
         def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> BackendRep:  # noqa: ARG003
-            prepared = ours.prepare(model)
+            prepared = wrapped.prepare(model)
             initialized = {tensor.name for tensor in model.graph.initializer}
-            names = [it.name for it in model.graph.input if it.name not in initialized]
-            rep = BackendRep()
-            rep.run = lambda inputs, **_: prepared.run(
-                {name: _array(value) for name, value in zip(names, inputs, strict=True)}
-            )
-            return rep
+            names = [value.name for value in model.graph.input if value.name not in initialized]
+
+            class Prepared(BackendRep):
+                def run(self, inputs: Any, **_: Any) -> Any:
+                    pairs = zip(names, inputs, strict=True)
+                    return prepared.run({name: _array(value) for name, value in pairs})
+
+            return Prepared()
 
         @classmethod
         def supports_device(cls, device: str) -> bool:
             return device == "CPU"
 
-    return Adapted
+    return Adapter
 
 
 def _array(value: Any) -> Any:
-    """Return NumPy's scalars among onnx's data as the arrays that backends are given."""
+    """Convert NumPy scalars in onnx's data to arrays, which backends expect."""
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
@@ -72,14 +73,14 @@ class _Verdicts(unittest.TestResult):
     def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         super().stopTest(test)
         name = test.id().rsplit(".", 1)[-1]
-        bad = [it for it, _ in self.failures + self.errors if it is test]
-        skipped = any(it is test for it, _ in self.skipped)
+        failed = any(failure[0] is test for failure in self.failures + self.errors)
+        skipped = any(skip[0] is test for skip in self.skipped)
         if not skipped:
-            self.passed[name.removesuffix("_cpu")] = not bad
+            self.passed[name.removesuffix("_cpu")] = not failed
 
 
 def runner_verdicts(backend: type[Backend]) -> dict[str, bool]:
-    """Return for each node case whether it passes in onnx's own runner."""
+    """Return whether each node case passes in onnx's runner."""
     from onnx.backend.test.runner import Runner
 
     verdicts = _Verdicts()
@@ -91,8 +92,8 @@ def runner_verdicts(backend: type[Backend]) -> dict[str, bool]:
     return verdicts.passed
 
 
-def our_verdicts(backend: str) -> dict[str, str]:
-    """Return onnxopt's outcome of each node case."""
+def onnxopt_outcomes(backend: str) -> dict[str, str]:
+    """Return the outcome of each node case in onnxopt."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         subprocess.run(
@@ -101,28 +102,28 @@ def our_verdicts(backend: str) -> dict[str, str]:
             check=False, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         results = json.loads(report.read_text())["results"]
-    return {it["case"].split("/")[1]: it["outcome"] for it in results}
+    return {result["case"].split("/")[1]: result["outcome"] for result in results}
 
 
 def main() -> int:
     """Compare both backends; return the exit code."""
     unexplained = 0
     for name in ("onnxruntime", "onnx-reference"):
-        ours, theirs = our_verdicts(name), runner_verdicts(runner_backend(name))
-        if ours.keys() != theirs.keys():
-            sys.exit(f"judged by one of them only: {sorted(ours.keys() ^ theirs.keys())[:5]}")
-        table = Counter((ours[case], theirs[case]) for case in ours)
-        print(f"{name}: {len(ours)} node cases of onnx {onnx.__version__}")
+        outcomes, runner_passes = onnxopt_outcomes(name), runner_verdicts(runner_backend(name))
+        if outcomes.keys() != runner_passes.keys():
+            unshared = sorted(outcomes.keys() ^ runner_passes.keys())
+            sys.exit(f"{len(unshared)} cases judged by only one of the two: {unshared[:5]}")
+        table = Counter((outcomes[case], runner_passes[case]) for case in outcomes)
+        print(f"{name}: {len(outcomes)} node cases of onnx {onnx.__version__}")
         print(f"  {'onnxopt':<12} {'runner passes':>14} {'runner fails':>14}")
-        for outcome in sorted(set(ours.values())):
+        for outcome in sorted(set(outcomes.values())):
             print(f"  {outcome:<12} {table[outcome, True]:>14} {table[outcome, False]:>14}")
-        for case in sorted(ours):
-            agree = (ours[case] == "pass") == theirs[case]
-            if not agree:
+        for case, outcome in sorted(outcomes.items()):
+            if (outcome == "pass") != runner_passes[case]:
                 reason = EXPLAINED.get(case)
                 unexplained += reason is None
-                verdict = "passes" if theirs[case] else "fails"
-                print(f"  {case}: {ours[case]}, runner {verdict}: {reason or 'UNEXPLAINED'}")
+                verdict = "passes" if runner_passes[case] else "fails"
+                print(f"  {case}: {outcome}, runner {verdict}: {reason or 'UNEXPLAINED'}")
     return int(unexplained > 0)
 
 

@@ -1,9 +1,9 @@
-"""Damage case files and ONNX directories by the thousand, and hold ``onnxopt`` to its promises.
+"""Fuzz the readers of case files and ONNX test directories with damaged files.
 
-Each mutant is listed and run on the reference in a child of its own, forked from a parent that has
-imported everything. No traceback, no defect reported as ours, no more than 1 GiB and 10 s, those of
-workers included, and exit code 2 only with the file (of YAML the line too) that is to blame. What
-the limits of a worker end is no violation: the command has said so. Linux only.
+Each damaged input is listed and run on the reference backend in a child process, which is forked
+from a parent that has imported the package. Violations are: a traceback, an internal error, more
+than 1 GiB or 10 s including workers, and an invalid case without the name of the file (for YAML
+also the line). A case that exceeds the limits of a worker is not a violation. Linux only.
 
     python scripts/fuzz_files.py --count 500 --seed 1
 """
@@ -32,19 +32,19 @@ from onnxopt_cli.cli import main as onnxopt
 
 _REPOSITORY = Path(__file__).parent.parent
 _CORPORA = Path(onnx.backend.test.__file__).parent / "data"
-_MEMORY = 1 << 30
+_MEMORY_BYTES = 1 << 30
 _SECONDS = 10
-_CLEAN = {0, 1, 5}
-_INVALID = 2
-# Workers need limits below those of the whole.
-_RUN = ["run", "-b", "numpy", "-j", "1", "--timeout", "3", "--memory", "700MiB", "fuzz"]
-# A case of a longer file, up to the next.
-_CASE = re.compile(rb"(?m)^  - name: .*\n(?:(?!  - name: |#|  #).*\n)*")
+_SUCCESS_CODES = {0, 1, 5}
+_INVALID_CODE = 2
+# The limits of the worker are lower than those of the whole command.
+_RUN_ARGUMENTS = ["run", "-b", "numpy", "-j", "1", "--timeout", "3", "--memory", "700MiB", "fuzz"]
+# One case of a file, up to the next case.
+_CASE_PATTERN = re.compile(rb"(?m)^  - name: .*\n(?:(?!  - name: |#|  #).*\n)*")
 
 
 @dataclass
 class Tally:
-    """What came out of all mutants, and whether to keep them in the current folder."""
+    """Results of all inputs; with ``keep``, inputs are copied to the current folder."""
 
     keep: bool = False
     codes: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ class Tally:
 
 @dataclass
 class Child:
-    """A child at work on one mutant."""
+    """A child process that lists and runs one input."""
 
     number: int
     folder: Path
@@ -65,11 +65,11 @@ class Child:
 
 
 def main() -> int:
-    """Fuzz, print what came out, and return 1 if a promise was broken."""
+    """Fuzz, print the results, and return 1 if there is a violation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000, help="number of mutants")
-    parser.add_argument("--seed", type=int, default=1, help="what makes another set of mutants")
-    parser.add_argument("--only", type=int, help="run this one alone, show its output, keep it")
+    parser.add_argument("--count", type=int, default=10_000, help="number of inputs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random damage")
+    parser.add_argument("--only", type=int, help="run only the input of this number and keep it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     yaml_seeds, directory_seeds = _yaml_seeds(), _directory_seeds()
@@ -83,10 +83,10 @@ def main() -> int:
         for number in numbers:
             while len(children) >= options.jobs:
                 _wait(children, tally)
-            mutant = _mutant(number, options.seed, yaml_seeds, directory_seeds, hostile)
+            damaged = _damaged_input(number, options.seed, yaml_seeds, directory_seeds, hostile)
             folder = Path(work, str(number))
-            write_seed(folder / "fuzz", mutant)
-            child = Child(number, folder, "case.yaml" in mutant, time.monotonic())
+            write_seed(folder / "fuzz", damaged)
+            child = Child(number, folder, "case.yaml" in damaged, time.monotonic())
             children[_start(child)] = child
         while children:
             _wait(children, tally)
@@ -94,10 +94,10 @@ def main() -> int:
     return 1 if tally.violations else 0
 
 
-def _mutant(
+def _damaged_input(
     number: int, seed: int, yaml: list[Seed], directories: list[Seed], hostile: list[Seed]
 ) -> Seed:
-    """Return the mutant of a number; the first ones are those written by hand."""
+    """Return the input of a number; the first inputs are the handwritten hostile files."""
     if number < len(hostile):
         return hostile[number]
     generator = random.Random(f"{seed}/{number}")  # noqa: S311 - must repeat
@@ -106,29 +106,31 @@ def _mutant(
         pool = hostile
     else:
         pool = yaml if kind < 0.55 else directories  # noqa: PLR2004 - even odds
-    one = generator.choice(pool)
-    while sum(map(len, one.values())) > 1 << 19:
-        one = generator.choice(pool)
-    return mutate(one, generator.choice(pool), generator)
+    original = generator.choice(pool)
+    while sum(map(len, original.values())) > 1 << 19:
+        original = generator.choice(pool)
+    return mutate(original, generator.choice(pool), generator)
 
 
 def _yaml_seeds() -> list[Seed]:
-    """Return each committed case in a file of its own."""
+    """Return each committed case as a separate file."""
     seeds: list[Seed] = []
     for path in sorted((_REPOSITORY / "cases").rglob("*.yaml")):
         data = path.read_bytes()
         head = data[: data.index(b"cases:\n") + len(b"cases:\n")]
-        seeds += [{"case.yaml": head + case[0]} for case in _CASE.finditer(data)]
+        seeds += [{"case.yaml": head + case[0]} for case in _CASE_PATTERN.finditer(data)]
     return seeds
 
 
 def _directory_seeds() -> list[Seed]:
-    """Return the committed test directories, and as many of onnx's own small ones."""
-    ours = sorted((_REPOSITORY / "cases" / "onnx").rglob("model.onnx"))
-    theirs = [
-        it for kind in ("simple", "pytorch-operator") for it in (_CORPORA / kind).rglob("*.onnx")
+    """Return the committed test directories and small ones of onnx, in similar numbers."""
+    committed = sorted((_REPOSITORY / "cases" / "onnx").rglob("model.onnx"))
+    published = [
+        path
+        for kind in ("simple", "pytorch-operator")
+        for path in (_CORPORA / kind).rglob("*.onnx")
     ]
-    seeds = [_read(path.parent) for path in [*ours * 30, *sorted(theirs)]]
+    seeds = [_read(path.parent) for path in [*committed * 30, *sorted(published)]]
     return [seed for seed in seeds if sum(map(len, seed.values())) < 1 << 16]
 
 
@@ -138,14 +140,14 @@ def _read(folder: Path) -> Seed:
 
 
 def _warm_up(work: Path) -> None:
-    """Import what the commands import, in this process."""
+    """Import the modules of the commands in this process, and compile the others."""
     text = (_REPOSITORY / "cases/spec/adam.yaml").read_text().replace("X_new: [1.", "X_new: [7.")
     write_seed(work / "warm", {"case.yaml": text.encode()})
     pid = os.fork()
     if pid == 0:
         os._exit(_call(work / "warm" / "out", ["run", str(work / "warm")]))
     os.waitpid(pid, 0)
-    # Not the command itself: it may start threads, which a fork loses.
+    # The command itself runs in a child, because it may start threads, which a fork loses.
     import onnx.reference  # noqa: F401 - for the children
 
     import onnxopt_cli.cases.collect
@@ -158,7 +160,7 @@ def _warm_up(work: Path) -> None:
 
 
 def _start(child: Child) -> int:
-    """Fork a child that lists and runs a mutant."""
+    """Fork a child that lists and runs an input."""
     pid = os.fork()
     if pid:
         return pid
@@ -166,14 +168,14 @@ def _start(child: Child) -> int:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_SECONDS + 5)
-        # A violation must be seen, yet not take the machine along.
+        # This limit is high enough to measure a violation and protects the machine.
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (3 * _MEMORY, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (3 * _MEMORY_BYTES, hard))
         os.chdir(child.folder)
-        codes = [_call(Path("list"), ["list", "fuzz"]), _call(Path("run"), _RUN)]
+        codes = [_call(Path("list"), ["list", "fuzz"]), _call(Path("run"), _RUN_ARGUMENTS)]
         Path("codes").write_text(" ".join(map(str, codes)))
     finally:
-        # Whatever happens, this is not the parent, and must not do its work.
+        # The child must never return into the parent's loop, also after an exception.
         os._exit(0)
 
 
@@ -187,7 +189,7 @@ def _call(output: Path, arguments: list[str]) -> int:
         onnxopt(arguments)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0
-    except BaseException:  # noqa: BLE001 - exactly what must not come
+    except BaseException:  # noqa: BLE001 - any exception is a violation
         import traceback
 
         traceback.print_exc()
@@ -198,7 +200,7 @@ def _call(output: Path, arguments: list[str]) -> int:
 
 
 def _wait(children: dict[int, Child], tally: Tally) -> None:
-    """Wait for any child, and judge it."""
+    """Wait for the next child to end, and check its result."""
     pid, status, usage = os.wait4(-1, 0)
     child = children.pop(pid)
     seconds = time.monotonic() - child.started
@@ -210,34 +212,34 @@ def _wait(children: dict[int, Child], tally: Tally) -> None:
     wrong = _judge(child, status, tally.codes)
     if seconds > _SECONDS:
         wrong.append(f"took {seconds:.1f} s, {computing:.1f} s of them computing")
-    if memory > _MEMORY:
+    if memory > _MEMORY_BYTES:
         wrong.append(f"took {memory >> 20} MiB")
-    tally.violations += [f"{child.number}: {what}" for what in wrong]
+    tally.violations += [f"{child.number}: {violation}" for violation in wrong]
     for name in ("list", "run") if wrong or tally.keep else ():
         if (child.folder / name).exists():
             print((child.folder / name).read_text(errors="replace")[-1500:], flush=True)
     if tally.keep:
-        shutil.copytree(child.folder, f"mutant-{child.number}", symlinks=True)
+        shutil.copytree(child.folder, f"input-{child.number}", symlinks=True)
     shutil.rmtree(child.folder)
 
 
 def _judge(child: Child, status: int, codes: Counter[str]) -> list[str]:
-    """Return the promises that a child's outputs break."""
+    """Return the violations in the output of a child."""
     if status or not (child.folder / "codes").exists():
         codes["died"] += 1
         return [f"the process died with status {status}"]
     wrong = []
-    ended = (child.folder / "codes").read_text().split()
-    for name, code in zip(("list", "run"), map(int, ended), strict=True):
+    exit_codes = (child.folder / "codes").read_text().split()
+    for name, code in zip(("list", "run"), map(int, exit_codes), strict=True):
         codes[f"{name} {code}"] += 1
         text = (child.folder / name).read_bytes().decode(errors="replace")
         if "Traceback" in text or "internal error" in text:
-            wrong.append(f"{name} fell over")
+            wrong.append(f"{name} reported an internal error")
         place = r"fuzz/\S*\.yaml:\d+\b" if child.is_yaml else r"fuzz"
-        if code == _INVALID and not re.search(place, text.replace("\n", "")):
+        if code == _INVALID_CODE and not re.search(place, text.replace("\n", "")):
             wrong.append(f"{name} names no {'file and line' if child.is_yaml else 'file'}")
-        elif code not in {*_CLEAN, _INVALID}:
-            wrong.append(f"{name} ended with {code}")
+        elif code not in {*_SUCCESS_CODES, _INVALID_CODE}:
+            wrong.append(f"{name} exited with {code}")
         if re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e]", text):
             wrong.append(f"{name} printed a control character")
     return wrong
@@ -246,15 +248,15 @@ def _judge(child: Child, status: int, codes: Counter[str]) -> list[str]:
 def _print(tally: Tally, options: argparse.Namespace, seconds: float) -> None:
     for violation in tally.violations:
         number = violation.partition(":")[0]
-        print(f"violation: mutant {violation}")
+        print(f"violation: input {violation}")
         print(f"  python scripts/fuzz_files.py --seed {options.seed} --only {number}")
     codes = ", ".join(f"{name}: {count}" for name, count in sorted(tally.codes.items()))
     print(
-        f"{options.count} mutants of seed {options.seed} in {seconds:.0f} s; "
+        f"{options.count} inputs of seed {options.seed} in {seconds:.0f} s; "
         f"command and exit code: {codes}; "
-        f"longest {tally.longest[0]:.1f} s (mutant {tally.longest[1]}), "
-        f"most computing {tally.busiest[0]:.1f} s (mutant {tally.busiest[1]}), "
-        f"largest {tally.largest[0] >> 20} MiB (mutant {tally.largest[1]}); "
+        f"longest {tally.longest[0]:.1f} s (input {tally.longest[1]}), "
+        f"most processor time {tally.busiest[0]:.1f} s (input {tally.busiest[1]}), "
+        f"largest {tally.largest[0] >> 20} MiB (input {tally.largest[1]}); "
         f"{len(tally.violations)} violations"
     )
 

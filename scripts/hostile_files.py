@@ -1,4 +1,4 @@
-"""Case files and ONNX directories that mean harm, each written by hand: seeds for the fuzzer."""
+"""Handwritten hostile case files and ONNX test directories, which also seed the fuzzer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-#: The files of one seed by their path; what begins with ``->`` is a symbolic link.
+#: The files of one input by path. Content that begins with ``->`` is the target of a link.
 Seed = Mapping[str, bytes]
 
 _HEAD = "onnxopt: 1\nsuite: s\ncases:\n"
@@ -76,12 +76,12 @@ def hostile_directories() -> list[Seed]:
     good = _tensor([1, 2]).SerializeToString()
     huge = TensorProto(data_type=TensorProto.FLOAT, dims=[2**31, 2**31], raw_data=b"\0" * 8)
     negative = TensorProto(data_type=TensorProto.FLOAT, dims=[-1], raw_data=b"\0" * 8)
-    both = TensorProto(data_type=1, dims=[2], raw_data=b"\0" * 8, float_data=[1.0, 2.0])
+    ambiguous = TensorProto(data_type=1, dims=[2], raw_data=b"\0" * 8, float_data=[1.0, 2.0])
     unknown = TensorProto(data_type=99, dims=[2], raw_data=b"\0" * 8)
     cut = good[:-3]
     deep = b"".join(b"\x0a" + bytes([length]) for length in range(120, 0, -2))
-    inputs = [huge, negative, both, unknown]
-    seeds = [_directory(_identity(), it.SerializeToString(), good) for it in inputs]
+    tensors = [huge, negative, ambiguous, unknown]
+    seeds = [_directory(_identity(), tensor.SerializeToString(), good) for tensor in tensors]
     seeds += [_directory(_identity(), data, good) for data in (cut, b"", deep, b"\xff" * 100)]
     as_model = _identity().SerializeToString()
     seeds += [_directory(_identity(), as_model, good), {"model.onnx": good}, {"model.onnx": b""}]
@@ -117,11 +117,11 @@ def write_seed(folder: Path, seed: Seed) -> None:
             path.write_bytes(data)
 
 
-def _directory(model: ModelProto, given: bytes, expected: bytes) -> Seed:
+def _directory(model: ModelProto, input_data: bytes, output_data: bytes) -> Seed:
     return {
         "model.onnx": model.SerializeToString(),
-        "test_data_set_0/input_0.pb": given,
-        "test_data_set_0/output_0.pb": expected,
+        "test_data_set_0/input_0.pb": input_data,
+        "test_data_set_0/output_0.pb": output_data,
     }
 
 
@@ -132,9 +132,9 @@ def _tensor(values: list[float]) -> TensorProto:
 def _model(
     nodes: list[NodeProto], shape: list[int | None], initializers: list[TensorProto]
 ) -> ModelProto:
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)
-    graph = helper.make_graph(nodes, "g", [given], [result], initializers)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)
+    graph = helper.make_graph(nodes, "g", [x], [y], initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -172,13 +172,13 @@ def _endless() -> ModelProto:
 
 
 def _gigabytes() -> ModelProto:
-    """Return a few bytes that make 16 GiB."""
+    """Return a model of a few bytes whose output has 16 GiB."""
     shape = numpy_helper.from_array(np.array([2**32], np.int64), "shape")
     return _model([helper.make_node("ConstantOfShape", ["shape"], ["y"])], [None], [shape])
 
 
 def _recursive() -> ModelProto:
-    """Return subgraphs within subgraphs."""
+    """Return 30 nested subgraphs."""
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
     graph = GraphProto(
         name="leaf", node=[helper.make_node("Identity", ["x"], ["y"])], output=[result]
@@ -190,7 +190,7 @@ def _recursive() -> ModelProto:
 
 
 def _calls_itself() -> ModelProto:
-    """Return a function that has no end."""
+    """Return a function that calls itself."""
     return _functions([helper.make_node("f0", ["x"], ["y"], domain="f")])
 
 
@@ -212,7 +212,7 @@ def _functions(*bodies: list[NodeProto]) -> ModelProto:
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
     del model.opset_import[:]
     model.opset_import.extend(imports)
-    # The reference wants what is called before what calls it.
+    # onnx's reference needs a callee before its callers.
     model.functions.extend(
         helper.make_function("f", f"f{index}", ["x"], ["y"], bodies[index], imports)
         for index in reversed(range(len(bodies)))

@@ -2,8 +2,8 @@
 
     python scripts/measure_page.py REPORT.html [TEXT]
 
-Opens the page in a browser of its own, without a window, and prints seconds since the navigation
-began: when the script had run, when the page was drawn, and how long a filter took to be drawn.
+Opens the page in a headless browser. Prints the seconds from the start of the navigation until the
+script had run and until the page was drawn, then the seconds until a filter was drawn.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The frame after the next one begins when the next one has been drawn.
-DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-OPENED = """(async () => {
+# The second next frame begins when the next frame has been drawn.
+WAIT_FOR_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+OPEN_SCRIPT = """(async () => {
   if (document.readyState !== "complete") await new Promise(done => addEventListener("load", done));
   const ready = performance.getEntriesByType("navigation")[0].domContentLoadedEventEnd;
   await %s;
   return [ready / 1000, performance.now() / 1000, document.querySelector("output").textContent];
 })()"""
-FILTERED = """(async () => {
+FILTER_SCRIPT = """(async () => {
   const field = document.querySelector("input"), begun = performance.now();
   field.value = %s;
   field.dispatchEvent(new Event("input", {bubbles: true}));
@@ -34,49 +34,59 @@ FILTERED = """(async () => {
 
 
 class Browser:
-    """Chromium, spoken to through the pipes of its protocol for developers."""
+    """Headless Chromium, controlled through its DevTools protocol on pipes."""
 
     def __init__(self, folder: str) -> None:
-        theirs, self._to = os.pipe()
-        self._from, answers = os.pipe()
-        # It reads from descriptor 3 and writes to 4.
-        command = (f"exec 3<&{theirs} 4>&{answers}; exec chromium --headless --no-sandbox "
-                   f"--disable-gpu --remote-debugging-pipe --user-data-dir={folder}")  # fmt: skip
+        browser_input, self._requests = os.pipe()
+        self._responses, browser_output = os.pipe()
+        # Chromium reads from descriptor 3 and writes to descriptor 4.
+        command = (f"exec 3<&{browser_input} 4>&{browser_output}; "
+                   "exec chromium --headless --no-sandbox --disable-gpu "
+                   f"--remote-debugging-pipe --user-data-dir={folder}")  # fmt: skip
         self.process = subprocess.Popen(
-            ["/bin/bash", "-c", command], pass_fds=(theirs, answers), stderr=subprocess.DEVNULL
+            ["/bin/bash", "-c", command],
+            pass_fds=(browser_input, browser_output),
+            stderr=subprocess.DEVNULL,
         )
-        self._sent, self._left = 0, b""
+        self._last_id, self._unread = 0, b""
 
-    def ask(self, method: str, session: str = "", **parameters: Any) -> Any:
+    def call(self, method: str, session: str = "", **parameters: Any) -> Any:
         """Send a command and return its result."""
-        self._sent += 1
-        asked = {"id": self._sent, "method": method, "params": parameters}
-        asked |= {"sessionId": session} if session else {}
-        os.write(self._to, json.dumps(asked).encode() + b"\0")
+        self._last_id += 1
+        request = {"id": self._last_id, "method": method, "params": parameters}
+        request |= {"sessionId": session} if session else {}
+        os.write(self._requests, json.dumps(request).encode() + b"\0")
         while True:
-            while b"\0" not in self._left:
-                self._left += os.read(self._from, 1 << 16)
-            text, _, self._left = self._left.partition(b"\0")
-            answer = json.loads(text)
-            if answer.get("id") == self._sent:
-                return answer["result"] if "result" in answer else sys.exit(str(answer))
+            while b"\0" not in self._unread:
+                self._unread += os.read(self._responses, 1 << 16)
+            text, _, self._unread = self._unread.partition(b"\0")
+            response = json.loads(text)
+            if response.get("id") == self._last_id:
+                return response["result"] if "result" in response else sys.exit(str(response))
 
 
 def main() -> None:
-    """Measure the page that the command line names."""
+    """Measure the page named on the command line."""
     page, text = Path(sys.argv[1]).resolve(), (*sys.argv[2:], "case_123")[0]
     with tempfile.TemporaryDirectory() as folder:
         browser = Browser(folder)
         try:
-            target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
-            attached = browser.ask("Target.attachToTarget", targetId=target, flatten=True)
-            browser.ask("Page.navigate", attached["sessionId"], url=page.as_uri())
-            for script in (OPENED % DRAWN, FILTERED % (json.dumps(text), DRAWN)):
-                done = browser.ask("Runtime.evaluate", attached["sessionId"], expression=script,
-                                   awaitPromise=True, returnByValue=True)  # fmt: skip
-                print(done["result"]["value"])
+            target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+            attached = browser.call("Target.attachToTarget", targetId=target, flatten=True)
+            session = attached["sessionId"]
+            browser.call("Page.navigate", session, url=page.as_uri())
+            scripts = (
+                OPEN_SCRIPT % WAIT_FOR_FRAME,
+                FILTER_SCRIPT % (json.dumps(text), WAIT_FOR_FRAME),
+            )
+            for script in scripts:
+                evaluation = browser.call(
+                    "Runtime.evaluate", session, expression=script,
+                    awaitPromise=True, returnByValue=True,
+                )  # fmt: skip
+                print(evaluation["result"]["value"])
         finally:
-            browser.ask("Browser.close")
+            browser.call("Browser.close")
             browser.process.wait()
 
 

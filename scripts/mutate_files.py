@@ -1,10 +1,11 @@
-"""Damage done at random to case files and ONNX directories, the same for the same generator."""
+"""Random damage to case files and ONNX test directories, reproducible from its generator."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from google.protobuf.message import DecodeError, EncodeError, Message
 from hostile_files import Seed
@@ -24,7 +25,7 @@ _SCALARS = [
 ]  # fmt: skip
 _BYTES = [b"\0", b"\xff", b"\n", b"\t", b":", b"- ", b"{", b"]", b"'", b'"', b"#", b"\xe2\x80\xae"]
 _INTEGERS = [-(2**63), -1, 0, 1, 7, 99, 2**31 - 1, 2**31, 2**40, 2**63 - 1]
-_INTEGRAL = frozenset({1, 2, 3, 4, 7})  # the cpp_type of integers and truth values
+_INTEGRAL_TYPES = frozenset({1, 2, 3, 4, 7})  # the cpp_type of integers and booleans
 _TEXTS = [
     "",
     "x",
@@ -41,35 +42,35 @@ _TEXTS = [
 ]
 
 
-def mutate(seed: Seed, other: Seed, generator: random.Random) -> Seed:
-    """Return the seed with one to five things changed.
+def mutate(seed: Seed, donor: Seed, generator: random.Random) -> Seed:
+    """Return the seed with one to five changes.
 
     Args:
         seed: the files to damage.
-        other: files to take parts from.
-        generator: what chooses.
+        donor: files whose parts may be inserted.
+        generator: the source of all choices.
     """
     files = dict(seed)
     for _ in range(generator.choice([1, 1, 1, 2, 3, 5])):
         name = generator.choice(sorted(files))
         if name.endswith(".yaml"):
-            change = generator.choice(_IN_TEXT)
+            change = generator.choice(_TEXT_CHANGES)
         elif name.endswith((".onnx", ".pb")):
-            change = generator.choice(_IN_MESSAGE)
+            change = generator.choice(_MESSAGE_CHANGES)
         else:
-            change = _damage
+            change = _change_bytes
         if generator.random() < 0.08 and not name.endswith(".yaml"):  # noqa: PLR2004 - one in twelve
             _rearrange(files, name, generator)
             if not files:
                 return dict(seed)
         else:
-            part = generator.choice(sorted(other.values()))
-            files[name] = change(name, files[name], part, generator)
+            donor_data = generator.choice(sorted(donor.values()))
+            files[name] = change(name, files[name], donor_data, generator)
     return files
 
 
-def _damage(_name: str, data: bytes, other: bytes, generator: random.Random) -> bytes:
-    """Change bytes, whatever they mean."""
+def _change_bytes(_name: str, data: bytes, donor: bytes, generator: random.Random) -> bytes:
+    """Delete, replace, repeat or insert bytes without regard to the format."""
     start = generator.randrange(len(data) + 1)
     end = min(len(data), start + generator.choice([1, 1, 2, 8, 64, 512]))
     middle = generator.choice(
@@ -78,82 +79,82 @@ def _damage(_name: str, data: bytes, other: bytes, generator: random.Random) -> 
             generator.randbytes(end - start),
             data[start:end] * generator.choice([2, 3, 50]),
             generator.choice(_BYTES),
-            other[start : start + 64],
+            donor[start : start + 64],
         ]
     )
-    if generator.random() < 0.1:  # noqa: PLR2004 - cut short one time in ten
+    if generator.random() < 0.1:  # noqa: PLR2004 - truncate one time in ten
         return data[:start]
     return data[:start] + middle + data[end:]
 
 
-def _number(_name: str, data: bytes, _other: bytes, generator: random.Random) -> bytes:
-    """Put a value that means harm in the place of a number."""
-    found = list(_NUMBER.finditer(data))
-    if not found:
+def _change_number(_name: str, data: bytes, _donor: bytes, generator: random.Random) -> bytes:
+    """Replace a number with a hostile value."""
+    numbers = list(_NUMBER.finditer(data))
+    if not numbers:
         return data
-    place = generator.choice(found)
-    return data[: place.start()] + generator.choice(_SCALARS) + data[place.end() :]
+    number = generator.choice(numbers)
+    return data[: number.start()] + generator.choice(_SCALARS) + data[number.end() :]
 
 
-def _value(_name: str, data: bytes, _other: bytes, generator: random.Random) -> bytes:
-    """Put a value that means harm behind a key."""
-    found = list(re.finditer(rb":( |$)", data, re.MULTILINE))
-    if not found:
+def _change_value(_name: str, data: bytes, _donor: bytes, generator: random.Random) -> bytes:
+    """Replace the value of a key with a hostile value."""
+    colons = list(re.finditer(rb":( |$)", data, re.MULTILINE))
+    if not colons:
         return data
-    place = generator.choice(found)
-    ends = [data.find(mark, place.end()) for mark in (b",", b"}", b"\n")]
-    end = min((at for at in ends if at >= 0), default=len(data))
-    return data[: place.end()] + b" " + generator.choice(_SCALARS) + data[end:]
+    colon = generator.choice(colons)
+    ends = [data.find(mark, colon.end()) for mark in (b",", b"}", b"\n")]
+    end = min((position for position in ends if position >= 0), default=len(data))
+    return data[: colon.end()] + b" " + generator.choice(_SCALARS) + data[end:]
 
 
-def _lines(_name: str, data: bytes, other: bytes, generator: random.Random) -> bytes:
-    """Leave out, repeat, swap, indent or borrow a line."""
+def _change_lines(_name: str, data: bytes, donor: bytes, generator: random.Random) -> bytes:
+    """Delete, repeat, swap, indent or insert a line."""
     lines = data.splitlines(keepends=True) or [b""]
-    at = generator.randrange(len(lines))
-    kind = generator.randrange(5)
-    if kind == 0:
-        del lines[at]
-    elif kind == 1:
-        lines.insert(at, lines[generator.randrange(len(lines))])
-    elif kind == 2:  # noqa: PLR2004 - one of five
-        to = generator.randrange(len(lines))
-        lines[at], lines[to] = lines[to], lines[at]
-    elif kind == 3:  # noqa: PLR2004 - one of five
-        lines[at] = generator.choice([b"  ", b" ", b"\t"]) + lines[at]
-    else:
-        lines.insert(at, generator.choice(other.splitlines(keepends=True) or [b""]))
+    index = generator.randrange(len(lines))
+    match generator.choice(["delete", "repeat", "swap", "indent", "insert"]):
+        case "delete":
+            del lines[index]
+        case "repeat":
+            lines.insert(index, lines[generator.randrange(len(lines))])
+        case "swap":
+            second = generator.randrange(len(lines))
+            lines[index], lines[second] = lines[second], lines[index]
+        case "indent":
+            lines[index] = generator.choice([b"  ", b" ", b"\t"]) + lines[index]
+        case "insert":
+            lines.insert(index, generator.choice(donor.splitlines(keepends=True) or [b""]))
     return b"".join(lines)
 
 
-def _field(name: str, data: bytes, _other: bytes, generator: random.Random) -> bytes:
-    """Change a field somewhere in a message."""
-    whole: Message = ModelProto() if name.endswith(".onnx") else TensorProto()
+def _change_message(name: str, data: bytes, _donor: bytes, generator: random.Random) -> bytes:
+    """Change one field at any depth of a protocol buffer."""
+    root: Message = ModelProto() if name.endswith(".onnx") else TensorProto()
     try:
-        whole.ParseFromString(data)
-        message = whole
+        root.ParseFromString(data)
+        message = root
         while (inner := _messages_in(message)) and generator.random() < 0.8:  # noqa: PLR2004 - deep
             message = generator.choice(inner)
         _change_field(message, generator)
-        return whole.SerializeToString()
+        return root.SerializeToString()
     except (DecodeError, EncodeError, UnicodeError, ValueError):
-        return _damage(name, data, b"", generator)
+        return _change_bytes(name, data, b"", generator)
 
 
 def _messages_in(message: Message) -> list[Message]:
-    found: list[Message] = []
+    messages: list[Message] = []
     for field, value in message.ListFields():
         if field.message_type is not None:
-            found += value if isinstance(value, Sequence) else [value]
-    return found
+            messages += value if isinstance(value, Sequence) else [value]
+    return messages
 
 
 def _change_field(message: Message, generator: random.Random) -> None:
-    """Change, add or leave out one field of a message, given or not."""
+    """Set, extend or clear one field of a message, whether it is set or not."""
     field = generator.choice(message.DESCRIPTOR.fields)
-    value = getattr(message, field.name)
+    value: Any = getattr(message, field.name)
     if field.message_type is None:
         kind = field.cpp_type
-        new: object = generator.choice(_INTEGERS if kind in _INTEGRAL else [0.0, 1e38, -1.5])
+        new: object = generator.choice(_INTEGERS if kind in _INTEGRAL_TYPES else [0.0, 1e38, -1.5])
         if kind == field.CPPTYPE_STRING:
             text = generator.choice(_TEXTS)
             new = text.encode() if field.type == field.TYPE_BYTES else text
@@ -167,7 +168,7 @@ def _change_field(message: Message, generator: random.Random) -> None:
             value.append(new)
     elif not isinstance(value, Sequence):
         message.ClearField(field.name)
-    elif len(value) and generator.random() < 0.5:  # noqa: PLR2004 - even odds
+    elif len(value) and generator.random() < 0.5:  # noqa: PLR2004 - delete or repeat
         del value[generator.randrange(len(value))]
     elif len(value):
         value.add().CopyFrom(generator.choice(list(value)))
@@ -176,16 +177,20 @@ def _change_field(message: Message, generator: random.Random) -> None:
 
 
 def _rearrange(files: dict[str, bytes], name: str, generator: random.Random) -> None:
-    """Take a file away, swap it with another, or give it another name."""
+    """Remove a file, swap it with another one, or rename it."""
     data = files.pop(name)
     kind = generator.randrange(3)
     if kind == 0 and files:
-        other = generator.choice(sorted(files))
-        files[name], files[other] = files[other], data
+        second = generator.choice(sorted(files))
+        files[name], files[second] = files[second], data
     elif kind == 1:
         number = str(generator.choice([0, 1, 2, 7, 10, "x"]))
         files[re.sub(r"\d+(?=\.|/)", number, name)] = data
 
 
-_IN_TEXT = [_damage, _number, _number, _value, _value, _lines, _lines]
-_IN_MESSAGE = [_damage, _field, _field]
+_Change = Callable[[str, bytes, bytes, random.Random], bytes]
+_TEXT_CHANGES: list[_Change] = [
+    _change_bytes,
+    *(_change_number, _change_value, _change_lines) * 2,
+]
+_MESSAGE_CHANGES: list[_Change] = [_change_bytes, _change_message, _change_message]

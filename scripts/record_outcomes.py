@@ -7,8 +7,8 @@
 A record has one line for each case and backend: case id, backend, outcome, separated by tabs.
 ``numpy``, ``onnxruntime`` and ``onnx-reference`` run every suite. The plugins of the tests that
 implement optimizers run the suites of ``cases/``; plugins that crash, hang or answer at random are
-left out, because their outcomes depend on timing. ``--onnxopt PATH`` records what another
-installation of the command says.
+left out, because their outcomes depend on timing. ``--onnxopt PATH`` records another
+installation of the command.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ PLUGINS = {
     "mistaken": ("Right", "Refusing", "InsideTheRoot", "InManyWays", "OnlyAtTwo", "Strange"),
     "elsewhere": ("Copies", "WritesIntoItsInput", "ReturnsLists", "LacksAKernel"),
 }
-# The longest table that is worth reading.
+# Longer lists of moved outcomes are truncated.
 MAX_MOVED_LINES = 400
 
 

@@ -1,7 +1,7 @@
-"""Send signals at random moments to ``onnxopt run``, ``audit`` and ``fuzz``, and look for remains.
+"""Interrupt ``onnxopt run``, ``audit`` and ``fuzz`` at random moments and check the clean-up.
 
-After each: no process, no temporary file, no half report, no lock; and the log of a run resumes to
-the result that the run has when nobody disturbs it. Linux only.
+After each signal there must be no process, temporary file, truncated report or lock. The log of an
+interrupted run must resume to the result of an uninterrupted one. Linux only.
 
     python scripts/signal_runs.py --count 100 --seed 0
 """
@@ -38,8 +38,8 @@ BACKENDS = (
     [f"python:{SURVIVORS}:revives", f"python:{LITTER}:Backend"],
     [f"python:{SURVIVORS}:multiplies"],
 )
-FUZZED = ("onnxruntime", "onnx-reference", f"python:{HOSTILE}:segfaults")
-# Also twice Ctrl-C, and two that nobody handles.
+FUZZED_BACKENDS = ("onnxruntime", "onnx-reference", f"python:{HOSTILE}:segfaults")
+# SIGKILL and SIGQUIT are not handled; SIGINT is also sent twice.
 SIGNALS = (
     (signal.SIGINT,),
     (signal.SIGKILL,),
@@ -48,22 +48,23 @@ SIGNALS = (
     (signal.SIGINT, signal.SIGINT),
     (signal.SIGQUIT,),
 )
-# With both gone that would clean up after them, nobody does: a backend that kills its keeper meets
-# only signals that the runner lives to see.
-HANDLED = tuple(it for it in SIGNALS if it[0] not in {signal.SIGKILL, signal.SIGQUIT})
-# What is said of a run that no signal reached in time, and of those that one did.
-CODES = {0, 1, 4, 129, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
-# What fuzz remembers of failures, and what ONNX Runtime writes wherever it is imported.
-MEANT = frozenset({".examples", ".ses"})
-OURS = re.compile(r"onnxopt_cli/(?!__main__)")
-# How long what a killed runner leaves may take to see it, and to end processes that revive each
-# other, on a machine that is busy; where it takes less nobody waits.
-PATIENCE = 60.0
+# If a backend kills its keeper and the runner is killed too, no process is left to clean up. Such
+# backends therefore get only signals that the runner handles.
+HANDLED_SIGNALS = tuple(
+    numbers for numbers in SIGNALS if numbers[0] not in {signal.SIGKILL, signal.SIGQUIT}
+)
+# Exit codes of runs that ended before the signal, and of interrupted ones.
+EXIT_CODES = {0, 1, 4, 129, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
+# The example database of fuzz, and a file that ONNX Runtime writes at import.
+EXPECTED_FILES = frozenset({".examples", ".ses"})
+PACKAGE_FRAME = re.compile(r"onnxopt_cli/(?!__main__)")
+# Time limit for the clean-up on a busy machine.
+CLEANUP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, what it writes and how long it takes when nobody disturbs it."""
+    """A command with the duration and the outcomes of an uninterrupted run."""
 
     arguments: list[str]
     seconds: float
@@ -71,7 +72,7 @@ class Command:
 
 
 def start(arguments: list[str], folder: Path) -> Run:
-    """Start onnxopt in a folder with temporary files of its own."""
+    """Start onnxopt in a folder, with its temporary files in a subfolder."""
     (folder / "temporary").mkdir(exist_ok=True)
     mark = f"ONNXOPT_TEST_{os.urandom(16).hex()}"
     environment = {
@@ -86,45 +87,45 @@ def start(arguments: list[str], folder: Path) -> Run:
 
 
 def outcomes(report: Path) -> Counter:
-    """Return how often each case has which outcome on which backend."""
+    """Count the combinations of case, backend and outcome in a report."""
     results = json.loads(report.read_text())["results"]
-    return Counter((it["case"], it["backend"], it["outcome"]) for it in results)
+    return Counter((result["case"], result["backend"], result["outcome"]) for result in results)
 
 
 def commands() -> list[list[str]]:
-    """Return the arguments of what can be disturbed."""
+    """Return the arguments of the commands to interrupt."""
     runs = [["run", "demo.yaml", "-j", "2", "--timeout", "2", "--no-explain",
              *(part for backend in backends for part in ("-b", backend)),
              "--log", "log.jsonl", "--report", "json=report.json"]
             for backends in BACKENDS]  # fmt: skip
     fuzz = [
-        ["fuzz", "-b", it, "--examples", "60", "--operator", "Momentum", "-o", "found"]
-        for it in FUZZED
+        ["fuzz", "-b", backend, "--examples", "60", "--operator", "Momentum", "-o", "found"]
+        for backend in FUZZED_BACKENDS
     ]
     audit = ["audit", "pruning", "--operator", "AdmmGradient", "-j", "2", "--json", "report.json"]
     return [*runs, audit, *fuzz]
 
 
-def undisturbed(arguments: list[str], place: Path) -> Command:
-    """Run a command as it is, to know how long it takes and what comes out."""
-    prepared(place)
+def run_uninterrupted(arguments: list[str], folder: Path) -> Command:
+    """Run a command without a signal, and record its duration and outcomes."""
+    make_folder(folder)
     began = time.monotonic()
-    start(arguments, place).process.communicate()
+    start(arguments, folder).process.communicate()
     seconds = time.monotonic() - began
-    counts = outcomes(place / "report.json") if arguments[0] == "run" else None
+    counts = outcomes(folder / "report.json") if arguments[0] == "run" else None
     return Command(arguments, seconds, counts)
 
 
-def prepared(folder: Path) -> Path:
-    """Make a folder with the cases in it."""
+def make_folder(folder: Path) -> Path:
+    """Make a folder that contains the cases."""
     folder.mkdir(parents=True)
     rates = {f"case{i}": 0.5 if i == 3 else 0.0625 + i / 64 for i in range(6)}  # noqa: PLR2004
     write_cases(folder, rates)
     return folder
 
 
-def disturb(command: Command, numbers: tuple[int, ...], moment: float, folder: Path) -> list[str]:
-    """Run a command, send signals to it, and return what is wrong afterwards."""
+def interrupt(command: Command, numbers: tuple[int, ...], moment: float, folder: Path) -> list[str]:
+    """Run a command, send signals to it, and return the errors."""
     run = start(command.arguments, folder)
     for number in numbers:
         time.sleep(moment)
@@ -135,16 +136,18 @@ def disturb(command: Command, numbers: tuple[int, ...], moment: float, folder: P
     except subprocess.TimeoutExpired:
         run.process.kill()
         return ["does not end"]
-    wrong = [] if run.code in CODES else [f"ends with {run.code}: {errors.strip()[-300:]}"]
-    # Until the first lines of ours have run Python itself says what it was about to do.
-    if "internal error" in errors or OURS.search(errors):
+    wrong = []
+    if run.code not in EXIT_CODES:
+        wrong.append(f"exit code {run.code}: {errors.strip()[-300:]}")
+    # A signal during the interpreter's start makes Python print a traceback without our frames.
+    if "internal error" in errors or PACKAGE_FRAME.search(errors):
         wrong.append(errors)
-    left = run.survivors(PATIENCE)
-    wrong += [f"leaves {process.command}" for process in left]
-    for process in left:
+    survivors = run.survivors(CLEANUP_SECONDS)
+    wrong += [f"leaves {process.command}" for process in survivors]
+    for process in survivors:
         os.kill(process.number, signal.SIGKILL)
-    limit = time.monotonic() + PATIENCE
-    while (files := remains(folder)) and time.monotonic() < limit:
+    limit = time.monotonic() + CLEANUP_SECONDS
+    while (files := remaining_files(folder)) and time.monotonic() < limit:
         time.sleep(0.02)
     wrong += [f"leaves {path.relative_to(folder)}" for path in files]
     for report in (folder / "report.json", *(folder / "found").glob("*.json")):
@@ -152,18 +155,20 @@ def disturb(command: Command, numbers: tuple[int, ...], moment: float, folder: P
             try:
                 json.loads(report.read_text())
             except ValueError:
-                wrong.append(f"leaves half of {report.name}")
-    return wrong + gone_on(command, folder)
+                wrong.append(f"leaves a truncated {report.name}")
+    return wrong + errors_after_resuming(command, folder)
 
 
-def remains(folder: Path) -> list[Path]:
-    """Return the files and folders that nobody is meant to find after a run."""
-    found = {*(folder / "temporary").iterdir(), *folder.rglob(".*")}
-    return [path for path in sorted(found) if MEANT.isdisjoint(path.relative_to(folder).parts)]
+def remaining_files(folder: Path) -> list[Path]:
+    """Return temporary and hidden files and folders that a run must remove."""
+    paths = {*(folder / "temporary").iterdir(), *folder.rglob(".*")}
+    return [
+        path for path in sorted(paths) if EXPECTED_FILES.isdisjoint(path.relative_to(folder).parts)
+    ]
 
 
-def gone_on(command: Command, folder: Path) -> list[str]:
-    """Return what is wrong with going on where a command was disturbed."""
+def errors_after_resuming(command: Command, folder: Path) -> list[str]:
+    """Resume an interrupted run, or run the cases that fuzz saved; return the errors."""
     if command.outcomes is not None:
         arguments = list(command.arguments)
         if (folder / "log.jsonl").exists():
@@ -176,40 +181,42 @@ def gone_on(command: Command, folder: Path) -> list[str]:
         run = start(["run", "found", "--timeout", "2"], folder)
         errors = run.process.communicate()[1]
         if run.code not in {0, 1}:
-            return [f"keeps what cannot be run, exit code {run.code}: {errors.strip()[-300:]}"]
+            return [f"saves a case that cannot run, exit code {run.code}: {errors.strip()[-300:]}"]
     return []
 
 
 def main() -> int:
-    """Disturb commands; return 1 if that leaves anything."""
+    """Interrupt commands; return 1 if any clean-up is incomplete."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    chance = random.Random(options.seed)  # noqa: S311 - not for secrets
-    said: Counter[str] = Counter()
+    generator = random.Random(options.seed)  # noqa: S311 - not for secrets
+    counts: Counter[str] = Counter()
     failed = 0
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        known: dict[int, Command] = {}
-        found = commands()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measured: dict[int, Command] = {}
+        argument_lists = commands()
         for number in range(options.count):
-            chosen = chance.randrange(len(found))
-            if chosen not in known:
-                known[chosen] = undisturbed(found[chosen], folder / f"undisturbed{chosen}")
-            command = known[chosen]
+            chosen = generator.randrange(len(argument_lists))
+            if chosen not in measured:
+                measured[chosen] = run_uninterrupted(
+                    argument_lists[chosen], folder / f"uninterrupted{chosen}"
+                )
+            command = measured[chosen]
             kills_keeper = any(str(SURVIVORS) in argument for argument in command.arguments)
-            signals = HANDLED if kills_keeper else SIGNALS
+            signals = HANDLED_SIGNALS if kills_keeper else SIGNALS
             numbers = signals[number % len(signals)]
-            moment = chance.uniform(0, command.seconds)
-            wrong = disturb(command, numbers, moment, prepared(folder / f"run{number}"))
-            said[command.arguments[0]] += 1
-            failed += bool(wrong)
-            for what in wrong:
-                names = " ".join(signal.Signals(it).name for it in numbers)
+            moment = generator.uniform(0, command.seconds)
+            errors = interrupt(command, numbers, moment, make_folder(folder / f"run{number}"))
+            counts[command.arguments[0]] += 1
+            failed += bool(errors)
+            for error in errors:
+                names = " ".join(signal.Signals(sent).name for sent in numbers)
                 print(f"{number}: {names} after {moment:.3f} s of {' '.join(command.arguments)}")
-                print(f"  {what}", flush=True)
-    print(f"{options.count} signals ({dict(said)}), {failed} with remains, seed {options.seed}")
+                print(f"  {error}", flush=True)
+    print(f"{options.count} signals ({dict(counts)}), {failed} failures, seed {options.seed}")
     return int(bool(failed))
 
 
