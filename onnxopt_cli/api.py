@@ -7,7 +7,7 @@
     for result in api.run(api.load("conformance"), "onnxruntime"):
         print(result.case, result.outcome)
 
-Backends are written as on the command line, and run in processes of their own unless ``setting``
+Backends are written as on the command line, and run in processes of their own unless ``execution``
 says otherwise. What a function returns never changes afterwards. Nothing is printed. Errors whose
 message is meant for a user are :class:`OnnxoptError`.
 """
@@ -19,7 +19,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -32,9 +31,19 @@ from onnxopt_cli.backends.configuration import (
     known_configuration,
     read_configuration,
 )
-from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.cases.collect import Collection, collect, find_again, suite_versions
 from onnxopt_cli.cases.values.declared import USUAL_MEMORY
+from onnxopt_cli.config.run_config import (
+    Execution,
+    Filters,
+    Isolation,
+    Judging,
+    Limits,
+    LoweringMode,
+    RunConfig,
+    Shard,
+    ToleranceRule,
+)
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.record import Explanation
@@ -51,15 +60,11 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import Limits
-from onnxopt_cli.log.header import Shard
 from onnxopt_cli.report.diff_text import failure_text, headline
-from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule
-from onnxopt_cli.run.executors import Isolation, Setting
 from onnxopt_cli.run.runner import run as run_plan
 from onnxopt_cli.run.runner import run_case
-from onnxopt_cli.run.select import CAPABILITIES, Selection
-from onnxopt_cli.run.session import Session, Terms, open_session
+from onnxopt_cli.run.select import CAPABILITIES, choose
+from onnxopt_cli.run.session import Session, open_session
 
 if TYPE_CHECKING:
     from onnxopt_cli.cluster.client import Cluster
@@ -76,13 +81,14 @@ __all__ = [
     "Case",
     "Collection",
     "Configuration",
+    "Execution",
     "Explanation",
     "Finding",
     "Grade",
     "Interruption",
     "InvalidCase",
     "Isolation",
-    "JudgeOptions",
+    "Judging",
     "Limits",
     "LoweringMode",
     "NotConformingError",
@@ -91,12 +97,10 @@ __all__ = [
     "Outcome",
     "Planted",
     "Result",
-    "Selection",
+    "RunConfig",
     "Session",
-    "Setting",
     "Shard",
     "Standing",
-    "Terms",
     "Tolerance",
     "ToleranceRule",
     "UsageError",
@@ -128,7 +132,7 @@ _LATER = {
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Problem] | tuple[Problem, ...]
-_SETTING, _JUDGING = Setting(), JudgeOptions()
+_EXECUTION, _JUDGING = Execution(), Judging()
 
 
 def __getattr__(name: str) -> Any:
@@ -165,24 +169,6 @@ def _backends(backends: Iterable[str]) -> tuple[str, ...]:
 def _several(items: Any) -> tuple[Any, ...]:
     """Return names or paths, of which one alone may be given."""
     return (items,) if isinstance(items, str | Path) else tuple(items)
-
-
-def _checked(setting: Setting, judging: JudgeOptions) -> tuple[Setting, JudgeOptions]:
-    """Return both, where words may stand for members of enumerations.
-
-    Raises:
-        UsageError: if there is no such member, or a limit is no number or too small.
-    """
-    try:
-        isolation = setting.isolation and Isolation(setting.isolation)
-        rule = judging.rule and ToleranceRule(judging.rule)
-        lowering = LoweringMode(setting.lowering)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    for number in (*astuple(setting.limits), setting.jobs - 1):
-        if not isinstance(number, int | float) or not number >= 0:
-            raise UsageError(f"{setting.limits}, jobs={setting.jobs}: expected positive numbers")
-    return replace(setting, isolation=isolation, lowering=lowering), replace(judging, rule=rule)
 
 
 class NotConformingError(AssertionError):
@@ -228,8 +214,8 @@ def load(
         NothingSelected: if no case is left, and nothing is wrong with files.
     """
     collection = collect([str(target) for target in targets], memory, telling=telling)
-    chosen = _several(patterns), _several(operators), _several(tags), _several(without)
-    selected, _ = Selection(*chosen).choose(collection.cases, tell)
+    filters = Filters(*map(_several, (patterns, operators, tags, without)))
+    selected, _ = choose(collection.cases, filters, tell)
     if collection.problems:
         invalid(collection.problems)
     elif not selected:
@@ -240,8 +226,8 @@ def load(
 def run(
     cases: Iterable[Case],
     *backends: str,
-    setting: Setting = _SETTING,
-    judging: JudgeOptions = _JUDGING,
+    execution: Execution = _EXECUTION,
+    judging: Judging = _JUDGING,
     expect: Sequence[Path | str] = (),
 ) -> Iterator[Result]:
     """Yield the results of cases, those of a case on all backends together, in order.
@@ -252,7 +238,7 @@ def run(
     Args:
         cases: from :func:`load`.
         backends: as after ``-b``; none means ``numpy``.
-        setting: where and within which limits backends run.
+        execution: where and within which limits backends run.
         judging: how outputs are judged.
         expect: expectation files, later ones before earlier ones; results then have a standing.
 
@@ -262,9 +248,8 @@ def run(
         TypeError: if what is given are no cases, or no backends.
     """
     found, named = Collection(_cases(cases), ()), _backends(backends) or ("numpy",)
-    setting, judging = _checked(setting, judging)
-    terms = Terms(named, setting=setting, judging=judging, expect=_files(expect))
-    with open_session(terms, lambda: found, Interruption()) as session:
+    config = RunConfig(backends=named, execution=execution, judging=judging, expect=_files(expect))
+    with open_session(config, lambda: found, Interruption()) as session:
         for row in run_plan(session.plan):
             yield from row
 
@@ -273,8 +258,8 @@ def check(
     case: Case,
     backend: str = "numpy",
     *,
-    setting: Setting = _SETTING,
-    judging: JudgeOptions = _JUDGING,
+    execution: Execution = _EXECUTION,
+    judging: Judging = _JUDGING,
     expect: Sequence[Path | str] = (),
 ) -> Result:
     """Run one case, for use in a test; the backend stays ready for the next call.
@@ -290,7 +275,10 @@ def check(
     """
     __tracebackhide__ = True  # pytest shows the line of the test.
     (one,), (name,) = _cases([case]), _backends([backend])
-    session = _kept(name, *_checked(setting, judging), _files(expect))
+    config = RunConfig(
+        backends=(name,), execution=execution, judging=judging, expect=_files(expect)
+    )
+    session = _kept(config)
     session.expectations.require_suites(suite_versions([one]))
     (result,) = run_case(session.plan, one)
     if not result.conforms:
@@ -299,14 +287,11 @@ def check(
 
 
 @cache
-def _kept(
-    backend: str, setting: Setting, judging: JudgeOptions, expect: tuple[Path, ...]
-) -> Session:
+def _kept(config: RunConfig) -> Session:
     """Open a backend until this process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
-    terms = Terms((backend,), setting=setting, judging=judging, expect=expect)
-    return stack.enter_context(open_session(terms, lambda: Collection((), ()), Interruption()))
+    return stack.enter_context(open_session(config, lambda: Collection((), ()), Interruption()))
 
 
 def _files(paths: Sequence[Path | str]) -> tuple[Path, ...]:
@@ -317,7 +302,7 @@ def explain(
     results: Iterable[Result],
     cases: Iterable[Case] | None = None,
     *,
-    judging: JudgeOptions = _JUDGING,
+    judging: Judging = _JUDGING,
     seconds: float | None = 10.0,
     progress: Callable[[str], None] = _ignore,
 ) -> list[Explanation]:
@@ -364,7 +349,7 @@ def explain_session(
     plan = session.plan
     cases = {case.id: case for case in plan.cases}
     results = [*session.results.values()]
-    with questioning(plan.interruption, session.terms.setting) as ask:
+    with questioning(plan.interruption, session.config.execution, session.cluster) as ask:
         explanations = explain(
             results, cases, plan.judging, seconds=seconds, progress=progress, ask=ask
         )
@@ -378,7 +363,7 @@ def _formula_names() -> list[str]:
 def audit(
     cases: Iterable[Case],
     *,
-    judging: JudgeOptions = _JUDGING,
+    judging: Judging = _JUDGING,
     jobs: int = 1,
     thorough: bool = True,
     progress: Callable[[int, int], None] = _ignore,
@@ -439,7 +424,7 @@ def fuzz(
     seed: int = 0,
     examples: int = 1000,
     seconds: float | None = None,
-    setting: Setting = _SETTING,
+    execution: Execution = _EXECUTION,
 ) -> Iterator[Finding]:
     """Yield failures of a backend on drawn examples, each of another kind and as small as found.
 
@@ -449,7 +434,7 @@ def fuzz(
         seed: of all choices.
         examples: how many to try.
         seconds: how long to search; None for no limit.
-        setting: where and within which limits the backend runs.
+        execution: where and within which limits the backend runs.
 
     Raises:
         UsageError: if the backend or a number is wrong, or hypothesis is not installed.
@@ -463,9 +448,9 @@ def fuzz(
     if examples < 1 or seed < 0:
         raise UsageError(f"examples={examples}, seed={seed}: expected 1 or more, and 0 or more")
     chosen = chosen_operators(_several(operators))
-    (backend,), (setting, _) = _backends([backend]), _checked(setting, _JUDGING)
+    (backend,) = _backends([backend])
     with tempfile.TemporaryDirectory() as memory:
-        task = Task(chosen, backend, setting, seed, examples, seconds, Path(memory))
+        task = Task(chosen, backend, execution, seed, examples, seconds, Path(memory))
         with open_search(task, Interruption()) as search:
             yield from search.run()
 

@@ -21,6 +21,7 @@ from random import Random
 import numpy as np
 
 from onnxopt_cli.cases.suites.suites import suite_cases
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.formula.call import bind, complete_attributes
 from onnxopt_cli.grade.audit import find_trials
@@ -29,7 +30,6 @@ from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate, nonnegative_tensors
-from onnxopt_cli.run.answer_key import JudgeOptions
 
 #: Fresh inputs that a sentence is put to, and how many are drawn to find as many that fail.
 _FRESH, _DRAWS = 400, 3000
@@ -321,7 +321,7 @@ def main() -> int:
     parser.add_argument("--beyond", action="store_true")
     options = parser.parse_args()
     cases = [case for suite in ("conformance", "pruning") for case in suite_cases(suite)]
-    trials, _ = find_trials(cases, JudgeOptions())
+    trials, _ = find_trials(cases, Judging())
     described = good = bad = total = 0
     for operator in OPERATORS:
         if options.operators and operator.name not in options.operators:

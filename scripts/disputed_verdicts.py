@@ -377,7 +377,7 @@ def check(file: Path = RECORDED) -> int:
 def record(backends: list[str]) -> None:
     """Print the outputs that only one of the two tolerances accepts, one JSON object per line."""
     cases = api.load("onnx-node")
-    onnx_judging = api.JudgeOptions(rule=api.ToleranceRule.ONNX)
+    onnx_judging = api.Judging(tolerance=api.ToleranceRule.ONNX)
     rows = []
     for name, backend in (labelled.split("=", 1) for labelled in backends):
         by_onnx, conditioned = (

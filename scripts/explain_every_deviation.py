@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from random import Random
 
 from onnxopt_cli.cases.suites.suites import suite_cases
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.record import UNEXPLAINED
@@ -26,7 +27,6 @@ from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import deviations
-from onnxopt_cli.run.answer_key import JudgeOptions
 
 #: What judges the operators of training and of pruning.
 _SUITES = ("conformance", "pruning")
@@ -43,7 +43,7 @@ def main() -> int:
     options = parser.parse_args()
     random = Random(options.seed)  # noqa: S311 - no secret
     cases = {case.id: case for suite in _SUITES for case in suite_cases(suite)}
-    trials, _ = find_trials(list(cases.values()), JudgeOptions())
+    trials, _ = find_trials(list(cases.values()), Judging())
     total = named_well = different = 0
     for operator in OPERATORS:
         if options.operators and operator.name not in options.operators:

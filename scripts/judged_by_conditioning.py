@@ -13,12 +13,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.cases.onnx.corpora import corpus
+from onnxopt_cli.config.run_config import Judging, LoweringMode, ToleranceRule
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import dtype_name
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.run.answer_key import JudgeOptions, ToleranceRule, answer_key
+from onnxopt_cli.run.answer_key import answer_key
 from onnxopt_cli.run.asking import ASKED, Asker
 from onnxopt_cli.run.executors import InProcess
 
@@ -27,7 +27,7 @@ TYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
 
 def main(name: str = "onnx-node") -> None:
     """Print the numbers and the reasons."""
-    judging = JudgeOptions(rule=ToleranceRule.CONDITIONED)
+    judging = Judging(tolerance=ToleranceRule.CONDITIONED)
     asker = Asker(judging)
     here = InProcess(ASKED, LoweringMode.NEVER, Interruption(), None)
     asker.workers = lambda: here.submit

@@ -14,6 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 #: Each part may import itself and what stands before it.
 ORDER = [
     {"errors", "core"},
+    {"config"},
     {"formula"},
     {"operators"},
     {"readings"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import chain
 from typing import TypeAlias
 
@@ -13,6 +12,7 @@ import onnx
 from onnx import helper
 
 from onnxopt_cli.backends.protocol import Backend, Prepared, normalise_outputs
+from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import NodeError, NotApplicable, Unsupported
 from onnxopt_cli.formula.nodes import nodes_within
@@ -22,15 +22,6 @@ _Made: TypeAlias = "dict[str, Prepared]"
 
 #: Why a case does not apply to a backend that is given primitive operators.
 NOT_ASKED = "our own lowering refuses the node before the backend is asked"
-
-
-class LoweringMode(StrEnum):
-    """When a backend is given primitive operators instead of those with a formula."""
-
-    AUTO = "auto"
-    NEVER = "never"
-    ALWAYS = "always"
-
 
 # Older models have no imports.
 _FIRST_WITH_IMPORTS = 3

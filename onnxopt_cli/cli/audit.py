@@ -11,15 +11,13 @@ import click
 
 from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
-    cluster_options,
-    jobs_option,
     opened_cluster,
-    operator_option,
     option,
-    shard_option,
+    option_of,
+    options_of,
     targets_argument,
-    tolerance_option,
 )
+from onnxopt_cli.config.run_config import ClusterConfig, Execution, Filters, Judging, RunConfig
 
 if TYPE_CHECKING:
     from onnxopt_cli.core.case import Case
@@ -28,18 +26,27 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @targets_argument
-@operator_option(complete_our_operator)
-@tolerance_option
+@option_of(
+    Filters,
+    "operators",
+    "Only this operator. Given several times: any of them.",
+    shell_complete=complete_our_operator,
+)
+@option_of(Judging, "tolerance")
 @option("--allow GLOB", "Let wrong implementations of this name survive.", "allowed", multiple=True)
-@jobs_option
-@shard_option("N of the implementations; --json writes what --join takes")
+@option_of(Execution, "jobs")
+@option_of(
+    RunConfig,
+    "shard",
+    "Only part I of N of the implementations; --json writes what --join takes.",
+)
 @option(
     "--join JSON",
     "Take the verdicts of this shard; give it for each.",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
 )
-@cluster_options
+@options_of(ClusterConfig)
 @option(
     "--json",
     "Also write all of it as JSON.",
@@ -102,15 +109,14 @@ def _graded(
     from onnxopt_cli.report.audit_report import audit_json, audit_page
 
     shard = api.Shard.parse(options["shard"]) if options["shard"] else None
-    rule = api.ToleranceRule(options["rule"]) if options["rule"] else None
     verbose, known = options["verbose"], len(problems)
     with (
-        opened_cluster(options, Interruption()) as cluster,
+        opened_cluster(ClusterConfig.of(options), Interruption()) as cluster,
         ticking("auditing", "implementations", cluster) as tick,
     ):
         grades = api.audit(
             chosen,
-            judging=api.JudgeOptions(rule=rule),
+            judging=Judging.of(options),
             jobs=options["jobs"],
             thorough=verbose,
             progress=tick,

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cli.shared_options import explain_time_option, judging
-
-if TYPE_CHECKING:
-    from onnxopt_cli.api import JudgeOptions
+from onnxopt_cli.cli.shared_options import option_of
+from onnxopt_cli.config.run_config import Judging, RunConfig
 
 
 @click.command("explain")
 @click.argument(
     "saved", metavar="LOG|REPORT.json|-", type=click.Path(path_type=Path, allow_dash=True)
 )
-@explain_time_option("a fifth of the saved run's time, 10 at least")
+@option_of(
+    RunConfig,
+    "explain_time",
+    "Time limit of the search for known mistakes.  "
+    "[default: a fifth of the saved run's time, 10 at least]",
+)
 def command(saved: Path, explain_time: float | None) -> int:
     """Say which known mistake reproduces the failures of a saved run.
 
@@ -42,7 +43,7 @@ def command(saved: Path, explain_time: float | None) -> int:
     with stderr().status("looking for known mistakes") as status:
         explanations = api.explain(
             record.results,
-            judging=_judging(record.options),
+            judging=Judging.from_json(record.options),
             seconds=explain_time,
             progress=status.update,
         )
@@ -55,14 +56,3 @@ def command(saved: Path, explain_time: float | None) -> int:
         stdout().print(line, soft_wrap=True)
     explained = {(it.backend, case) for it in explanations if it.deviations for case in it.cases}
     return int(any(it.failing and (it.backend, it.case) not in explained for it in record.results))
-
-
-def _judging(options: Mapping[str, Any]) -> JudgeOptions:
-    """Return how a saved run judged outputs; what its file does not plainly say is the default."""
-    said: dict[str, Any] = dict.fromkeys(("rtol", "atol", "ulp", "budget", "rule"))
-    for name in said:
-        value = options.get(name)
-        number = isinstance(value, (int, float)) and 0 <= value < float("inf")
-        if value in ("conditioned", "derived", "onnx") if name == "rule" else number:
-            said[name] = value
-    return judging({**said, "signed_zeros": options.get("signed_zeros") is True})

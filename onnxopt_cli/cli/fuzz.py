@@ -10,18 +10,13 @@ import click
 
 from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.shared_options import (
-    Number,
-    backend_option,
-    cluster_options,
-    explain_options,
-    lower_option,
+    FiniteNumber,
     opened_cluster,
-    operator_option,
     option,
-    setting,
-    shard_option,
-    worker_options,
+    option_of,
+    options_of,
 )
+from onnxopt_cli.config.run_config import ClusterConfig, Execution, Filters, Limits, RunConfig
 from onnxopt_cli.errors import NothingSelected, UsageError
 
 #: Tried where neither a number nor a time is given.
@@ -34,8 +29,21 @@ _EXPLAIN_TIME = 60.0
 
 
 @click.command("fuzz", context_settings={"default_map": {"timeout": _TIMEOUT}})
-@backend_option("What to test.", required=True)
-@operator_option(complete_our_operator)
+@option_of(
+    RunConfig,
+    "backends",
+    "What to test.",
+    "backend",
+    required=True,
+    multiple=False,
+    default=None,
+)
+@option_of(
+    Filters,
+    "operators",
+    "Only this operator. Given several times: any of them.",
+    shell_complete=complete_our_operator,
+)
 @option(
     "--exclude-operator NAME",
     "Not this operator.",
@@ -53,7 +61,7 @@ _EXPLAIN_TIME = 60.0
     f"Try so many examples.  [default: {_EXAMPLES}, or no limit beside --time]",
     type=click.IntRange(min=1),
 )
-@option("--time SECONDS", "Search for so long.", "seconds", type=Number(min=0, min_open=True))
+@option("--time SECONDS", "Search for so long.", "seconds", type=FiniteNumber(min=0, min_open=True))
 @option("--seed", "The same seed tries the same examples.", type=click.IntRange(min=0), default=0)
 @option(
     "-o, --output DIR",
@@ -61,11 +69,17 @@ _EXPLAIN_TIME = 60.0
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("fuzz"),
 )
-@explain_options(f"{_EXPLAIN_TIME:g} for each failure")
-@lower_option
-@shard_option("N of the examples")
-@worker_options
-@cluster_options
+@option_of(RunConfig, "explain")
+@option_of(
+    RunConfig,
+    "explain_time",
+    f"Time limit of the search for known mistakes.  [default: {_EXPLAIN_TIME:g} for each failure]",
+)
+@option_of(Execution, "lowering")
+@option_of(RunConfig, "shard", "Only part I of N of the examples.")
+@option_of(Execution, "isolation")
+@options_of(Limits)
+@options_of(ClusterConfig)
 def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: Any) -> int:
     """Look for examples on which a backend fails.
 
@@ -103,13 +117,14 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     shard = Shard.parse(options["shard"]) if options["shard"] else None
     with (
         interruptible() as interruption,
-        opened_cluster(options, interruption, "hypothesis") as cluster,
+        opened_cluster(ClusterConfig.of(options), interruption, "hypothesis") as cluster,
     ):
         display = FuzzDisplay(examples, options["seconds"], cluster)
         task = Task(
             chosen,
             options["backend"],
-            setting(options, 1, cluster),
+            Execution.of(options),
+            cluster=cluster,
             seed=options["seed"],
             examples=examples,
             seconds=options["seconds"],

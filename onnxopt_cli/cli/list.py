@@ -6,15 +6,13 @@ from typing import Any
 
 import click
 
-from onnxopt_cli.cli.shared_options import (
-    case_options,
-    targets_argument,
-)
+from onnxopt_cli.cli.shared_options import options_of, targets_argument
+from onnxopt_cli.config.run_config import Filters
 
 
 @click.command("list")
 @targets_argument
-@case_options
+@options_of(Filters)
 def command(targets: tuple[str, ...], **filters: Any) -> int:
     """List cases: id, operator and what each asks.
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.shared_options import PATH, option, report_option
+from onnxopt_cli.cli.shared_options import PATH, option, option_of
+from onnxopt_cli.config.run_config import RunConfig
 
 _SAVED = "LOG|REPORT.json"
 
@@ -24,7 +25,12 @@ def command() -> None:
 
 @command.command("render")
 @click.argument("saved", metavar=_SAVED, type=PATH)
-@report_option("What to write, as for onnxopt run; may be given several times.", required=True)
+@option_of(
+    RunConfig,
+    "reports",
+    "What to write, as for onnxopt run; may be given several times.",
+    required=True,
+)
 def render(saved: Path, reports: tuple[str, ...]) -> int:
     """Write reports of a run from its log, finished or not, or from its JSON report.
 

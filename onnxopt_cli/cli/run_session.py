@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import RenderableType
@@ -20,14 +18,13 @@ from onnxopt_cli import api
 from onnxopt_cli.cases.collect import collect, default_targets
 from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, ticking
 from onnxopt_cli.cli.environment import silence_output
-from onnxopt_cli.cli.shared_options import judging, opened_cluster, setting
+from onnxopt_cli.cli.shared_options import opened_cluster
 from onnxopt_cli.core.ci_channels import step_summary
 from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.record import Explanation, RunRecord
 from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
-from onnxopt_cli.errors import UsageError
 from onnxopt_cli.isolation.interruption import interruptible
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
@@ -36,6 +33,10 @@ from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.causes import group_failures, reasons_alike
 from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_all, write_report
 from onnxopt_cli.report.verdict import failures, scope
+
+if TYPE_CHECKING:
+    from onnxopt_cli.cluster.client import Cluster
+    from onnxopt_cli.config.run_config import RunConfig
 
 # Causes that are shown by an example, and reasons that are said.
 _EXAMPLES = 3
@@ -48,18 +49,20 @@ _OPEN = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 class Display:
     """Prints the run to standard output; a progress bar too where that is a terminal."""
 
-    def __init__(self, session: api.Session, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: api.Session, targets: Sequence[str], cluster: Cluster | None
+    ) -> None:
         self._plan = session.plan
         self._found = len(session.ids)
         self._expectations = session.expectations
-        self._options = options
-        self._verbose: bool = options["verbose"]
-        self._quiet: bool = options["quiet"]
+        self._config = config = session.config
+        self._targets = targets
+        self._verbose, self._quiet = config.verbose, config.quiet
         self._console = stdout()
         self.print = self._console.print_line
-        self._id_width = self._room_for_ids() if self._verbose or options["rerun"] else 0
+        self._id_width = self._room_for_ids() if self._verbose or config.rerun else 0
         self._nonconforming = self._done = 0
-        self.pace = Pace(self._console, "running", "cases", session.terms.setting.cluster)
+        self.pace = Pace(self._console, "running", "cases", cluster)
 
     def _room_for_ids(self) -> int:
         longest = max((len(printable(case.id)) for case in self._plan.cases), default=0)
@@ -75,7 +78,7 @@ class Display:
             count = len(self._plan.cases)
             of = f" of {self._found}" if self._found > count else ""
             cases = f"{count}{of} case{'s' * (self._found != 1)}"
-            targets = some_of(self._options["targets"], 5)
+            targets = some_of(self._targets, 5)
             self._console.print(f"{cases} from {targets} on {some_of(names, 3)}")
         if self._verbose and self._plan.cases:
             self.print(terminal.heading(names, self._id_width))
@@ -125,8 +128,8 @@ class Display:
             from onnxopt_cli.report.accuracy import accuracy_table
 
             tables.append(accuracy_table(results))
-        if self._options["durations"]:
-            tables.append(terminal.duration_table(results, self._options["durations"]))
+        if self._config.durations:
+            tables.append(terminal.duration_table(results, self._config.durations))
         for table in filter(None, tables):
             self._console.print()
             self._console.print(table)
@@ -177,7 +180,7 @@ class Display:
                 more = f", the plainest of {len(group.results)}" if others else ""
                 panel = terminal.failure_panel(
                     result,
-                    self._options,
+                    record.options,
                     about.get(result.case, ""),
                     whole=self._verbose,
                     brief=number > 1 and not self._verbose,
@@ -219,132 +222,99 @@ class Display:
             self.print(Text(f"{rest} more reasons; -v shows all", "dim"))
 
 
-def execute(options: Mapping[str, Any]) -> int:
-    """Run what the options of ``onnxopt run`` ask for, and return the exit code.
+def execute(config: RunConfig) -> int:
+    """Run what the settings of ``onnxopt run`` name, and return the exit code.
 
     Raises:
         OnnxoptError: if an option or a file is wrong, a backend cannot be started, nothing is
             selected, or a file cannot be written; by then the verdict has been shown, and every
             other file is written.
     """
-    reports = parse_reports(options["reports"]) if options["reports"] else []
+    reports = parse_reports(config.reports) if config.reports else []
     if summary := step_summary():
         reports.append((SUMMARY, Path(summary)))
-    if options["artifacts"]:
-        from onnxopt_cli.report.artifacts import check_folder
-
-        check_folder(options["artifacts"])
-    terms = _terms(options)
-    if reports:
-        require_apart(reports, _files_beside(options))
-    if reports or terms.log or options["artifacts"] or terms.update_expect:
-        silence_output()
-    targets = options["targets"] or default_targets()
+    _require_places(config, reports)
+    targets = config.targets or default_targets()
+    execution, memory = config.execution, config.execution.limits.memory
     each = None
     # Backends in this process, and programs that call us, may have threads.
-    if terms.setting.jobs > 1 and terms.setting.isolation is not api.Isolation.NONE and claimed():
-        each = partial(parallel, jobs=terms.setting.jobs, chunk=1)
-    find = partial(collect, targets, options["memory"], each, ticking)
+    if execution.jobs > 1 and execution.isolation is not api.Isolation.NONE and claimed():
+        each = partial(parallel, jobs=execution.jobs, chunk=1)
+    find = partial(collect, targets, memory, each, ticking)
     found = None
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
-        if any(options[it] for it in ("cluster", "ship", "tls", "insecure")):
+        cluster = None
+        if config.machines.cluster:
             # Before it has threads, with which no process can be forked. Contents are read there.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
-                found = collect(targets, options["memory"], each_unread, ticking)
-            cluster = stack.enter_context(opened_cluster(options, interruption))
-            terms = replace(terms, setting=replace(terms.setting, cluster=cluster))
+                found = collect(targets, memory, each_unread, ticking)
+            cluster = stack.enter_context(opened_cluster(config.machines, interruption))
         session = stack.enter_context(
-            api.open_session(terms, lambda: found or find(), interruption, note)
+            api.open_session(config, lambda: found or find(), interruption, note, cluster)
         )
         if reports:
             require_apart(reports, {case.location.path for case in session.plan.cases})
-        display = Display(session, {**options, "targets": targets})
+        display = Display(session, targets, cluster)
         display.begin()
         with display.pace:
             for row in session.rows():
                 display.show(row)
-            for result in session.rerun() if terms.reruns else ():
+            for result in session.rerun() if config.rerun else ():
                 display.show_rerun(result)
         return _conclude(session, display, reports)
 
 
-def _files_beside(options: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the files that options name, which a run reads or writes beside its reports."""
+def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
+    """Refuse files that cannot be written, before the run."""
+    if config.artifacts:
+        from onnxopt_cli.report.artifacts import check_folder
+
+        check_folder(config.artifacts)
+    if config.update_expect:
+        require_place("--update-expect", config.update_expect)
+    if reports:
+        require_apart(reports, _files_beside(config))
+    if reports or config.log_file or config.artifacts or config.update_expect:
+        silence_output()
+
+
+def _files_beside(config: RunConfig) -> Iterator[Path]:
+    """Yield the files that settings name, which a run reads or writes beside its reports."""
     from onnxopt_cli.backends.configuration import find_configuration
     from onnxopt_cli.backends.implementation import implementation_files
 
-    named = (options["log"], options["resume"], options["update_expect"], find_configuration())
-    for path in (*filter(None, named), *options["expect"], *options["targets"]):
-        yield Path(path)
+    named = (config.log, config.resume, config.update_expect, find_configuration())
+    yield from (*filter(None, named), *config.expect, *map(Path, config.targets))
     yield from OPERATOR_FILES
-    for backend in options["backends"]:
+    for backend in config.backends:
         yield from implementation_files(backend).values()
-
-
-def _terms(options: Mapping[str, Any]) -> api.Terms:
-    """Return what the options ask for.
-
-    Raises:
-        UsageError: if one is wrong, or two contradict each other.
-    """
-    shard = api.Shard.parse(options["shard"]) if options["shard"] else None
-    log, resume, update = options["log"], options["resume"], options["update_expect"]
-    if shard and update:
-        raise UsageError("--update-expect needs a whole run, --shard runs a part of one")
-    if log and resume and os.path.realpath(log) != os.path.realpath(resume):
-        raise UsageError("--resume goes on writing the log it reads; --log names another one")
-    files = [Path(path) for path in options["expect"]]
-    if update:
-        require_place("--update-expect", Path(update))
-        files = [it for it in files if os.path.realpath(it) != os.path.realpath(update)]
-        files += [Path(update)] if Path(update).exists() else []
-    return api.Terms(
-        backends=options["backends"],
-        selection=api.Selection(
-            options["patterns"],
-            options["operators"],
-            options["tags"],
-            options["without"],
-            "only" if options["lf"] else "first" if options["ff"] else "",
-        ),
-        setting=setting(options, options["jobs"]),
-        judging=judging(options),
-        expect=tuple(files),
-        update_expect=Path(update) if update else None,
-        shard=shard,
-        max_fail=options["max_fail"] or 0,
-        reruns=options["rerun"] or 0,
-        log=Path(resume or log) if resume or log else None,
-        resume=bool(resume),
-        options=options,
-    )
 
 
 def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[str, Path]]) -> int:
     """End a session, show the verdict, write what was asked for, and return the exit code."""
-    terms, options = session.terms, session.terms.options
+    config = session.config
     seconds = perf_counter() - session.began
     failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
     record = session.finish(_explanations(session) if failing else [])
     display.finish(record, seconds, perf_counter() - session.began - seconds)
-    if terms.shard and not session.plan.cases:
-        display.print(f"no selected case belongs to shard {terms.shard}")
+    if config.shard and not session.plan.cases:
+        display.print(f"no selected case belongs to shard {config.shard}")
     writes: list[Callable[[], object]] = []
-    if options["artifacts"]:
+    if config.artifacts:
         from onnxopt_cli.report.artifacts import write_artifacts
 
         cases = {case.id: case for case in session.plan.cases}
         judged = session.plan.judging
-        writes.append(partial(write_artifacts, options["artifacts"], record, cases, judged))
-    if terms.update_expect:
-        path, known = terms.update_expect, session.expectations
+        writes.append(partial(write_artifacts, config.artifacts, record, cases, judged))
+    if config.update_expect:
+        path, known = config.update_expect, session.expectations
         writes.append(
             lambda: display.print(api.update_expectations(path, known, record, session.ids))
         )
     writes += [partial(write_report, *it, record) for it in reports]
-    if terms.log:
+    if config.log_file:
         writes.append(session.require_log)
     if writes:
         write_all(writes)
@@ -357,9 +327,8 @@ def _explanations(session: api.Session) -> list[Explanation]:
     After Ctrl-C nothing is explained: whoever wants the run to end does not want to wait for what
     ``onnxopt explain`` can say later.
     """
-    interruption, options = session.plan.interruption, session.terms.options
-    seconds = options["explain_time"]
-    if interruption.signal or not options["explain"] or seconds == 0:
+    interruption, seconds = session.plan.interruption, session.config.explain_time
+    if interruption.signal or not session.config.explain or seconds == 0:
         return []
     try:
         with (

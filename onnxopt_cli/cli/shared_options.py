@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,46 +20,38 @@ from onnxopt_cli.cli.completion import (
     complete_report,
     complete_target,
 )
+from onnxopt_cli.config.run_config import ClusterConfig, RunConfig
+from onnxopt_cli.config.settings import (
+    File,
+    Flag,
+    JobCount,
+    Number,
+    OneOf,
+    Settings,
+    Size,
+    Text,
+)
 from onnxopt_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from onnxopt_cli.api import JudgeOptions, Setting
     from onnxopt_cli.backends.configuration import Configuration
     from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.isolation.interruption import Interruption
 
 
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-_SIZE = re.compile(r"(\d{1,15})\s*(|KiB|MiB|GiB)", re.IGNORECASE)
-_MOST_JOBS = 1024
-_LEAST_MEMORY = 64 << 20
+def _parsed(parse: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a type of click from a function that raises ValueError."""
+
+    def convert(written: str) -> int:
+        try:
+            return parse(written)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return convert
 
 
-def _job_count(written: str) -> int:
-    """Return a number of processes; ``auto`` is as many as there are processors."""
-    if written == "auto":
-        from onnxopt_cli.core.blocks import available_jobs
-
-        return available_jobs()
-    if not (written.isdecimal() and 0 < int(written) <= _MOST_JOBS):
-        raise click.BadParameter(f"{written!r} is neither auto nor a number from 1 to {_MOST_JOBS}")
-    return int(written)
-
-
-def _size(written: str) -> int:
-    """Return a number of bytes, as in 2GiB; ``none`` is 0."""
-    if written == "none":
-        return 0
-    match = _SIZE.fullmatch(written)
-    if match is None:
-        raise click.BadParameter(f"{written!r} is not a size; write it as in 2GiB, or none")
-    size = int(match[1]) * _UNITS[match[2].upper()]
-    if size < _LEAST_MEMORY:
-        raise click.BadParameter("a worker cannot start with less than 64MiB")
-    return size
-
-
-class Number(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A finite number in a range; NaN is neither below nor above any, and so in each."""
 
     name = "number"
@@ -105,198 +95,119 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     return click.option(*names, metavar=metavar or None, help=about, **others)
 
 
-def many(written: str, about: str, name: str, **others: Any) -> _Option:
-    """Return an option that may be given several times, and says so."""
-    said = f"{about} Given several times: any of them."
-    return option(written, said, name, multiple=True, **others)
+# What completes a text in a shell, by what it names.
+_COMPLETE = {
+    "backend": complete_backend,
+    "capability": complete_capability,
+    "operator": complete_operator,
+    "pattern": complete_pattern,
+    "report": complete_report,
+    "target": complete_target,
+}
 
 
-def operator_option(complete: Callable[..., Any], about: str = "Only this operator.") -> _Option:
-    """Return the option that chooses operators, with what completes it and what it does."""
-    return many("--operator NAME", about, "operators", shell_complete=complete)
+def option_of(
+    settings: type[Settings], name: str, about: str = "", parameter: str = "", **others: Any
+) -> _Option:
+    """Return the option of a setting.
+
+    Args:
+        settings: the group that declares it.
+        name: of the setting.
+        about: what it does; empty for what the declaration says.
+        parameter: name of the command's parameter; empty for that of the setting.
+        others: arguments of :func:`click.option` that precede those of the declaration.
+    """
+    (declared,) = (one for one in settings.declared() if one.name == name)
+    chosen = declared.option
+    given = _given_to_click(chosen.kind, declared.default)
+    if chosen.typed_default is not None:
+        given["default"] = chosen.typed_default
+    given |= others
+    if chosen.many is True:
+        given.setdefault("multiple", True)
+    elif chosen.many:
+        given |= {"nargs": chosen.many}
+    if chosen.written.startswith("["):
+        complete = given["shell_complete"]
+        return click.argument(name, metavar=chosen.written, nargs=-1, shell_complete=complete)
+    made = option(chosen.written, about or chosen.about, parameter or name, **given)
+    if chosen.shorthand is None:
+        return made
+    spelling, value, meaning = chosen.shorthand
+    return _together(option(spelling, meaning, name, flag_value=value), made)
+
+
+def _given_to_click(kind: Text, default: Any) -> dict[str, Any]:
+    """Return what click is told of a kind of value and its default."""
+    if isinstance(kind, Flag):
+        return {"default": True} if default else {"is_flag": True}
+    given: dict[str, Any] = {"type": _click_type(kind)}
+    if kind.of:
+        given["shell_complete"] = _COMPLETE[kind.of]
+        if kind.of == "backend":
+            given["callback"] = expand_backend
+    if isinstance(default, tuple):
+        given |= {"default": default} if default else {}
+    elif default is not None:
+        given["default"] = kind.word(default)
+    return given
+
+
+def _click_type(kind: Text) -> Any:
+    match kind:
+        case JobCount() | Size():
+            return _parsed(kind.parse)
+        case Number(whole=True):
+            most = None if kind.most is None else int(kind.most)
+            return click.IntRange(int(kind.least), most)
+        case Number():
+            return FiniteNumber(kind.least, kind.most, min_open=kind.beyond)
+        case OneOf():
+            return click.Choice([*map(str, kind.members)])
+        case File():
+            # An error of a file that need not exist is reported where the file is opened.
+            return click.Path(
+                exists=kind.exists, dir_okay=kind.folder, readable=kind.exists, path_type=Path
+            )
+        case _:
+            return None
+
+
+def options_of(settings: type[Settings]) -> _Option:
+    """Return the options of all settings of a group, in the order of their declaration."""
+    return _together(*(option_of(settings, declared.name) for declared in settings.declared()))
 
 
 PATH = click.Path(path_type=Path)
-
-targets_argument = click.argument(
-    "targets", metavar="[PATH|SUITE|ID]...", nargs=-1, shell_complete=complete_target
-)
-#: The options that choose among cases.
-case_options = _together(
-    many(
-        "-k PATTERN",
-        "Only cases whose id is this, matches this glob or contains this text; also "
-        "'adam and not (double or T_0)'.",
-        "patterns",
-        shell_complete=complete_pattern,
-    ),
-    operator_option(complete_operator, "Only cases whose model contains this operator."),
-    many("--tag TAG", "Only cases with this tag.", "tags"),
-    option(
-        "--without CAPABILITY",
-        "Leave out cases that need this: double, many-tensors, ... Again for more.",
-        multiple=True,
-        shell_complete=complete_capability,
-    ),
-)
-tolerance_option = option(
-    "--tolerance",
-    "Judge by this rule, whatever the cases say.",
-    "rule",
-    type=click.Choice(["conditioned", "derived", "onnx"]),
-)
-lower_option = option(
-    "--lower",
-    "When to replace training operators by primitive ones.",
-    type=click.Choice(["auto", "never", "always"]),
-    default="auto",
-)
-jobs_option = option("-j, --jobs N|auto", "Number of processes.", type=_job_count, default="auto")
-
-
-def explain_time_option(default: str) -> _Option:
-    """Return the option that says how long to look for known mistakes, given its default."""
-    about = f"How long to look for known mistakes.  [default: {default}]"
-    return option("--explain-time SECONDS", about, type=Number(min=0, max=1e6))
-
-
-def explain_options(default: str) -> _Option:
-    """Return what adds the options about known mistakes to a command that looks for some itself."""
-    return _together(
-        option(
-            "--explain/--no-explain",
-            "Look for a known mistake that reproduces the failures.",
-            default=True,
-        ),
-        explain_time_option(default),
-    )
-
-
-_LIMIT: dict[str, Any] = {"type": Number(min=0, min_open=True, max=1e6), "default": 60.0}
-#: The options about the processes of backends.
-worker_options = _together(
-    option(
-        "--isolation",
-        "Run backends in processes of their own, or all in this one.  "
-        "[default: process, but none for our own formulas]",
-        type=click.Choice(["process", "none"]),
-    ),
-    option("--timeout SECONDS", "How long a case may take.", **_LIMIT),
-    option("--startup-timeout SECONDS", "How long a backend may take to start.", **_LIMIT),
-    option(
-        "--memory SIZE",
-        "How much a backend's process, or a case of a file, may hold; none for no limit.",
-        type=_size,
-        default="4GiB",
-    ),
-)
-
-
-def report_option(about: str, **others: Any) -> _Option:
-    """Return the option for what is written of a run, given what it says of itself."""
-    others |= {"multiple": True, "shell_complete": complete_report}
-    return option("--report FORMAT=PATH", about, "reports", **others)
-
-
-def shard_option(of: str) -> _Option:
-    """Return the option that takes a part of a command's work, given what it is a part of."""
-    return option("--shard I/N", f"Only part I of {of}.")
-
-
-#: The options about other machines.
-cluster_options = _together(
-    option(
-        "--cluster WHERE",
-        "Use the workers of a Dask cluster: local, local:N, tcp://HOST:PORT, tls://HOST:PORT "
-        "or a scheduler file.",
-    ),
-    option(
-        "--ship PATH",
-        "Send this file or folder to every worker. Again for more.",
-        type=click.Path(exists=True, path_type=Path),
-        multiple=True,
-    ),
-    option(
-        "--tls CA CERT KEY",
-        "PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
-        type=click.Path(exists=True, dir_okay=False),
-        nargs=3,
-    ),
-    option("--insecure", "Go without TLS to other machines.", is_flag=True),
-)
+targets_argument = option_of(RunConfig, "targets")
 
 
 @contextmanager
 def opened_cluster(
-    options: Mapping[str, Any], interruption: Interruption, *packages: str
+    chosen: ClusterConfig, interruption: Interruption, *packages: str
 ) -> Iterator[Cluster | None]:
-    """Open the cluster that the options ask for, if they do.
+    """Open the cluster that the options name, if they do.
 
     Args:
-        options: of the command.
+        chosen: the options.
         interruption: set when the user wants to end.
         packages: what workers must have in our version beside what all have.
 
     Raises:
         UsageError: if it cannot be used.
-        BackendUnavailable: if nobody answers there.
+        BackendUnavailable: if no scheduler answers there.
     """
-    ship, tls, insecure = options["ship"], options["tls"] or (), options["insecure"]
-    if options["cluster"] is None:
-        if ship or tls or insecure:
-            raise UsageError("--ship, --tls and --insecure mean nothing without --cluster")
+    if chosen.cluster is None:
         yield None
         return
     from onnxopt_cli.cli.console import note
     from onnxopt_cli.cluster.client import Cluster
 
-    found = Cluster(options["cluster"], interruption, note, ship, tls, insecure, packages)
+    tls = [*map(str, chosen.tls)]
+    found = Cluster(chosen.cluster, interruption, note, chosen.ship, tls, chosen.insecure, packages)
     with closing(found) as cluster:
         yield cluster
-
-
-def setting(options: Mapping[str, Any], jobs: int, cluster: Cluster | None = None) -> Setting:
-    """Turn the options, and ``lower``, into how backends are run, each in so many processes."""
-    from onnxopt_cli import api
-    from onnxopt_cli.backends.lowering import LoweringMode
-    from onnxopt_cli.isolation.processes import allowed_memory
-
-    return api.Setting(
-        isolation=None if options["isolation"] is None else api.Isolation(options["isolation"]),
-        lowering=LoweringMode(options["lower"]),
-        limits=api.Limits(
-            options["timeout"], options["startup_timeout"], allowed_memory(options["memory"])
-        ),
-        jobs=jobs,
-        cluster=cluster,
-    )
-
-
-def judging(options: Mapping[str, Any]) -> JudgeOptions:
-    """Turn the options about tolerances into one rule.
-
-    Raises:
-        UsageError: if two of them contradict each other.
-    """
-    from onnxopt_cli import api
-    from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Tolerance, Ulps
-    from onnxopt_cli.readings.bound.bound import FACTOR
-
-    given = {name: options[name] for name in ("rtol", "atol") if options[name] is not None}
-    if sum((bool(given), options["ulp"] is not None, options["rule"] is not None)) > 1:
-        raise click.UsageError("--rtol and --atol, --ulp, and --tolerance exclude each other")
-    override: Tolerance | None = None
-    if given:
-        override = replace(ONNX_DEFAULT, **given, provenance=Provenance.COMMAND_LINE)
-    elif options["ulp"] is not None:
-        override = Ulps(options["ulp"], Provenance.COMMAND_LINE)
-    return api.JudgeOptions(
-        override=override,
-        rule=None if options["rule"] is None else api.ToleranceRule(options["rule"]),
-        factor=FACTOR if options["budget"] is None else options["budget"],
-        signed_zeros=options["signed_zeros"],
-        examine=options.get("verbose") is True,
-    )
 
 
 # The keys, among what a command's context holds, of what the configuration file says, and of where
@@ -324,12 +235,6 @@ def expand_backend(context: click.Context, _parameter: click.Parameter, value: A
     if found is None or not value:
         return value
     return found.backend(value) if isinstance(value, str) else tuple(map(found.backend, value))
-
-
-def backend_option(about: str, name: str | None = None, **others: Any) -> _Option:
-    """Return the option for what is tested; a name may be one of the configuration file."""
-    others |= {"callback": expand_backend, "shell_complete": complete_backend}
-    return option("-b, --backend BACKEND", about, name, **others)
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:

@@ -121,7 +121,7 @@ class RunRecord:
     Attributes:
         versions: of onnxopt, Python, the packages that matter, the suites, and the machine.
         backends: what was under test.
-        options: the command's options by their long names, targets included.
+        options: the settings of the run, as RunConfig.to_json writes them.
         results: in the order in which they came.
         problems: what was wrong with case files that gave no case.
         findings: entries of expectation files that no longer hold: stale, expired, duplicate.
@@ -129,6 +129,7 @@ class RunRecord:
         exit_code: what the run exited with; None if it did not finish.
         started: when, in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
         hostname: of the machine that ran it; empty if unknown.
+        left_out: for each capability that is left out, how many cases need it, and why.
 
     Raises:
         ValueError: if two results are of one case on one backend, or two backends have one name:
@@ -145,6 +146,7 @@ class RunRecord:
     exit_code: int | None = None
     started: str = ""
     hostname: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_once(it.name for it in self.backends)

@@ -16,13 +16,14 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
+from onnxopt_cli.config.run_config import Execution
 from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.fuzz.driver import Task
 from onnxopt_cli.fuzz.findings import FailureKind, Findings
 from onnxopt_cli.fuzz.search import Portions, Search, chosen_operators
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.run.executors import Executor, Setting, open_executors, weak_isolation
+from onnxopt_cli.run.executors import Executor, open_executors, weak_isolation
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
@@ -45,17 +46,18 @@ def open_search(
         UsageError: if the backend specification is invalid, or hypothesis is not installed.
         BackendUnavailable: if the backend does not start.
     """
-    limits = task.setting.limits
+    limits = task.execution.limits
     if task.seconds is not None:
         limits = replace(limits, timeout=min(limits.timeout, task.seconds))
-    setting = replace(task.setting, limits=limits, jobs=1)
-    with open_executors([task.backend], setting, interruption) as (executor,):
+    execution = replace(task.execution, limits=limits, jobs=1)
+    opened = open_executors([task.backend], execution, interruption, cluster=task.cluster)
+    with opened as (executor,):
         if find_spec("hypothesis") is None:
             raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')
-        if weak := weak_isolation(setting, [task.backend]):
+        if weak := weak_isolation(execution, [task.backend]):
             tell(weak)
         executor.ready()
-        kind = ClusterSearch if setting.cluster else Search
+        kind = ClusterSearch if task.cluster else Search
         yield kind(task, executor, interruption)
 
 
@@ -115,7 +117,7 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
         task = Task(
             chosen_operators(portion["operators"]),
             executor.name,
-            Setting(),
+            Execution(),
             portion["seed"],
             examples=None,
             seconds=portion["seconds"],

@@ -10,18 +10,20 @@ from functools import cache
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 from unittest.mock import patch
 
+from onnxopt_cli.config.run_config import Execution, Shard
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.findings import FailureKind
 from onnxopt_cli.fuzz.graph_example import Example, draw_graph
 from onnxopt_cli.fuzz.node_example import breaches, draw_node
-from onnxopt_cli.log.header import Shard
-from onnxopt_cli.run.executors import Setting
+
+if TYPE_CHECKING:
+    from onnxopt_cli.cluster.client import Cluster
 
 #: One example in about this many has several nodes.
 _EXAMPLES_PER_GRAPH = 10
@@ -90,13 +92,14 @@ class Task:
     Attributes:
         operators: operators under test.
         backend: specification of the backend under test.
-        setting: settings of the backend's worker.
+        execution: settings of the backend's worker.
         seed: seed of all choices.
         examples: number of examples to try; None for no limit.
         seconds: duration of the search; None for no limit.
         memory: the folder that keeps failing examples from run to run.
         single_nodes: whether all models have a single node.
         shard: the shard of the examples to try; None for all.
+        cluster: the machines on which the search runs; None for this one.
         explain_time: seconds to spend on explaining a finding; 0 for no explanation.
         tried: called after each example with the number of examples tried.
         shrinking: called with a new kind of failure before the failure is shrunk.
@@ -104,13 +107,14 @@ class Task:
 
     operators: Sequence[Operator]
     backend: str
-    setting: Setting
+    execution: Execution
     seed: int
     examples: int | None
     seconds: float | None
     memory: Path
     single_nodes: bool = False
     shard: Shard | None = None
+    cluster: Cluster | None = None
     explain_time: float = 0.0
     tried: Callable[[int], None] = lambda _: None
     shrinking: Callable[[FailureKind], None] = lambda _: None

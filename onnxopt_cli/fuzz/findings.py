@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation
@@ -19,7 +20,6 @@ from onnxopt_cli.fuzz.node_example import NAME, SUITE
 from onnxopt_cli.grade.explain import explain
 from onnxopt_cli.isolation.response import Order
 from onnxopt_cli.readings.mistakes.deviate import named
-from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.judge import answered, judge, read_question
 from onnxopt_cli.run.reproduce import Observation, observe, reproduces
@@ -71,7 +71,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     content = example.content()
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
     pending = executor.submit(Order(content.model, content.inputs))
-    judging = JudgeOptions()
+    judging = Judging()
     question = answered(read_question(case), judging)
     assert not question.invalid, question.invalid  # noqa: S101 - else a defect of the strategies
     formula = question.key and question.key.formula
@@ -249,7 +249,7 @@ class Findings:
 
 def _explains(explanation: Explanation, trial: Trial) -> bool:
     """Return whether the explanation of other failures also reproduces this one."""
-    observation = observe(trial.result, trial.case, JudgeOptions())
+    observation = observe(trial.result, trial.case, Judging())
     if not isinstance(observation, Observation):
         return False
     operator = observation.call.operator
@@ -259,6 +259,5 @@ def _explains(explanation: Explanation, trial: Trial) -> bool:
         named(operator, *cause.deviations) for cause in explanation.causes if cause.deviations
     ]
     return any(
-        mistake is not None and reproduces(mistake, observation, JudgeOptions())
-        for mistake in mistakes
+        mistake is not None and reproduces(mistake, observation, Judging()) for mistake in mistakes
     )

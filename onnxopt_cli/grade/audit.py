@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnxopt_cli.config.run_config import Judging, Shard
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import largest_share
 from onnxopt_cli.core.tolerance import Budget
@@ -23,7 +24,6 @@ from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.formula.call import Attributes, Call
 from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.isolation.parallel import parallel
-from onnxopt_cli.log.header import Shard
 from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.mistakes.deviate import deviations
@@ -31,7 +31,7 @@ from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input, equi
 from onnxopt_cli.readings.mistakes.mutants import mutants
 from onnxopt_cli.readings.single_node import sole_call
 from onnxopt_cli.readings.variants import variants
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import AnswerKey, answer_key
 
 #: Cases with more elements are put only to implementations that at most one other case rejects.
 _LARGE = 40
@@ -157,7 +157,7 @@ class Grade:
 
 
 def find_trials(
-    cases: Sequence[Case], judging: JudgeOptions
+    cases: Sequence[Case], judging: Judging
 ) -> tuple[dict[str, list[AuditedCase]], list[Problem]]:
     """Read the cases that can be audited, by the name of their operator.
 

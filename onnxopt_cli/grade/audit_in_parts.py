@@ -15,6 +15,7 @@ import numpy as np
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cluster.agent import Handler
 from onnxopt_cli.cluster.client import Cluster, LostError, WorkerGroup
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import (
@@ -36,21 +37,20 @@ from onnxopt_cli.grade.audit import (
     implementation,
     outcome,
 )
-from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.remote import sent
 from onnxopt_cli.run.served import found_case
 from onnxopt_cli.run.session import VERSIONS
 
 # Bytes of a shard.
 _LARGEST = 1 << 28
-_Terms: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], JudgeOptions, bool]
+_Terms: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], Judging, bool]
 
 
 def outcomes(
     cluster: Cluster,
     cases: Sequence[Case],
     trials: Mapping[str, Sequence[AuditedCase]],
-    judging: JudgeOptions,
+    judging: Judging,
     tasks: Sequence[Task],
     *,
     thorough: bool,

@@ -19,6 +19,7 @@ from time import monotonic, process_time
 
 import numpy as np
 
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
@@ -36,7 +37,6 @@ from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation, both
 from onnxopt_cli.readings.mistakes.deviate import all_deviations, distinct
-from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.reproduce import (
     Observation,
     agrees_with,
@@ -78,7 +78,7 @@ def least_seconds(run: float) -> float:
 def explain(
     results: Sequence[Result],
     cases: Mapping[str, Case],
-    judging: JudgeOptions | None = None,
+    judging: Judging | None = None,
     *,
     seconds: float = float("inf"),
     progress: Callable[[str], None] = lambda _: None,
@@ -100,7 +100,7 @@ def explain(
             Without it, further inputs cannot tell what failing cases have in common.
     """
     end = monotonic() + seconds
-    searches = list(_searches(results, cases, judging or JudgeOptions(), progress))
+    searches = list(_searches(results, cases, judging or Judging(), progress))
     _share([search.lowered(ask) for search in searches if ask], end)
     for likely in (True, False):
         _share([search.alone(likely=likely) for search in searches], end)
@@ -128,7 +128,7 @@ def _share(tasks: Sequence[Iterator[None]], end: float) -> None:
 def _searches(
     results: Sequence[Result],
     cases: Mapping[str, Case],
-    judging: JudgeOptions,
+    judging: Judging,
     progress: Callable[[str], None],
 ) -> Iterator[_Search]:
     known: dict[tuple[str, ...], Operator] = {(operator.name,): operator for operator in OPERATORS}
@@ -184,7 +184,7 @@ class _Search:
     operator: Operator
     results: Sequence[Result]
     cases: Mapping[str, Case]
-    judging: JudgeOptions
+    judging: Judging
     progress: Callable[[str], None]
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.config.run_config import Execution, Judging, LoweringMode, ToleranceRule
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import largest_share
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Budget, Drawn
@@ -22,10 +22,9 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import Limits
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, ToleranceRule, answer_key
+from onnxopt_cli.run.answer_key import AnswerKey, answer_key
 from onnxopt_cli.run.asking import Asker
-from onnxopt_cli.run.executors import Setting, open_executors
+from onnxopt_cli.run.executors import open_executors
 
 _FLOATS = (np.float16, np.float32, np.float64)
 # Flushed below this, which is far above what is subnormal.
@@ -126,12 +125,12 @@ def plant(cases: Sequence[Case], jobs: int, tick: Callable[[int, int], None]) ->
         jobs: number of processes.
         tick: told how many of all are done.
     """
-    judging = JudgeOptions(rule=ToleranceRule.CONDITIONED)
+    judging = Judging(tolerance=ToleranceRule.CONDITIONED)
     asker = Asker(judging)
-    setting = Setting(None, LoweringMode.NEVER, Limits(), jobs)
+    execution = Execution(lowering=LoweringMode.NEVER, jobs=jobs)
     found: list[Planted] = []
     waiting: deque[Callable[[], Iterator[Planted]]] = deque()
-    with open_executors((), setting, Interruption(), asker):
+    with open_executors((), execution, Interruption(), asker):
         for at, case in enumerate(cases, start=1):
             waiting.extend(_asked(case, judging, asker))
             if len(waiting) > 2 * jobs:
@@ -142,9 +141,7 @@ def plant(cases: Sequence[Case], jobs: int, tick: Callable[[int, int], None]) ->
     return found
 
 
-def _asked(
-    case: Case, judging: JudgeOptions, asker: Asker
-) -> Iterator[Callable[[], Iterator[Planted]]]:
+def _asked(case: Case, judging: Judging, asker: Asker) -> Iterator[Callable[[], Iterator[Planted]]]:
     try:
         content = case.read()
         if content.rejects or content.expected is None:

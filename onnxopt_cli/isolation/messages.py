@@ -21,7 +21,7 @@ from typing import Any
 
 import onnx
 
-from onnxopt_cli.backends.lowering import LoweringMode
+from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.codec import (
     LARGEST_PAYLOAD,
     ValueReader,

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -238,22 +237,6 @@ def read_proc(path: str) -> bytes:
     """Return a file of /proc."""
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs a worker's start time
         return file.read()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits that a user may set.
-
-    Attributes:
-        timeout: seconds that a case may take.
-        startup: seconds that a backend may take to start.
-        memory: bytes that a process of the backend may hold, and all of a worker's together; 0 for
-            no limit.
-    """
-
-    timeout: float = 60.0
-    startup: float = 60.0
-    memory: int = 4 << 30
 
 
 def limit_memory(size: int) -> None:

@@ -13,10 +13,11 @@ from traceback import walk_tb
 import numpy as np
 import onnx
 
-from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
+from onnxopt_cli.backends.lowering import ModelRunner
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
+from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.result import SETTLED, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value

@@ -15,8 +15,8 @@ from typing import Any
 
 import onnx
 
-from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.backends.protocol import unavailable
+from onnxopt_cli.config.run_config import Limits, LoweringMode
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,
@@ -38,7 +38,7 @@ from onnxopt_cli.isolation.messages import (
     read_failure,
     read_ready,
 )
-from onnxopt_cli.isolation.processes import Limits, descendants, out_of_memory_kills
+from onnxopt_cli.isolation.processes import descendants, out_of_memory_kills
 from onnxopt_cli.isolation.response import Incident, Order, Response
 from onnxopt_cli.isolation.shared import fill
 from onnxopt_cli.isolation.worker_process import WorkerProcess
@@ -112,7 +112,7 @@ class Worker:
         self._begin(State.STARTING)
         self._process = WorkerProcess(self.limits.memory, self.selector, closed=self.closed)
         self._conversation = self._process.conversation
-        self._conversation.ask(hello(self.backend, self.lowering), self.limits.startup)
+        self._conversation.ask(hello(self.backend, self.lowering), self.limits.startup_timeout)
 
     def _begin(self, state: State) -> None:
         self.state = state

@@ -46,7 +46,7 @@ def main(channel: int, given: int, returned: int, runner: int, memory: int, fold
 
 def _serve(connection: socket.socket, given: int, returned: int) -> None:
     # The keeper is forked before anything heavy is imported.
-    from onnxopt_cli.backends.lowering import LoweringMode
+    from onnxopt_cli.config.run_config import LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack
     from onnxopt_cli.core.result import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -10,10 +9,10 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any
 
+from onnxopt_cli.config.run_config import RunConfig, Shard
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import UsageError
 from onnxopt_cli.log.contents import Contents, FileSnapshot
 
 #: The version that a log's header states.
@@ -54,63 +53,6 @@ class CaseList:
         return f"{self.count} with hash {self.hash[:8]}"
 
 
-_MOST = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Part ``index`` of ``count``, counted from 1.
-
-    A case's part depends on nothing but its id: cases that come or go move no other one.
-    """
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Read ``I/N``.
-
-        Raises:
-            UsageError: if it is not two whole numbers of which 1 <= I <= N.
-        """
-        numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
-        if numbers is None:
-            raise UsageError(f"--shard takes I/N, as in 1/4, not {text!r}")
-        return cls(*map(int, numbers.groups()))
-
-    def __post_init__(self) -> None:
-        """Refuse what is no part.
-
-        Raises:
-            UsageError: says what is.
-        """
-        if not 1 <= self.index <= self.count <= _MOST:
-            part = f"{self.index}/{self.count}"
-            raise UsageError(f"--shard {part} is not a part: I goes from 1 to N, N to {_MOST}")
-
-    def holds(self, case: str) -> bool:
-        """Tell whether the case of this id belongs here."""
-        name = case.encode("utf-8", "surrogatepass")
-        digest = blake2b(name, digest_size=8).digest()
-        return int.from_bytes(digest, "big") % self.count == self.index - 1
-
-    def choose(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that belong here, in their order."""
-        return [case for case in cases if self.holds(case.id)]
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-
-# Options in which runs of the same may differ. What was selected, the backends and the expectations
-# are compared themselves; "pattern" is of logs from before there could be several.
-_OUTPUT = {"artifacts", "explain", "explain_time", "log", "quiet", "reports", "resume", "verbose"}
-_SPEED = {"cluster", "insecure", "jobs", "ship", "tls"}
-_SELECTION = {"ff", "lf", "operators", "pattern", "patterns", "shard", "tags", "targets"}
-_OTHER = {*_OUTPUT, *_SPEED, *_SELECTION, "backends", "expect", "update_expect"}
-
-
 @dataclass(frozen=True, slots=True)
 class Header:
     """What runs, on what, and how.
@@ -122,9 +64,10 @@ class Header:
         cases: the selected cases, those of other shards too.
         shard: which part of them runs; None for all.
         expectations: a hash of the expectation files; empty if there are none.
-        options: the command's options by name, as JSON has them.
+        options: the settings of the run, as RunConfig.to_json writes them.
         hostname: of the machine that runs it; empty in older logs.
         contents: what the files of the backends and the cases held.
+        left_out: for each capability that is left out, how many cases need it, and why.
     """
 
     started: str
@@ -136,6 +79,7 @@ class Header:
     options: Mapping[str, Any]
     hostname: str = ""
     contents: Contents = field(default_factory=Contents)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record."""
@@ -159,6 +103,7 @@ class Header:
             cases=CaseList(**data["cases"]),
             shard=None if shard is None else Shard(**shard),
             # Older logs lack them.
+            left_out=data.get("left_out", {}),
             hostname=data.get("hostname", ""),
             contents=Contents(**data.get("contents", {})),
         )
@@ -178,8 +123,11 @@ class Header:
         for what in sorted(self.versions.keys() | other.versions.keys()):
             versions = (it.versions.get(what, "none") for it in (self, other))
             found += _change(what, *versions)
-        for name in sorted((self.options.keys() | other.options.keys()) - _OTHER):
-            found += _change(f"the option {name}", self.options.get(name), other.options.get(name))
+        flags = {it.name: it.option.flag for it in RunConfig.declared()}
+        may_differ = {it.name for it in RunConfig.declared() if it.option.may_differ}
+        for name in sorted((self.options.keys() | other.options.keys()) - may_differ):
+            what = f"the option {flags.get(name, name)}"
+            found += _change(what, self.options.get(name), other.options.get(name))
         return [printable(text) for text in found]
 
 

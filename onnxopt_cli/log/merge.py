@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Cause, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
@@ -140,7 +141,7 @@ def _header(logs: Sequence[Log]) -> Header:
         headers[0],
         started=min(header.started for header in headers),
         shard=None,
-        options={**headers[0].options, "shard": None},
+        options=replace(RunConfig.from_json(headers[0].options), shard=None).to_json(),
         hostname=", ".join(dict.fromkeys(it.hostname for it in headers if it.hostname)),
     )
 

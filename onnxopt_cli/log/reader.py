@@ -66,6 +66,7 @@ class Log:
             versions=self.header.versions,
             backends=self.header.backends,
             options=self.header.options,
+            left_out=self.header.left_out,
             results=tuple(self.results.values()),
             problems=tuple(Problem(**it) for it in footer.get("problems", ())),
             findings=tuple(Problem(**it) for it in footer.get("findings", ())),

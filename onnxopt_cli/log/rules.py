@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.backends.lowering import NOT_ASKED
 from onnxopt_cli.cases.yaml.syntax import packaged_schema
+from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, SETTLED, Outcome, Result, Standing
 from onnxopt_cli.core.text import printable
@@ -114,8 +115,7 @@ class Rules:
         key = result.case, result.backend
         self._require_known(key)
         earlier = self._results.get(key)
-        times = self._header.options.get("rerun")
-        if type(times) is not int or times < 1:
+        if RunConfig.from_json(self._header.options).rerun is None:
             raise ValueError("found a rerun, but the run has none: it had no --rerun")
         if earlier is None or earlier.conforms or earlier.outcome in SETTLED or key in self._rerun:
             raise ValueError(f"found a rerun of {key[0]} on {key[1]}, which was none to run again")

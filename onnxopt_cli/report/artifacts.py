@@ -17,6 +17,7 @@ from pathlib import Path
 
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
 from onnxopt_cli.cases.values.tensor_data import tensor_of
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
@@ -25,7 +26,7 @@ from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.report.diff_text import failure_text, repeat_command
 from onnxopt_cli.report.verdict import failures
-from onnxopt_cli.run.answer_key import JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import answer_key
 
 _LONGEST = 80
 
@@ -48,7 +49,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_artifacts(
-    folder: Path, record: RunRecord, cases: Mapping[str, Case], judging: JudgeOptions
+    folder: Path, record: RunRecord, cases: Mapping[str, Case], judging: Judging
 ) -> int:
     """Write each result that is not as expected as a test directory.
 
@@ -89,7 +90,7 @@ def write_artifacts(
     return len(failed)
 
 
-def _files(result: Result, case: Case | None, judging: JudgeOptions) -> dict[str, bytes]:
+def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, bytes]:
     """Return what can be said of the case in a test directory; nothing if it cannot be read."""
     if case is None:
         return {}

@@ -8,12 +8,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from onnxopt_cli.config.run_config import RunConfig
+from onnxopt_cli.config.settings import words_of
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff, place, wrong_outputs
 from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome, Result
 from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.core.tolerance import Budget, Tolerance, Ulps
-from onnxopt_cli.isolation.processes import Limits
 from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
 
 #: Which reports leave nothing out.
@@ -150,20 +151,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# Options that change a verdict, by their names in RunRecord.options, and what needs not be said.
-_USUAL = Limits()
-_VALUED = {
-    "rule": ("--tolerance", None),
-    "rtol": ("--rtol", None),
-    "atol": ("--atol", None),
-    "ulp": ("--ulp", None),
-    "budget": ("--budget", None),
-    "lower": ("--lower", "auto"),
-    "isolation": ("--isolation", None),
-    "timeout": ("--timeout", _USUAL.timeout),
-    "startup_timeout": ("--startup-timeout", _USUAL.startup),
-    "memory": ("--memory", _USUAL.memory),
-}
 _LONGEST_COMMAND = 3000
 _INSTALLED = ("onnx", "backend", "test")
 
@@ -185,12 +172,13 @@ def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
 
 def verdict_options(options: Mapping[str, Any]) -> list[str]:
     """Return the options that change verdicts, as they are typed; those of a run, as above."""
-    words = ["--signed-zeros"] if options.get("signed_zeros") else []
-    for name, (option, usual) in _VALUED.items():
-        value = options.get(name)
-        if value not in (None, usual):
-            words += [option, _size(value) if name == "memory" else str(value).removesuffix(".0")]
-    return words
+    values = RunConfig.from_json(options).values()
+    stated = [
+        declared
+        for declared in RunConfig.declared()
+        if declared.option.repeated and values[declared.name] != declared.default
+    ]
+    return words_of(stated, values)
 
 
 def operator_options(names: Iterable[str]) -> list[str]:
@@ -199,14 +187,6 @@ def operator_options(names: Iterable[str]) -> list[str]:
     files = dict.fromkeys(known[name] for name in names if known.get(name) in OPERATOR_FILES)
     paths = (min(str(it), os.path.relpath(it), key=len) for it in files)
     return [word for path in paths for word in ("--operators", path)]
-
-
-def _size(value: object) -> str:
-    """Return a number of bytes as it is typed: ``12GiB``, ``none`` for no limit."""
-    if not isinstance(value, int) or value % (1 << 20):
-        return str(value)
-    gibibytes, rest = divmod(value >> 20, 1 << 10)
-    return f"{value >> 20}MiB" if rest else f"{gibibytes}GiB" if value else "none"
 
 
 def _target(result: Result) -> list[str]:

@@ -28,8 +28,7 @@ def github_report(record: RunRecord) -> str:
     told: list[Problem | Result] = [*record.problems, *record.findings]
     told += by_kind(failures(record))
     shown = told if len(told) <= _MOST else told[: _MOST - 1]
-    left_out = record.options.get("without")
-    lines = [f"::notice title=onnxopt::{_data(scope(record))}"] if left_out else []
+    lines = [f"::notice title=onnxopt::{_data(scope(record))}"] if record.left_out else []
     for it in shown:
         if isinstance(it, Problem):
             place, title, message = Location.parse(it.where), "invalid", clipped(it.what, _LONGEST)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
@@ -42,6 +43,7 @@ def json_report(record: RunRecord) -> Iterator[str]:
         "versions": dict(record.versions),
         "backends": list(map(asdict, record.backends)),
         "options": dict(record.options),
+        "left_out": dict(record.left_out),
         "problems": list(map(asdict, record.problems)),
         "findings": list(map(asdict, record.findings)),
         "results": map(result_to_json, record.results),
@@ -125,7 +127,8 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the records of the log of a report's run, so that the rules of logs hold for it."""
     results, options = document["results"], document["options"]
     cases = {it["case"] for it in results if it["case"] not in OUTSIDE_IDS}
-    expect = options.get("expect") or options.get("update_expect")
+    config = RunConfig.from_json(options)
+    expect = config.expect or config.update_expect
     yield {
         "record": "header",
         "schema": LOG_SCHEMA,
@@ -135,9 +138,10 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "versions": document["versions"],
         "backends": document["backends"],
         "cases": {"count": len(cases), "hash": "0" * 32},
-        "shard": {"index": 1, "count": 1} if options.get("shard") else None,
+        "shard": {"index": 1, "count": 1} if config.shard else None,
         "expectations": "known" if expect else "",
         "options": options,
+        "left_out": document.get("left_out", {}),
     }
     seen: set[tuple[str, str]] = set()
     for result in results:

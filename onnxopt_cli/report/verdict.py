@@ -107,8 +107,8 @@ def scope(record: RunRecord) -> str:
         for name, version in record.versions.items()
         if name.startswith(SUITE)
     ]
-    left_out = record.options.get("without") or {}
-    parts = [", ".join(suites), *(f"without {name} ({why})" for name, why in left_out.items())]
+    left_out = record.left_out.items()
+    parts = [", ".join(suites), *(f"without {name} ({why})" for name, why in left_out)]
     declaring = [it.name for it in record.backends if ",math=" in it.name]
     parts += [f"{name} judged as math={declared_math(name)}" for name in declaring]
     passes = [it for it in record.results if it.note and it.outcome is Outcome.PASS]

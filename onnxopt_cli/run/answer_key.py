@@ -4,49 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, partial
 from sys import intern
 
 import numpy as np
 
+from onnxopt_cli.config.run_config import Judging, ToleranceRule
 from onnxopt_cli.core.case import Content, Location
 from onnxopt_cli.core.compare import compare_outputs, surely_agrees
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Tolerance
+from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
+    Branch,
+    Budget,
+    Provenance,
+    Tolerance,
+    Ulps,
+)
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError, Problem
 from onnxopt_cli.formula.call import Call
-from onnxopt_cli.readings.bound.bound import FACTOR, DerivedOutput, bound, least_errors
+from onnxopt_cli.readings.bound.bound import DerivedOutput, bound, least_errors
 from onnxopt_cli.readings.evaluate import enough_for, evaluate, has_blocks, in_parts
 from onnxopt_cli.readings.single_node import sole_call
-
-
-class ToleranceRule(StrEnum):
-    """Which tolerance applies to all cases, whatever they say themselves."""
-
-    CONDITIONED = "conditioned"
-    DERIVED = "derived"
-    ONNX = "onnx"
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeOptions:
-    """How the user wants outputs to be judged.
-
-    Attributes:
-        override: a tolerance from the command line, before all others.
-        rule: a rule from the command line, before what cases say.
-        factor: multiple of the rounding bound that a derived tolerance allows.
-        signed_zeros: whether 0.0 and -0.0 differ.
-        examine: whether to count what cases cannot judge among equal elements, too.
-    """
-
-    override: Tolerance | None = None
-    rule: ToleranceRule | None = None
-    factor: float = FACTOR
-    signed_zeros: bool = False
-    examine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +113,18 @@ class FormulaOutputs:
         return Budget(at, self.factor, least=self.factor * least_errors(call)[output])
 
 
-def answer_key(content: Content, where: Location, judging: JudgeOptions) -> AnswerKey:
+def tolerance_override(judging: Judging) -> Tolerance | None:
+    """Return the tolerance whose numbers the user gives, which precedes all others."""
+    if judging.ulp is not None:
+        return Ulps(judging.ulp, Provenance.COMMAND_LINE)
+    if judging.rtol is None and judging.atol is None:
+        return None
+    rtol = ONNX_DEFAULT.rtol if judging.rtol is None else judging.rtol
+    atol = ONNX_DEFAULT.atol if judging.atol is None else judging.atol
+    return replace(ONNX_DEFAULT, rtol=rtol, atol=atol, provenance=Provenance.COMMAND_LINE)
+
+
+def answer_key(content: Content, where: Location, judging: Judging) -> AnswerKey:
     """Say what must come back from a case that a right backend accepts.
 
     Args:
@@ -148,7 +139,7 @@ def answer_key(content: Content, where: Location, judging: JudgeOptions) -> Answ
     # Diffs keep them, and those of many cases are the same.
     names = [intern(output.name) for output in content.model.graph.output]
     try:
-        formula = _formula_outputs(content, names, judging.factor)
+        formula = _formula_outputs(content, names, judging.budget)
     except NodeError as error:
         raise InvalidCase([Problem(str(where), error.message)], hint=error.hint) from error
     if content.expected is None and formula is None:
@@ -198,14 +189,12 @@ def _formula_outputs(content: Content, names: list[str], factor: float) -> Formu
     )
 
 
-def _strongest(
-    own: Tolerance | None, derived: Tolerance | None, judging: JudgeOptions
-) -> Tolerance:
-    if judging.override is not None:
-        return judging.override
-    if judging.rule is ToleranceRule.ONNX:
+def _strongest(own: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:
+    if (override := tolerance_override(judging)) is not None:
+        return override
+    if judging.tolerance is ToleranceRule.ONNX:
         return ONNX_DEFAULT
-    if judging.rule is not None and derived is not None:
+    if judging.tolerance is not None and derived is not None:
         return derived
     return own or derived or ONNX_DEFAULT
 

@@ -20,6 +20,7 @@ from onnxopt_cli.cases.onnx.model_check import (
     inferred_output,
     structure_fits,
 )
+from onnxopt_cli.config.run_config import Judging, ToleranceRule
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.diff import Diff
@@ -35,7 +36,7 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.core.values import Array, NumberKind, Value, describe, kind_of, structure_of
 from onnxopt_cli.isolation.response import Order, Response
-from onnxopt_cli.run.answer_key import Alternative, AnswerKey, JudgeOptions, ToleranceRule
+from onnxopt_cli.run.answer_key import Alternative, AnswerKey, tolerance_override
 
 if TYPE_CHECKING:
     from onnxopt_cli.readings.conditioned.conditioned import Judgement, Reading
@@ -65,7 +66,7 @@ class Asker:
             as nobody can be asked.
     """
 
-    judging: JudgeOptions
+    judging: Judging
     workers: Callable[[], Submit] | None = None
     _answers: Answers | None = None
 
@@ -79,8 +80,8 @@ class Asker:
 
     @property
     def _may_ask(self) -> bool:
-        by_rule = self.judging.rule in (None, ToleranceRule.CONDITIONED)
-        return by_rule and self.judging.override is None
+        by_rule = self.judging.tolerance in (None, ToleranceRule.CONDITIONED)
+        return by_rule and tolerance_override(self.judging) is None
 
     def ask(
         self, content: Content, key: AnswerKey, math: str = ""
@@ -97,7 +98,7 @@ class Asker:
         """
         if not self._may_ask:
             return None
-        everything = self.judging.rule is ToleranceRule.CONDITIONED
+        everything = self.judging.tolerance is ToleranceRule.CONDITIONED
         wanted = [it for it in key.outputs if everything or key.tolerances[it] is ONNX_DEFAULT]
         has_formula = key.formula is not None or content.trajectory is not None
         if not wanted or has_formula or self.workers is None:

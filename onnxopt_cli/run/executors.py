@@ -6,18 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
-from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.config.run_config import Execution, Isolation, Judging, Limits, LoweringMode
 from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import HAS_WORKERS, Limits, resident, weakness
+from onnxopt_cli.isolation.processes import HAS_WORKERS, allowed_memory, resident, weakness
 from onnxopt_cli.isolation.response import Host, Incident, Order, Response
 from onnxopt_cli.readings.single_node import sole_operator
 
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
     from onnxopt_cli.isolation.pool import Pool, WorkerLoop
     from onnxopt_cli.run.asking import Asker, Submit
     from onnxopt_cli.run.remote import Remote
-
-
-class Isolation(StrEnum):
-    """Where backends run."""
-
-    PROCESS = "process"
-    NONE = "none"
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
@@ -74,38 +66,20 @@ class Executor(Protocol):
         """Shut the backend down; return what it did outside of any case, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How backends are run.
-
-    Attributes:
-        isolation: where; None for in workers, except what our own reference computes by a formula.
-        lowering: when they are given primitive operators.
-        limits: what each worker may use.
-        jobs: number of workers of each backend.
-        cluster: the machines on which they run; None for this one.
-    """
-
-    isolation: Isolation | None = None
-    lowering: LoweringMode = LoweringMode.AUTO
-    limits: Limits = field(default_factory=Limits)
-    jobs: int = 1
-    cluster: Cluster | None = None
-
-
-def weak_isolation(setting: Setting, backends: Sequence[str]) -> str:
+def weak_isolation(execution: Execution, backends: Sequence[str]) -> str:
     """Say what isolation lacks on this machine, if backends are to be isolated."""
-    ours = setting.isolation is None and set(backends) == {"numpy"}
-    isolated = not ours and setting.isolation is not Isolation.NONE
+    ours = execution.isolation is None and set(backends) == {"numpy"}
+    isolated = not ours and execution.isolation is not Isolation.NONE
     return f"isolation is {lacking}" if isolated and (lacking := weakness()) else ""
 
 
 @contextmanager
 def open_executors(
     backends: Sequence[str],
-    setting: Setting,
+    execution: Execution,
     interruption: Interruption,
     asker: Asker | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[list[Executor]]:
     """Start backends, and leave no process of theirs behind.
 
@@ -113,14 +87,18 @@ def open_executors(
 
     Args:
         backends: as the user asks for them.
-        setting: how to run them.
+        execution: how to run them.
         interruption: set when the user wants the run to end.
         asker: asks models in workers beside those of the backends, however these are isolated.
+        cluster: the machines on which they run; None for this one.
 
     Raises:
         UsageError: if a backend's specification is not valid, or two ask for the same backend, or
             they are to have processes of their own and cannot.
     """
+    # A worker cannot have more than the system allows.
+    limits = replace(execution.limits, memory=allowed_memory(execution.limits.memory))
+    execution = replace(execution, limits=limits)
     asked = [parse_specification(text.strip()) for text in backends]
     for place, one in enumerate(asked):
         # Spaces around a name or between the words of a command, and the order of options, make no
@@ -140,7 +118,7 @@ def open_executors(
 
             return stack.enter_context(closing(WorkerLoop()))
 
-        def pool(text: str, how: Setting = setting, *, closed: bool = False) -> Pool:
+        def pool(text: str, how: Execution = execution, *, closed: bool = False) -> Pool:
             from onnxopt_cli.isolation.pool import Pool
             from onnxopt_cli.isolation.worker import Worker
 
@@ -148,14 +126,14 @@ def open_executors(
             worker = partial(Worker, *given, closed=closed)
             return Pool(text, worker, how.jobs, loop(), interruption)
 
-        remote = setting.cluster and _open_remote(setting.cluster, asked, setting, asker)
+        remote = cluster and _open_remote(cluster, asked, execution, asker)
         executors: list[Executor] = [*stack.enter_context(remote)] if remote and asked else []
         for one in asked[len(executors) :]:
-            ours = setting.isolation is None and one.name == "numpy"
-            isolated = HAS_WORKERS or setting.isolation is not None
-            if ours or setting.isolation is Isolation.NONE or not isolated:
+            ours = execution.isolation is None and one.name == "numpy"
+            isolated = HAS_WORKERS or execution.isolation is not None
+            if ours or execution.isolation is Isolation.NONE or not isolated:
                 elsewhere = partial(pool, one.text) if ours and HAS_WORKERS else None
-                executors.append(_in_process(one.text, setting, interruption, elsewhere))
+                executors.append(_in_process(one.text, execution, interruption, elsewhere))
             else:
                 executors.append(pool(one.text))
 
@@ -168,8 +146,8 @@ def open_executors(
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
                 return InProcess(ASKED, never, interruption, None).submit
-            limits = _limits_of_asking(setting.limits)
-            return pool(ASKED, replace(setting, lowering=never, limits=limits), closed=True).submit
+            asking = replace(execution, lowering=never, limits=_limits_of_asking(execution.limits))
+            return pool(ASKED, asking, closed=True).submit
 
         if asker is not None:
             asker.workers = asked_submit
@@ -178,32 +156,33 @@ def open_executors(
 
 def _in_process(
     text: str,
-    setting: Setting,
+    execution: Execution,
     interruption: Interruption,
     open_pool: Callable[[], Pool] | None,
 ) -> InProcess | NotStarted:
     try:
-        return InProcess(text, setting.lowering, interruption, open_pool)
+        return InProcess(text, execution.lowering, interruption, open_pool)
     except BackendUnavailable as error:
         return NotStarted(text, error)
 
 
 @contextmanager
 def _open_remote(
-    cluster: Cluster, asked: Sequence[Specification], setting: Setting, asker: Asker | None
+    cluster: Cluster, asked: Sequence[Specification], execution: Execution, asker: Asker | None
 ) -> Iterator[list[Remote]]:
     """Start backends on the workers of a cluster."""
     from onnxopt_cli.cluster.client import WorkerGroup
-    from onnxopt_cli.run.answer_key import JudgeOptions
     from onnxopt_cli.run.remote import Remote
 
-    if setting.isolation is Isolation.NONE:
+    if execution.isolation is Isolation.NONE:
         raise UsageError("on a cluster backends have processes of their own: no --isolation none")
     names = [it.text for it in asked]
-    judging = asker.judging if asker else JudgeOptions()
-    terms = names, replace(setting, jobs=1, cluster=None), judging
+    judging = asker.judging if asker else Judging()
+    terms = names, replace(execution, jobs=1), judging
     # More than a case can take that is asked for other nodes and cases, too.
-    patience = _PATIENCE * (setting.limits.startup + setting.limits.timeout * len(asked))
+    patience = _PATIENCE * (
+        execution.limits.startup_timeout + execution.limits.timeout * len(asked)
+    )
     with closing(WorkerGroup(cluster, _SERVED, terms, patience)) as workers:
         yield [Remote(names, place, workers) for place in range(len(names))]
 

@@ -11,6 +11,7 @@ from onnx import helper
 from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import tensor_info
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import Diff, accepted_results, wrong_outputs
@@ -21,7 +22,7 @@ from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
 from onnxopt_cli.formula.nodes import operator_names
 from onnxopt_cli.isolation.response import Response
 from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.answer_key import Alternative, AnswerKey, JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import Alternative, AnswerKey, answer_key
 from onnxopt_cli.run.select import capabilities
 
 #: Outputs of failing cases that are larger, or more, are not kept.
@@ -64,7 +65,7 @@ def read_question(case: Case) -> AskedCase:
 
 
 def answered(
-    question: AskedCase, judging: JudgeOptions, asked: Callable[[], AnswerKey] | None = None
+    question: AskedCase, judging: Judging, asked: Callable[[], AnswerKey] | None = None
 ) -> AskedCase:
     """Return a question with what must come back, invalid if its case contradicts itself.
 
@@ -126,7 +127,7 @@ def unasked_result(question: AskedCase, backend: str) -> Result:
     return _result(question, backend, outcome, question.invalid, Response(), diffs, {})
 
 
-def judge(question: AskedCase, backend: str, response: Response, judging: JudgeOptions) -> Result:
+def judge(question: AskedCase, backend: str, response: Response, judging: Judging) -> Result:
     """Say what a backend's response to a question means.
 
     Args:
@@ -178,7 +179,7 @@ def judge(question: AskedCase, backend: str, response: Response, judging: JudgeO
 
 
 def _compared(
-    key: AnswerKey, outputs: Sequence[Value], judging: JudgeOptions
+    key: AnswerKey, outputs: Sequence[Value], judging: Judging
 ) -> tuple[tuple[Diff, ...], str]:
     """Compare outputs with what is right by each reading, and say by which they are."""
     found: list[tuple[Diff, ...]] = []

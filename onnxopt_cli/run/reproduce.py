@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.result import Outcome, Result
@@ -21,7 +22,7 @@ from onnxopt_cli.readings.bound.bound import FACTOR, bound
 from onnxopt_cli.readings.evaluate import evaluate
 from onnxopt_cli.readings.implementation import Implementation
 from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.answer_key import AnswerKey, JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import AnswerKey, answer_key
 from onnxopt_cli.run.judge import KEPT_BYTES
 
 #: What an implementation that is wrong around the formula may round differently, in spacings.
@@ -61,7 +62,7 @@ def returned_arrays(result: Result) -> list[Array]:
     return [value for value in result.returned if isinstance(value, np.ndarray)]
 
 
-def observe(result: Result, case: Case | None, judging: JudgeOptions) -> Observation | str:
+def observe(result: Result, case: Case | None, judging: Judging) -> Observation | str:
     """Return what a result says of the backend's formula.
 
     Args:
@@ -95,7 +96,7 @@ def observe(result: Result, case: Case | None, judging: JudgeOptions) -> Observa
 
 
 def _failure(
-    seen: Observation, result: Result, judging: JudgeOptions, order: Sequence[int]
+    seen: Observation, result: Result, judging: Judging, order: Sequence[int]
 ) -> Observation | str:
     """Return an observation with what the backend returned; why not if nothing is wrong."""
     returned = returned_arrays(result)
@@ -109,7 +110,7 @@ def _failure(
         returned = [returned[place] for place in order]
     seen = replace(seen, returned=returned)
     # What was judged by the formula's limits is beyond them.
-    derived = judging.factor == FACTOR and all(
+    derived = judging.budget == FACTOR and all(
         isinstance(it, Budget) for it in seen.key.tolerances.values()
     )
     if (not derived or judging.signed_zeros) and _judged(seen.right, returned):
@@ -117,7 +118,7 @@ def _failure(
     return seen
 
 
-def conforms(outputs: Sequence[Array], seen: Observation, judging: JudgeOptions) -> bool:
+def conforms(outputs: Sequence[Array], seen: Observation, judging: Judging) -> bool:
     """Tell whether outputs are right in a case, as the run judged it."""
     key, tolerance_of = seen.key, seen.key.tolerances.__getitem__
     if not judging.signed_zeros:
@@ -126,7 +127,7 @@ def conforms(outputs: Sequence[Array], seen: Observation, judging: JudgeOptions)
     return all(diff.agrees for diff in diffs)
 
 
-def agrees_with(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
+def agrees_with(implementation: Implementation, seen: Observation, judging: Judging) -> bool:
     """Tell whether a backend with this mistake may pass a case that a backend has passed."""
     outputs = implementation.run(seen.call)
     if conforms(outputs, seen, judging):
@@ -140,7 +141,7 @@ def agrees_with(implementation: Implementation, seen: Observation, judging: Judg
     return _judged(own, right) and _may_be_right(outputs, own, seen.right)
 
 
-def reproduces(implementation: Implementation, seen: Observation, judging: JudgeOptions) -> bool:
+def reproduces(implementation: Implementation, seen: Observation, judging: Judging) -> bool:
     """Tell whether an implementation returns what a backend returned, and fails the case by it."""
     outputs = implementation.run(seen.call)
     if not _returns(implementation, outputs, seen):

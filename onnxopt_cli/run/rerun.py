@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.config.run_config import Execution
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import SETTLED, Outcome, Result
 from onnxopt_cli.core.text import printable
@@ -20,8 +22,11 @@ from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.formula.call import Call
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.executors import Executor, Setting, open_executors
+from onnxopt_cli.run.executors import Executor, open_executors
 from onnxopt_cli.run.runner import Plan, open_plan, run_case
+
+if TYPE_CHECKING:
+    from onnxopt_cli.cluster.client import Cluster
 
 #: Runs cases in order on a backend that has been restarted before the first.
 Restarted = Callable[[Sequence[Case]], list[Result]]
@@ -41,7 +46,9 @@ Questioning = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Arr
 
 
 @contextmanager
-def questioning(interruption: Interruption, setting: Setting) -> Iterator[Questioning]:
+def questioning(
+    interruption: Interruption, execution: Execution, cluster: Cluster | None
+) -> Iterator[Questioning]:
     """Yield a function that asks a backend for the outputs of a model.
 
     A backend is started again when it is first asked.
@@ -50,7 +57,8 @@ def questioning(interruption: Interruption, setting: Setting) -> Iterator[Questi
 
         @cache
         def executor(backend: str) -> Executor:
-            opened = open_executors([backend], replace(setting, jobs=1), interruption)
+            one_worker = replace(execution, jobs=1)
+            opened = open_executors([backend], one_worker, interruption, cluster=cluster)
             (found,) = stack.enter_context(opened)
             found.ready()
             return found
@@ -77,7 +85,9 @@ def node_question(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]
 
 
 @contextmanager
-def restarted_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Restarted]:
+def restarted_backend(
+    plan: Plan, backend: str, execution: Execution, cluster: Cluster | None
+) -> Iterator[Restarted]:
     """Yield a function that runs cases in order, on a backend that is newly started at each call.
 
     The function raises RunInterrupted where the user wants the run to end.
@@ -85,13 +95,15 @@ def restarted_backend(plan: Plan, backend: str, setting: Setting) -> Iterator[Re
     Args:
         plan: how to judge, and what interrupts.
         backend: the backend as the user asked for it.
-        setting: how to run it.
+        execution: how to run it.
+        cluster: the machines on which it runs; None for this one.
 
     Raises:
         BackendUnavailable: if the backend does not start again.
     """
     # A plan of its own: nothing of this is in the log but what comes of it.
-    opened = open_plan([backend], replace(setting, jobs=1), plan.judging, plan.interruption)
+    one_worker = replace(execution, jobs=1)
+    opened = open_plan([backend], one_worker, plan.judging, plan.interruption, cluster)
     with opened as fresh:
         alone = replace(fresh, evidence=plan.evidence)
         (executor,) = alone.backends

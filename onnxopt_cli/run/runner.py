@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.specification import declared_math
+from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, unanswered, with_shared, worse
@@ -22,7 +23,6 @@ from onnxopt_cli.errors import InvalidCase, Problem
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.parallel import parallel
 from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.asking import Asker
 from onnxopt_cli.run.evidence import Evidence, NotAskedError
 from onnxopt_cli.run.executors import (
@@ -30,7 +30,6 @@ from onnxopt_cli.run.executors import (
     InProcess,
     NotHereError,
     Pending,
-    Setting,
     not_here,
     open_executors,
 )
@@ -44,6 +43,7 @@ from onnxopt_cli.run.judge import (
 )
 
 if TYPE_CHECKING:
+    from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.run.remote import Remote
 
 # Fewer cases are not worth forking for; and how many a process takes at a time, at most, and how
@@ -82,7 +82,7 @@ class Plan:
     cases: Sequence[Case]
     backends: Sequence[Executor]
     problems: Sequence[Problem] = ()
-    judging: JudgeOptions = field(default_factory=JudgeOptions)
+    judging: Judging = field(default_factory=Judging)
     max_fail: int = 0
     failed: int = 0
     started: Callable[[str, str], None] = lambda _case, _backend: None
@@ -96,7 +96,11 @@ class Plan:
 
 @contextmanager
 def open_plan(
-    backends: Sequence[str], setting: Setting, judging: JudgeOptions, interruption: Interruption
+    backends: Sequence[str],
+    execution: Execution,
+    judging: Judging,
+    interruption: Interruption,
+    cluster: Cluster | None = None,
 ) -> Iterator[Plan]:
     """Start backends, yield a plan without cases for them, and leave no process of theirs behind.
 
@@ -106,15 +110,15 @@ def open_plan(
     asker = Asker(judging)
     if set(backends) != {"numpy"}:
         asker.see_what_is_kept()
-    with open_executors(backends, setting, interruption, asker) as opened:
+    with open_executors(backends, execution, interruption, asker, cluster) as opened:
         yield Plan(
             (),
             opened,
             judging=judging,
             interruption=interruption,
             asker=asker,
-            judges=1 if setting.cluster else setting.jobs,
-            elsewhere=cast("Remote", opened[0]) if setting.cluster and opened else None,
+            judges=1 if cluster else execution.jobs,
+            elsewhere=cast("Remote", opened[0]) if cluster and opened else None,
         )
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from onnxopt_cli.cases.onnx.corpora import cache_folder, is_ours
 from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.config.run_config import Filters
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import working_folder, write_atomically
@@ -42,70 +43,64 @@ _Failures = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Filters over cases; an empty one lets everything through.
+class FailedLast:
+    """What to do about cases that failed when they last ran here.
 
     Attributes:
-        patterns: each a case's whole id; or a glob; or, without `*?[`, a piece of an id; or
-            several of these with ``and``, ``or``, ``not`` and parentheses. A case must match one
-            of them.
-        operators: names of operators, one of which the model must contain.
-        tags: tags, one of which the case must carry.
-        without: capabilities that no case may need.
-        failed: whether to choose only those that failed when they last ran here, or these first.
+        backends: on which they failed.
+        only: whether only these are chosen; otherwise they come first.
     """
 
-    patterns: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    failed: Literal["", "only", "first"] = ""
+    backends: tuple[str, ...]
+    only: bool
 
-    def choose(
-        self,
-        cases: Sequence[Case],
-        tell: Callable[[str], None] = lambda _: None,
-        *,
-        backends: Sequence[str] = (),
-        without: Mapping[str, str] = MappingProxyType({}),
-    ) -> tuple[list[Case], dict[str, str]]:
-        """Choose among cases; letter case never matters.
 
-        Args:
-            cases: to choose among.
-            tell: called with what the user should know: which word of a pattern matches nothing,
-                why all cases run though only those that failed are asked for.
-            backends: on which cases failed, if that counts.
-            without: more capabilities that are not asked for, and why.
+def choose(
+    cases: Sequence[Case],
+    filters: Filters,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    without: Mapping[str, str] = MappingProxyType({}),
+    failed: FailedLast | None = None,
+) -> tuple[list[Case], dict[str, str]]:
+    """Choose among cases; letter case never matters.
 
-        Returns:
-            The selected cases in their order; and for each capability that is left out how many
-            cases need it, and why they are.
+    Args:
+        cases: to choose among.
+        filters: an empty one lets everything through.
+        tell: called with what the user should know: which word of a pattern matches nothing,
+            why all cases run though only those that failed are asked for.
+        without: more capabilities to leave out, and why.
+        failed: whether and how earlier failures count; None if they do not.
 
-        Raises:
-            UsageError: if an operator or a tag occurs in none of the cases, there is no such
-                capability, or a pattern cannot be read.
-        """
-        chosen = list(cases)
-        ids = [case.id for case in cases]
-        patterns = [_Pattern(pattern, ids) for pattern in self.patterns]
-        if patterns:
-            matching = set[str]().union(*(it.matching for it in patterns))
-            chosen = [case for case in cases if case.id in matching]
-        if self.tags:
-            chosen = _having("tag", self.tags, [(case, case.tags) for case in chosen])
-        if self.operators:
-            pairs = [(case, operators_of(case)) for case in chosen]
-            chosen = _having("operator", self.operators, pairs)
-        for word in sorted({word for it in patterns for word in it.unmatched}):
-            question = _question(word, ids)
-            tell(f"no case's id matches -k {word}{'; ' * bool(question)}{question}")
-        if self.failed:
-            chosen, why = _failed_last(chosen, backends, only=self.failed == "only")
-            if why:
-                tell(why)
-        names = {**dict.fromkeys(self.without, ""), **without}
-        return _leave_out(chosen, names) if names else (chosen, {})
+    Returns:
+        The selected cases in their order; and for each capability that is left out how many
+        cases need it, and why they are.
+
+    Raises:
+        UsageError: if an operator or a tag occurs in none of the cases, there is no such
+            capability, or a pattern cannot be read.
+    """
+    chosen = list(cases)
+    ids = [case.id for case in cases]
+    patterns = [_Pattern(pattern, ids) for pattern in filters.patterns]
+    if patterns:
+        matching = set[str]().union(*(it.matching for it in patterns))
+        chosen = [case for case in cases if case.id in matching]
+    if filters.tags:
+        chosen = _having("tag", filters.tags, [(case, case.tags) for case in chosen])
+    if filters.operators:
+        pairs = [(case, operators_of(case)) for case in chosen]
+        chosen = _having("operator", filters.operators, pairs)
+    for word in sorted({word for it in patterns for word in it.unmatched}):
+        question = _question(word, ids)
+        tell(f"no case's id matches -k {word}{'; ' * bool(question)}{question}")
+    if failed is not None:
+        chosen, why = _failed_last(chosen, failed)
+        if why:
+            tell(why)
+    names = {**dict.fromkeys(filters.without, ""), **without}
+    return _leave_out(chosen, names) if names else (chosen, {})
 
 
 def _question(word: str, ids: Sequence[str]) -> str:
@@ -120,19 +115,17 @@ def _question(word: str, ids: Sequence[str]) -> str:
     return ""
 
 
-def _failed_last(
-    cases: list[Case], backends: Sequence[str], *, only: bool
-) -> tuple[list[Case], str]:
+def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
     """Return the cases that failed last, unless only they count the others too, or why all run."""
     known = _read(cache_folder() / _MEMORY).get(working_folder(), {})
-    unknown = [name for name in backends if name not in known]
+    unknown = [name for name in wanted.backends if name not in known]
     if unknown:
         return cases, f"no earlier run on {unknown[0]} is known here: all cases run"
-    ids = {case for name in backends for case in known[name]}
+    ids = {case for name in wanted.backends for case in known[name]}
     failed = [case for case in cases if case.id in ids]
     if not failed:
         return cases, "none of the cases failed last: all run"
-    return failed + ([] if only else [case for case in cases if case.id not in ids]), ""
+    return failed + ([] if wanted.only else [case for case in cases if case.id not in ids]), ""
 
 
 def remember(results: Sequence[Result]) -> None:

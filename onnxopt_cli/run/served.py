@@ -13,14 +13,14 @@ from typing import Any
 
 from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.cluster.agent import Handler, placed
+from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.messages import pack_answer, read_order
-from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.evidence import Evidence
-from onnxopt_cli.run.executors import Setting, not_here
+from onnxopt_cli.run.executors import not_here
 from onnxopt_cli.run.runner import open_plan, results_apart
 
 # Case files whose cases are kept.
@@ -29,7 +29,7 @@ _FILES = 64
 
 @contextmanager
 def open_run(
-    terms: tuple[Sequence[str], Setting, JudgeOptions], tree: Path
+    terms: tuple[Sequence[str], Execution, Judging], tree: Path
 ) -> Iterator[tuple[Any, Handler]]:
     """Open backends whose cases run and are judged here.
 
@@ -37,8 +37,8 @@ def open_run(
         terms: the backends, how they run, and how their outputs are judged.
         tree: where the files of cases stand.
     """
-    backends, setting, judging = terms
-    with open_plan(backends, setting, judging, Interruption()) as opened:
+    backends, execution, judging = terms
+    with open_plan(backends, execution, judging, Interruption()) as opened:
         for backend in opened.backends:
             backend.ready()
         # Only the client has all cases, and looks among them for one that shows more.
@@ -48,7 +48,7 @@ def open_run(
         def answer(asked: Any, payload: memoryview) -> bytes:
             match asked:
                 case {"request": "cases", "items": items}:
-                    found = [found_case(tree, setting.limits.memory, *it) for it in items]
+                    found = [found_case(tree, execution.limits.memory, *it) for it in items]
                     rows = [it and results_apart(plan, it) for it in found]
                     return json.dumps([it and [*map(result_to_json, it)] for it in rows]).encode()
                 case {"request": str(request), "items": items} if ":" in request:

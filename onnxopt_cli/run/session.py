@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +16,7 @@ import onnx
 
 from onnxopt_cli import __version__
 from onnxopt_cli.cases.collect import Collection, suite_versions
+from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.record_json import result_to_json
@@ -33,15 +32,14 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.expectations.expectations import Expectations, exit_code
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.isolation.processes import weakness
-from onnxopt_cli.log.header import Shard
-from onnxopt_cli.run.answer_key import JudgeOptions
 from onnxopt_cli.run.evidence import Evidence
-from onnxopt_cli.run.executors import Executor, NotStarted, Setting, weak_isolation
+from onnxopt_cli.run.executors import Executor, NotStarted, weak_isolation
 from onnxopt_cli.run.runner import Plan, open_plan, run
-from onnxopt_cli.run.select import Selection, remember
+from onnxopt_cli.run.select import FailedLast, choose, remember
 
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
+    from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.log.contents import FileSnapshot
     from onnxopt_cli.log.header import CaseList, Header
     from onnxopt_cli.log.reader import Log
@@ -59,68 +57,37 @@ VERSIONS = {
 _MOMENT = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What is to run, and under which terms.
-
-    Attributes:
-        backends: what is tested, as the user asks for it.
-        selection: which of the cases run.
-        setting: how backends are run.
-        judging: how outputs are judged.
-        expect: expectation files, later ones before earlier ones.
-        update_expect: the one of them that the run will change; None for none.
-        shard: which part of the selected cases runs; None for all.
-        max_fail: stop after so many cases that do not conform; 0 for never.
-        reruns: how often a case that does not conform runs again alone; 0 for never.
-        log: the log to write; None for none.
-        resume: whether to go on with it.
-        options: what the user asked for, by name, for the log and the record.
-    """
-
-    backends: Sequence[str]
-    selection: Selection = field(default_factory=Selection)
-    setting: Setting = field(default_factory=Setting)
-    judging: JudgeOptions = field(default_factory=JudgeOptions)
-    expect: tuple[Path, ...] = ()
-    update_expect: Path | None = None
-    shard: Shard | None = None
-    max_fail: int = 0
-    reruns: int = 0
-    log: Path | None = None
-    resume: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
 @contextmanager
 def open_session(
-    terms: Terms,
+    config: RunConfig,
     find: Callable[[], Collection],
     interruption: Interruption,
     tell: Callable[[str], None] = lambda _: None,
+    cluster: Cluster | None = None,
 ) -> Iterator[Session]:
     """Start backends, choose among the cases and open the log; end the backends after all.
 
     Args:
-        terms: what is to run.
+        config: the settings of the run.
         find: finds the cases to choose among, while the backends start.
         interruption: set when the user wants the run to end.
         tell: called with what the user should know before the run.
+        cluster: the machines on which backends run; None for this one.
 
     Raises:
         OnnxoptError: if a file is wrong or cannot be written, a backend cannot be started, or
             nothing is selected.
     """
-    expectations = Expectations.read(terms.expect)
-    opened = open_plan(terms.backends, terms.setting, terms.judging, interruption)
+    expectations = Expectations.read(config.expectation_files())
+    opened = open_plan(config.backends, config.execution, config.judging, interruption, cluster)
     snapshot = listed = None
-    if terms.log:
+    if config.log_file:
         # A run without a log has no use for it.
         from onnxopt_cli.log.contents import FileSnapshot
         from onnxopt_cli.log.header import CaseList
 
         snapshot = FileSnapshot()
-        snapshot.see_backends(list(dict.fromkeys(terms.backends)))
+        snapshot.see_backends(list(dict.fromkeys(config.backends)))
     with ExitStack() as stack:
         # With a log all files are looked at before any code of a backend runs.
         plan = None if snapshot else stack.enter_context(opened)
@@ -129,10 +96,10 @@ def open_session(
         suites = suite_versions(collection.cases)
         without = {}
         if expectations.layers:
-            expectations.require_suites(suites, terms.update_expect)
+            expectations.require_suites(suites, config.update_expect)
             without = expectations.without
-        selected, left_out = terms.selection.choose(
-            collection.cases, tell, backends=terms.backends, without=without
+        selected, left_out = choose(
+            collection.cases, config.filters, tell, without=without, failed=_failed_last(config)
         )
         if collection.cases and not selected and not collection.problems:
             raise NothingSelected(
@@ -144,24 +111,31 @@ def open_session(
             with interruption.at_once():
                 listed = CaseList.of([it for it in collection.cases if it.id in chosen], snapshot)
         plan = plan or stack.enter_context(opened)
-        if weak := weak_isolation(terms.setting, terms.backends):
+        if weak := weak_isolation(config.execution, config.backends):
             tell(weak)
         filled = replace(
             plan,
             backends=_started(plan, tell),
-            cases=terms.shard.choose(selected) if terms.shard else selected,
+            cases=config.shard.choose(selected) if config.shard else selected,
             problems=collection.problems,
-            max_fail=terms.max_fail,
+            max_fail=config.max_fail or 0,
             evidence=Evidence(collection.cases),
         )
         ids = [case.id for case in collection.cases]
-        if terms.selection.failed == "only":
-            # Others have failed last by the time that somebody goes on with the log.
-            terms = replace(terms, options={**terms.options, "patterns": sorted(chosen)})
-        session = Session(filled, terms, expectations, ids, suites, left_out)
+        if config.failed_only:
+            # By the time that the log is resumed, other cases have failed last.
+            filters = replace(config.filters, patterns=tuple(sorted(chosen)))
+            config = replace(config, filters=filters)
+        session = Session(filled, config, expectations, ids, suites, left_out, cluster)
         if snapshot and listed:
             session.begin(snapshot, listed)
         yield session
+
+
+def _failed_last(config: RunConfig) -> FailedLast | None:
+    if not (config.failed_only or config.failed_first):
+        return None
+    return FailedLast(config.backends, only=config.failed_only)
 
 
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
@@ -191,7 +165,8 @@ class Session:
 
     Attributes:
         plan: what runs, with what the log and the expectations need to know of it.
-        terms: under which terms.
+        config: the settings of the run.
+        cluster: the machines on which backends run; None for this one.
         expectations: what is expected of the cases.
         ids: ids of all cases that there are, selected or not.
         results: the results so far by case and backend, in the order in which they came.
@@ -201,13 +176,15 @@ class Session:
     def __init__(
         self,
         plan: Plan,
-        terms: Terms,
+        config: RunConfig,
         expectations: Expectations,
         ids: Sequence[str],
         suites: Mapping[str, str],
         left_out: Mapping[str, str],
+        cluster: Cluster | None,
     ) -> None:
-        self.terms = terms
+        self.config = config
+        self.cluster = cluster
         self.expectations = expectations
         self.ids = ids
         of_suites = {f"{SUITE}{name}": version for name, version in suites.items()}
@@ -219,16 +196,15 @@ class Session:
         self._writer: LogWriter | None = None
         self._snapshot: FileSnapshot | None = None
         self.began = perf_counter()
-        options = {**terms.options, "without": left_out}
         # What is known of it from the beginning.
         self._record = RunRecord(
             versions={**VERSIONS, **of_suites, **weak},
             backends=tuple(self._backends.values()),
-            # As a log gives them back.
-            options=json.loads(json.dumps(options, default=str)),
+            options=config.to_json(),
             results=(),
             started=datetime.now(UTC).strftime(_MOMENT),
             hostname=platform.node(),
+            left_out=left_out,
         )
         self.plan = replace(plan, review=self._review)
 
@@ -246,12 +222,12 @@ class Session:
         from onnxopt_cli.log.reader import read_log
         from onnxopt_cli.log.writer import LogWriter
 
-        path = self.terms.log
+        path = self.config.log_file
         assert path is not None  # noqa: S101 - what to begin is what to write
         self._snapshot = snapshot
         guarded = [snapshot.guarded(it) for it in self.plan.cases]
         self.plan = replace(self.plan, cases=guarded, started=self._started)
-        resume = self.terms.resume
+        resume = self.config.resume is not None
         self._log = log = read_log(path) if resume else None
         record = self._record
         header = Header(
@@ -260,9 +236,10 @@ class Session:
             versions=record.versions,
             backends=record.backends,
             cases=cases,
-            shard=self.terms.shard,
+            shard=self.config.shard,
             expectations=self.expectations.hash,
             options=record.options,
+            left_out=record.left_out,
             contents=snapshot.contents,
         )
         if log is None:
@@ -315,15 +292,16 @@ class Session:
             return
         from onnxopt_cli.run.rerun import restarted_backend, run_again
 
-        with restarted_backend(self.plan, backend, self.terms.setting) as restarted:
-            for found in run_again(cases, mine, suspects, restarted, self.terms.reruns):
+        opened = restarted_backend(self.plan, backend, self.config.execution, self.cluster)
+        with opened as restarted:
+            for found in run_again(cases, mine, suspects, restarted, self.config.rerun or 0):
                 result = self._review(found)
                 self._keep(result, "rerun")
                 yield result
 
     def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
         """End the run and its log, and return its record with explanations of the failures."""
-        plan, terms = self.plan, self.terms
+        plan = self.plan
         expected, backends = self.expectations, self._record.backends
         findings = expected.findings(self.ids, backends) if expected.layers else ()
         found: Iterable[Problem] = self._snapshot.changed() if self._snapshot else ()
@@ -332,7 +310,7 @@ class Session:
             found = self._log.record.problems
         problems = tuple(dict.fromkeys((*plan.problems, *found)))
         results = tuple(self.results.values())
-        code = exit_code(results, problems, findings, part=terms.shard is not None)
+        code = exit_code(results, problems, findings, part=self.config.shard is not None)
         record = replace(
             self._record,
             results=results,
@@ -384,8 +362,8 @@ class Session:
             if case.read().rejects:
                 return
         raise UsageError(
-            f"cannot resume {printable(str(self.terms.log))}: {printable(case.id)} conforms in it "
-            "without an output, and must have one",
+            f"cannot resume {printable(str(self.config.log_file))}: {printable(case.id)} conforms "
+            "in it without an output, and must have one",
             hint="run it again with another log",
         )
 
@@ -395,7 +373,7 @@ class Session:
             found.append(f"the shard ({log.header.shard or 'all'}, now {header.shard or 'all'})")
         if found:
             raise UsageError(
-                f"cannot resume {printable(str(self.terms.log))}, which is of another run; "
+                f"cannot resume {printable(str(self.config.log_file))}, which is of another run; "
                 f"what differs: {'; '.join(found)}",
                 hint="run it with the same cases, backends and options, or write another log",
             )

@@ -18,7 +18,7 @@ EXAMPLES = re.findall(
     r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), re.DOTALL
 )
 WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
-HERE = api.Setting(isolation=api.Isolation.NONE)
+HERE = api.Execution(isolation=api.Isolation.NONE)
 
 
 def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
@@ -65,9 +65,9 @@ def test_a_configuration_file_names_backends_and_nothing_else_is_read(tmp_path, 
     monkeypatch.chdir(tmp_path)
     case = api.load("spec/adam/adam_multiple")[0]
     with pytest.raises(api.OnnxoptError, match="no backend 'mine'"):
-        api.check(case, "mine", setting=HERE)
+        api.check(case, "mine", execution=HERE)
     with pytest.raises(api.NotConformingError):
-        api.check(case, api.load_configuration().backend("mine"), setting=HERE)
+        api.check(case, api.load_configuration().backend("mine"), execution=HERE)
     (tmp_path / "onnxopt.toml").write_text("[backends.mine]\n")
     with pytest.raises(api.OnnxoptError, match=r"onnxopt.toml:1: backends.mine names no backend"):
         api.load_configuration("onnxopt.toml")
@@ -115,18 +115,18 @@ def test_a_check_knows_what_was_expected(tmp_path):
     expected.write_text(
         f"onnxopt-expect: 1\nexpect:\n  - {{case: {case.id}, outcome: fail, reason: known}}\n"
     )
-    result = api.check(case, WRONG, setting=HERE, expect=[expected])
+    result = api.check(case, WRONG, execution=HERE, expect=[expected])
     assert (result.outcome, result.standing) == (api.Outcome.FAIL, api.Standing.EXPECTED)
     with pytest.raises(api.NotConformingError):
         api.check(case, "numpy", expect=[expected])
     expected.write_text("onnxopt-expect: 1\nsuites: [spec@99]\n")
     with pytest.raises(api.UsageError, match="spec@99 is asked for"):
-        api.check(case, setting=HERE, expect=[str(expected)])
+        api.check(case, execution=HERE, expect=[str(expected)])
 
 
 def test_failures_are_explained():
     cases = api.load("conformance", patterns=["conformance/adam/T_*"])
-    results = list(api.run(cases, WRONG, setting=HERE))
+    results = list(api.run(cases, WRONG, execution=HERE))
     (explanation,) = api.explain(results, cases)
     assert explanation.deviations == ("epsilon inside the square root",)
 
@@ -139,7 +139,7 @@ def test_an_audit_grades_each_operator():
 
 
 def test_fuzzing_finds_a_failure_and_none_where_there_is_none():
-    found = next(api.fuzz(WRONG, operators=["Adam"], examples=50, setting=HERE))
+    found = next(api.fuzz(WRONG, operators=["Adam"], examples=50, execution=HERE))
     assert found.result.outcome is api.Outcome.FAIL
     assert list(api.fuzz("numpy", operators=["Adam"], examples=20)) == []
 
@@ -151,7 +151,7 @@ def test_a_suite_is_generated_as_the_command_writes_it():
 
 
 def run_with(**options):
-    return list(api.run(api.load("spec"), setting=api.Setting(**options)))
+    return list(api.run(api.load("spec"), execution=api.Execution(**options)))
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def run_with(**options):
         (lambda: list(api.fuzz("numpy", operators=["Adan"])), "Adan"),
         (lambda: list(api.generate("nothing")), "there is no suite"),
         (lambda: list(api.generate("spec", "json")), "expected yaml or onnx"),
-        (lambda: run_with(isolation="nome"), "'nome' is not a valid Isolation"),
-        (lambda: run_with(jobs=0), "expected positive numbers"),
-        (lambda: run_with(limits=api.Limits(memory="1GiB")), "expected positive numbers"),
-        (lambda: api.Shard(0, 3), "0/3 is not a part"),
+        (lambda: run_with(isolation="nome"), "isolation='nome': expected process or none"),
+        (lambda: run_with(jobs=0), "jobs=0: expected a whole number of at least 1"),
+        (lambda: run_with(limits=api.Limits(memory="1GiB")), "expected a number of bytes"),
+        (lambda: api.Shard(0, 3), "invalid --shard 0/3"),
         (lambda: list(api.fuzz("numpy", examples=0)), "expected 1 or more"),
     ],
 )
@@ -193,6 +193,6 @@ def test_what_is_of_another_kind_is_named(wrong):
 
 def test_words_stand_for_members_and_one_name_for_several():
     (case,) = api.load("spec", patterns="spec/adam/adam", operators="Adam")
-    asked = api.JudgeOptions(rule="onnx"), api.Setting(isolation="none", lowering="never")
-    (result,) = api.run([case], judging=asked[0], setting=asked[1])
+    asked = api.Judging(tolerance="onnx"), api.Execution(isolation="none", lowering="never")
+    (result,) = api.run([case], judging=asked[0], execution=asked[1])
     assert {diff.tolerance.rtol for diff in result.diffs} == {1e-3}

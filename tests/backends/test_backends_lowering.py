@@ -19,8 +19,9 @@ from backend_models import (
 from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
 
-from onnxopt_cli.backends.lowering import LoweringMode, ModelRunner
+from onnxopt_cli.backends.lowering import ModelRunner
 from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.errors import NotApplicable, Unsupported, UnusableOutput
 
 ADAM = f"{TRAINING}:Adam"

@@ -93,7 +93,7 @@ def test_every_input_reaches_the_command_line_by_line(tmp_path):
     assert options["backends"] == ("numpy", "python:my backend.py:Backend")
     assert options["targets"] == ("my cases/", "-odd/")
     assert tuple(map(str, options["expect"])) == ("a.yaml", "b c.yaml")
-    assert options["lower"] == "never"
+    assert options["lowering"] == "never"
 
 
 def test_an_input_is_never_read_as_a_script(tmp_path):

@@ -31,7 +31,7 @@ import pytest
         ("fuzz -b numpy --time 1e-9", 5, "no example was tried", "--time is too short"),
         ("config --profile x", 2, "there is no profile 'x': no configuration", "onnxopt.toml"),
         ("run spec --expect missing.yaml", 2, "the file is missing", "onnxopt schema expect"),
-        ("run spec --shard 3/2", 2, "--shard 3/2 is not a part", "I goes from 1 to N"),
+        ("run spec --shard 3/2", 2, "invalid --shard 3/2", "1 <= I <= N"),
         ("run spec --timeout -1", 2, "'--timeout'", "is not in the range"),
         ("run spec --timeout nan", 2, "'--timeout'", "'nan' is not finite"),
         ("run spec --tag x", 2, "has the tag 'x'", "the tags are: published"),

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.cases.suites.suites import suite_cases
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.grade.audit import find_trials
 from onnxopt_cli.grade.common_conditions import common_condition, sample
 from onnxopt_cli.grade.traits import features, roundest
 from onnxopt_cli.operators import operator_named
 from onnxopt_cli.readings.bound.bound import bound
 from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.run.answer_key import JudgeOptions
 
 #: Cases with more elements take long.
 MAX_ELEMENTS = 2000
@@ -26,7 +26,7 @@ def calls(name):
     """Return the nodes of an operator's suite."""
     suite = operator_named(name).suite_name
     cases = [it for it in suite_cases(suite) if it.operators == (name,)]
-    trials, _ = find_trials(cases, JudgeOptions())
+    trials, _ = find_trials(cases, Judging())
     return [it.call for it in trials[name] if it.call.size < MAX_ELEMENTS]
 
 

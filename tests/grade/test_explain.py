@@ -14,6 +14,7 @@ from places import PLUGINS
 from trajectory_files import trajectory_text
 
 from onnxopt_cli.cases.suites.suites import suite_cases
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.grade.audit import find_trials
 from onnxopt_cli.grade.explain import explain
@@ -22,7 +23,6 @@ from onnxopt_cli.operators import OPERATORS
 from onnxopt_cli.readings.implementation import both
 from onnxopt_cli.readings.mistakes.deviate import all_deviations, deviations
 from onnxopt_cli.readings.mistakes.equivalence import equivalent
-from onnxopt_cli.run.answer_key import JudgeOptions
 
 
 @cache
@@ -35,7 +35,7 @@ def all_cases():
 def small_trials(operator):
     """What is small, which is nearly all: of large cases explaining asks nothing else."""
     cases = [it for it in all_cases().values() if it.operators == (operator,)]
-    found, _ = find_trials(cases, JudgeOptions())
+    found, _ = find_trials(cases, Judging())
     return [trial for trial in found[operator] if trial.call.size < 1000]
 
 

@@ -39,7 +39,7 @@ def test_a_log_has_a_header_a_start_and_an_end_of_each_case_and_a_footer(demo, o
     assert header["schema"] == "onnxopt.log/1"
     assert header["backends"][0] == {"name": backend("OffAtC"), "version": "vendor 1.5.0"}
     assert header["cases"]["count"] == len(NAMES)
-    assert header["options"]["lower"] == "auto"
+    assert header["options"]["lowering"] == "auto"
     pairs = {(f"demo/demo/{name}", it["name"]) for name in NAMES for it in header["backends"]}
     starts = [(it["case"], it["backend"]) for it in middle if it["record"] == "start"]
     ends = [it["result"] for it in middle if it["record"] == "end"]

@@ -406,7 +406,7 @@ FALSE_REPORTS = {
     "a step that is a text": ((*RESULT, "curve"), [[1, "much"]]),
     "no versions": (("versions",), 5),
     "no options": (("options",), []),
-    "what was left out as a list": (("options", "without"), ["double"]),
+    "what was left out as a list": (("left_out",), ["double"]),
     "an exit code that is a text": (("exit_code",), "0"),
 }
 

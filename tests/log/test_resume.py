@@ -97,12 +97,12 @@ def test_what_an_interrupted_run_left_out_runs(demo, onnxopt):
     ("change", "says"),
     [
         (["-k", "demo/demo/[a-c]"], "the cases (6 with hash"),
-        (["--rtol", "0.5"], "the option rtol (None, now 0.5)"),
-        (["--lower", "always"], "the option lower (auto, now always)"),
+        (["--rtol", "0.5"], "the option --rtol (None, now 0.5)"),
+        (["--lower", "always"], "the option --lower (auto, now always)"),
         (["-b", "onnx-reference"], "the backends (python:vendor.py:OffAtC [vendor 1.5.0], now"),
         (["--shard", "1/2"], "the shard (all, now 1/2)"),
         (["--expect", "e.yaml"], "the content of the expectation files"),
-        (["--rerun", "2"], "the option rerun (None, now 2)"),
+        (["--rerun", "2"], "the option --rerun (None, now 2)"),
     ],
 )
 def test_another_run_is_refused_with_what_differs(demo, onnxopt, change, says):

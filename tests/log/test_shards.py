@@ -9,8 +9,8 @@ from demo import NAMES, records, run_arguments, write_demo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onnxopt_cli.config.run_config import Shard
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.log.header import Shard
 from onnxopt_cli.log.reader import read_log
 
 # Hashes of the ids, as they were when this was written: logs of other versions must join.
@@ -130,7 +130,7 @@ def test_a_shard_that_is_not_finished_is_named(shards, onnxopt, demo, lines):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--rtol", "1"], "the option rtol"),
+        (["--rtol", "1"], "the option --rtol"),
         (["-k", "demo/demo/[abc]"], "the cases"),
         (["-b", "onnx-reference"], "the backends"),
         (["--expect", "e.yaml"], "the content of the expectation files"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxopt_cli.cases.collect import collect
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core import blocks, compare
 from onnxopt_cli.core.tolerance import Budget
 from onnxopt_cli.formula.call import bind, complete_attributes
@@ -22,7 +23,7 @@ from onnxopt_cli.readings import evaluate as evaluate_module
 from onnxopt_cli.readings.bound.bound import bound, least_errors
 from onnxopt_cli.readings.evaluate import evaluate, is_elementwise
 from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.answer_key import JudgeOptions, answer_key
+from onnxopt_cli.run.answer_key import answer_key
 
 CASES = Path(__file__).parents[2] / "cases"
 COUNT = blocks.LARGE + 11
@@ -151,7 +152,7 @@ def compare_parts(content, location, random, monkeypatch):
     for large, block in ((10**9, blocks.BLOCK), (0, 2 + size // 4)):
         monkeypatch.setattr(evaluate_module, "LARGE", large)
         monkeypatch.setattr(compare, "BLOCK", block)
-        key = answer_key(content, location, JudgeOptions())
+        key = answer_key(content, location, Judging())
         diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
         for diff, actual in zip(diffs[-1], outputs, strict=True):
             expected, budget = key.outputs[diff.name], key.tolerances[diff.name]

@@ -80,7 +80,8 @@ def runs(draw):
     return record(
         *results,
         backends=tuple(BackendIdentity(name, text()) for name in backends),
-        options={"targets": [text()], "without": {text(): text()}, "expect": text()},
+        options={"targets": [text()], "expect": text()},
+        left_out={text(): text()},
         versions={"onnxopt": text(), text(): text(), f"suite {text()}": text()},
         problems=(Problem(f"{text()}:3", text()),),
         findings=(Problem(text(), text()),),
@@ -110,7 +111,7 @@ PLAIN_PAGE = Tags("".join(render("html", record(*(
     for number, outcome in enumerate((Outcome.FAIL, Outcome.ERROR, Outcome.PASS))
 ), problems=(Problem("a:3", "b"),), findings=(Problem("c", "d"),), explanations=(
     Explanation("b", "o", (Cause("f", ("c0",), ("d",)),), {}),
-), options={"without": {"x": "y"}}))))  # fmt: skip
+), left_out={"x": "y"}))))  # fmt: skip
 
 
 def markdown_is_text(text):

@@ -11,9 +11,9 @@ from onnx import numpy_helper
 from report_records import HOSTILE, record, result
 from two_cases import BACKEND, CASE
 
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.report.artifacts import check_folder, write_artifacts
-from onnxopt_cli.run.answer_key import JudgeOptions
 
 OFF = "python:vendor.py:Off"
 HERE = ("--isolation", "none", "--no-explain")
@@ -109,7 +109,7 @@ def test_no_name_leads_out_of_the_folder_or_to_another_case(tmp_path):
     check_folder(folder)
     names = [*HOSTILE, "..", ".", "/", "//etc", "C:\\x", "a/b", "a-b", "A-B", "", "x" * 5000]
     results = [result(name, backend, Outcome.ERROR) for name in names for backend in names]
-    assert write_artifacts(folder, record(*results), {}, JudgeOptions()) == len(results)
+    assert write_artifacts(folder, record(*results), {}, Judging()) == len(results)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == len(results)
     assert all(path.is_relative_to(folder) and path.name == "README.txt" for path in written)

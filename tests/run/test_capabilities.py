@@ -95,7 +95,7 @@ def test_every_report_and_badge_says_what_was_left_out_and_why(onnxopt, cases):
         assert text in answer.out
         for it in set(formats) - {"json"}:
             assert text in Path(f"{it}.out").read_text(), it
-    options = json.loads(Path("json.out").read_text())["options"]["without"]
+    options = json.loads(Path("json.out").read_text())["left_out"]
     assert options == {"refusals": "1 case", "double": "2 cases: the target has no such type"}
     again = onnxopt("report", "render", "run.jsonl", "--report", "badge=-")
     assert said[0] in again.out

@@ -232,7 +232,7 @@ def double():
     """A wrong result of float64, of which some elements are as long as they may be."""
     cases = api.load("conformance/adam/double")
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
-    (result,) = api.run(cases, backend, setting=api.Setting(isolation=api.Isolation.NONE))
+    (result,) = api.run(cases, backend, execution=api.Execution(isolation=api.Isolation.NONE))
     return result
 
 

@@ -279,7 +279,7 @@ def test_the_help_says_that_a_run_stops_at_whatever_does_not_conform(demo, onnxo
     assert "1 unsupported, 1 not-run" in onnxopt("run", "demo.yaml", *unable, "-x").out
     said = " ".join(onnxopt("run", "--help").out.split())
     assert "-x Stop after the first case that does not conform." in said
-    assert "Stop after so many that do not." in said
+    assert "Stop after this number of cases that do not conform." in said
 
 
 def test_verbose_shows_every_output(demo, onnxopt):

@@ -9,8 +9,8 @@ import pytest
 from places import PLUGINS
 from trajectory_files import GRADIENTS, START, trajectory_text
 
-from onnxopt_cli.backends.lowering import LoweringMode
 from onnxopt_cli.cases.suites.suites import suites
+from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.record_json import result_from_json, result_to_json
 from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.run.executors import InProcess

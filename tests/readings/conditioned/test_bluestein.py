@@ -49,6 +49,6 @@ def test_chirps_of_float32_are_right(tmp_path, backend, outcome):
     run = api.run(
         cases,
         f"python:{tmp_path}/vendor.py:{backend}",
-        setting=api.Setting(isolation=api.Isolation.NONE),
+        execution=api.Execution(isolation=api.Isolation.NONE),
     )
     assert [result.outcome for result in run] == [Outcome(outcome)] * len(cases)

@@ -1,0 +1,1 @@
+"""The settings of a run: declared once, for commands, profiles, Python and logs."""

@@ -1,0 +1,529 @@
+"""The settings of a run: all of them, in groups where a part of the program needs only some.
+
+A new setting of ``onnxopt run`` is declared here, in one place. The order is that of the help.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxopt_cli.config.settings import (
+    File,
+    Flag,
+    JobCount,
+    Number,
+    OneOf,
+    Settings,
+    Size,
+    Text,
+    group,
+    setting,
+)
+from onnxopt_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from onnxopt_cli.core.case import Case
+
+#: The multiple of the error bound that a derived tolerance allows.
+FACTOR = 4.0
+_SECONDS = Number(beyond=True, most=1e6)
+_COUNT = Number(least=1, whole=True)
+_MAX_JOBS = 1024
+_MAX_SHARDS = 1_000_000
+_SPEED: dict[str, Any] = {"may_differ": True}
+_OUTPUT: dict[str, Any] = {"may_differ": True}
+# The cases, backends and expectations of two runs are compared themselves.
+_COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
+_VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
+
+
+class Isolation(StrEnum):
+    """Where backends run."""
+
+    PROCESS = "process"
+    NONE = "none"
+
+
+class LoweringMode(StrEnum):
+    """When a backend is given primitive operators instead of those with a formula."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+class ToleranceRule(StrEnum):
+    """Which tolerance applies to all cases, whatever they say themselves."""
+
+    CONDITIONED = "conditioned"
+    DERIVED = "derived"
+    ONNX = "onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part ``index`` of ``count``, counted from 1.
+
+    A case's part depends on nothing but its id: adding or removing cases moves no other case.
+    """
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read ``I/N``.
+
+        Raises:
+            UsageError: if the text is not two whole numbers of which 1 <= I <= N.
+        """
+        numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+        if numbers is None:
+            raise UsageError(f"--shard takes I/N, as in 1/4, not {text!r}")
+        return cls(*map(int, numbers.groups()))
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            UsageError: if there is no such part.
+        """
+        if not 1 <= self.index <= self.count <= _MAX_SHARDS:
+            shard = f"{self.index}/{self.count}"
+            raise UsageError(f"invalid --shard {shard}: expected 1 <= I <= N <= {_MAX_SHARDS}")
+
+    def holds(self, case: str) -> bool:
+        """Return whether the case with this id belongs to the shard."""
+        name = case.encode("utf-8", "surrogatepass")
+        digest = blake2b(name, digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.count == self.index - 1
+
+    def choose(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases that belong to the shard, in their order."""
+        return [case for case in cases if self.holds(case.id)]
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+class _ShardText(Text):
+    """A shard, typed as I/N."""
+
+    __slots__ = ()
+
+    def check(self, value: object) -> Any:
+        if isinstance(value, Shard):
+            return value
+        if not isinstance(value, str):
+            raise ValueError("I/N")  # noqa: TRY004 - one error for all wrong values
+        return Shard.parse(value)
+
+
+@dataclass(frozen=True)
+class Filters(Settings):
+    """The filters that choose among cases; a case must pass all of them.
+
+    Attributes:
+        patterns: each a case's whole id; or a glob; or, without `*?[`, a piece of an id; or
+            several of these with ``and``, ``or``, ``not`` and parentheses. A case must match one
+            of them.
+        operators: names of operators, one of which the model must contain.
+        tags: tags, one of which the case must carry.
+        without: capabilities that the case must not need.
+    """
+
+    patterns: tuple[str, ...] = setting(
+        (),
+        "-k PATTERN",
+        "Only cases whose id is this, matches this glob or contains this text; also "
+        "'adam and not (double or T_0)'. Given several times: any of them.",
+        Text("pattern"),
+        many=True,
+        **_COMPARED,
+    )
+    operators: tuple[str, ...] = setting(
+        (),
+        "--operator NAME",
+        "Only cases whose model contains this operator. Given several times: any of them.",
+        Text("operator"),
+        many=True,
+        **_COMPARED,
+    )
+    tags: tuple[str, ...] = setting(
+        (),
+        "--tag TAG",
+        "Only cases with this tag. Given several times: any of them.",
+        many=True,
+        **_COMPARED,
+    )
+    without: tuple[str, ...] = setting(
+        (),
+        "--without CAPABILITY",
+        "Leave out cases that need this: double, many-tensors, ... Again for more.",
+        Text("capability"),
+        many=True,
+        from_log=True,
+    )
+
+
+@dataclass(frozen=True)
+class Limits(Settings):
+    """Limits of a backend's processes.
+
+    Attributes:
+        timeout: seconds that a case may take.
+        startup_timeout: seconds that a backend may take to start.
+        memory: bytes that a process of the backend may hold, and all of a worker's together; 0 for
+            no limit. A case of a case file may take as much.
+    """
+
+    timeout: float = setting(
+        60.0, "--timeout SECONDS", "Time limit of a case.", _SECONDS, **_VERDICTS
+    )
+    startup_timeout: float = setting(
+        60.0,
+        "--startup-timeout SECONDS",
+        "Time limit for a backend to start.",
+        _SECONDS,
+        **_VERDICTS,
+    )
+    memory: int = setting(
+        4 << 30,
+        "--memory SIZE",
+        "Memory limit of a backend's process, and of a case of a file; none for no limit.",
+        Size(),
+        **_VERDICTS,
+    )
+
+
+@dataclass(frozen=True)
+class Execution(Settings):
+    """How backends are run.
+
+    Attributes:
+        lowering: when they are given primitive operators.
+        isolation: where; None for in workers, except what our own reference computes by a formula.
+        limits: what each worker may use.
+        jobs: number of workers of each backend.
+    """
+
+    lowering: LoweringMode = setting(
+        LoweringMode.AUTO,
+        "--lower",
+        "When to replace training operators by primitive ones.",
+        OneOf(members=LoweringMode),
+        **_VERDICTS,
+    )
+    isolation: Isolation | None = setting(
+        None,
+        "--isolation",
+        "Run backends in processes of their own, or all in this one.  "
+        "[default: process, but none for our own formulas]",
+        OneOf(members=Isolation),
+        # A log, which anybody may have written, must not weaken it.
+        repeated=True,
+    )
+    limits: Limits = group(Limits)
+    jobs: int = setting(
+        1,
+        "-j, --jobs N|auto",
+        "Number of processes.",
+        JobCount(least=1, most=_MAX_JOBS, whole=True),
+        typed_default="auto",
+        **_SPEED,
+    )
+
+
+@dataclass(frozen=True)
+class ClusterConfig(Settings):
+    """The cluster to use, if any.
+
+    Attributes:
+        cluster: ``local``, ``local:N``, the address of a scheduler or its file; None for none.
+        ship: files and folders that every worker is sent.
+        tls: files of the certificates to trust, our own, and its key; none for what Dask's
+            configuration says.
+        insecure: whether to connect to other machines without TLS.
+    """
+
+    cluster: str | None = setting(
+        None,
+        "--cluster WHERE",
+        "Use the workers of a Dask cluster: local, local:N, tcp://HOST:PORT, tls://HOST:PORT "
+        "or a scheduler file.",
+        **_SPEED,
+    )
+    ship: tuple[Path, ...] = setting(
+        (),
+        "--ship PATH",
+        "Send this file or folder to every worker. Again for more.",
+        File(exists=True),
+        many=True,
+        **_SPEED,
+    )
+    tls: tuple[Path, ...] = setting(
+        (),
+        "--tls CA CERT KEY",
+        "PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
+        File(exists=True, folder=False),
+        many=3,
+        **_SPEED,
+    )
+    insecure: bool = setting(
+        False, "--insecure", "Connect to other machines without TLS.", Flag(), **_SPEED
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cluster is None and (self.ship or self.tls or self.insecure):
+            raise UsageError("--ship, --tls and --insecure mean nothing without --cluster")
+
+
+@dataclass(frozen=True)
+class Judging(Settings):
+    """How outputs are judged. A tolerance given here precedes those of cases.
+
+    Attributes:
+        tolerance: the rule that yields the tolerance of all cases; None for what cases say.
+        rtol: relative tolerance; None for what cases say.
+        atol: absolute tolerance; None for what cases say.
+        ulp: distance in ulp; None for what cases say.
+        budget: multiple of the error bound that a derived tolerance allows.
+        signed_zeros: whether 0.0 and -0.0 differ.
+        examine: whether to count what cases cannot judge among equal elements, too; it has no
+            option of its own, as ``--verbose`` implies it.
+    """
+
+    tolerance: ToleranceRule | None = setting(
+        None,
+        "--tolerance",
+        "Judge by this rule, whatever the cases say.",
+        OneOf(members=ToleranceRule),
+        **_VERDICTS,
+    )
+    rtol: float | None = setting(
+        None, "--rtol", "Judge by this relative tolerance.", Number(), **_VERDICTS
+    )
+    atol: float | None = setting(
+        None, "--atol", "Judge by this absolute tolerance.", Number(), **_VERDICTS
+    )
+    ulp: int | None = setting(
+        None, "--ulp", "Judge by this distance in ulp.", Number(whole=True), **_VERDICTS
+    )
+    budget: float = setting(
+        FACTOR,
+        "--budget FACTOR",
+        "Multiple of the rounding bound that a derived tolerance allows.",
+        Number(),
+        **_VERDICTS,
+    )
+    signed_zeros: bool = setting(
+        False, "--signed-zeros", "Treat 0.0 and -0.0 as different.", Flag(), **_VERDICTS
+    )
+    examine: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = (
+            (self.rtol, self.atol) != (None, None),
+            self.ulp is not None,
+            self.tolerance is not None,
+        )
+        if sum(given) > 1:
+            raise UsageError("--rtol and --atol, --ulp, and --tolerance exclude each other")
+
+
+@dataclass(frozen=True)
+class RunConfig(Settings):
+    """The settings of a run.
+
+    Attributes:
+        targets: files, folders, suites and ids of cases; none for the default.
+        filters: which of their cases run.
+        failed_only: whether only cases run that failed when they last ran here.
+        failed_first: whether these run first.
+        shard: which part of the selected cases runs; None for all.
+        backends: what is tested.
+        execution: how backends are run.
+        machines: the cluster on which they run, if any.
+        judging: how outputs are judged.
+        expect: expectation files; a later one precedes an earlier one.
+        update_expect: the expectation file that the run changes; None for none.
+        max_fail: stop after this number of cases that do not conform; None for never.
+        rerun: how often a case that does not conform runs again; None for never.
+        log: the log to write; None for none.
+        resume: the log to go on with; None for none.
+        verbose: whether every output is shown.
+        quiet: whether only failing cases and the summary are shown.
+        durations: how many of the slowest cases are shown; None for none.
+        explain: whether to look for known mistakes that reproduce failures.
+        explain_time: seconds to look for them; None for a part of the time that the run took.
+        reports: reports to write, each ``FORMAT=PATH``.
+        artifacts: the folder for failing cases as ONNX test directories; None for none.
+    """
+
+    targets: tuple[str, ...] = setting(
+        (),
+        "[PATH|SUITE|ID]...",
+        "",
+        Text("target"),
+        many=True,
+        section="Which cases",
+        **_COMPARED,
+    )
+    filters: Filters = group(Filters)
+    failed_only: bool = setting(
+        False,
+        "--lf",
+        "Run only cases that failed when they last ran here.",
+        Flag(),
+        may_differ=True,
+    )
+    failed_first: bool = setting(
+        False, "--ff", "Run previously failing cases first.", Flag(), may_differ=True
+    )
+    shard: Shard | None = setting(
+        None, "--shard I/N", "Only part I of N, by a hash of the id.", _ShardText(), **_COMPARED
+    )
+    backends: tuple[str, ...] = setting(
+        ("numpy",),
+        "-b, --backend BACKEND",
+        "What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
+        "May be given several times.",
+        Text("backend"),
+        many=True,
+        section="Backends",
+        **_COMPARED,
+    )
+    execution: Execution = group(Execution)
+    machines: ClusterConfig = group(ClusterConfig, "Other machines")
+    judging: Judging = group(Judging, "Judging")
+    expect: tuple[Path, ...] = setting(
+        (),
+        "--expect FILE",
+        "What is expected to fail; a later file precedes an earlier one.",
+        File(),
+        many=True,
+        section="Expectations",
+        **_COMPARED,
+    )
+    update_expect: Path | None = setting(
+        None,
+        "--update-expect FILE",
+        "Update an expectation file to what this run shows; it also counts as --expect.",
+        File(),
+        may_differ=True,
+    )
+    max_fail: int | None = setting(
+        None,
+        "--max-fail",
+        "Stop after this number of cases that do not conform.",
+        _COUNT,
+        section="Stopping and resuming",
+        from_log=True,
+        shorthand=("-x", 1, "Stop after the first case that does not conform."),
+    )
+    rerun: int | None = setting(
+        None,
+        "--rerun N",
+        "Run what does not conform N times more, to tell flaky from failing.",
+        Number(least=1, most=1000, whole=True),
+        from_log=True,
+    )
+    log: Path | None = setting(
+        None,
+        "--log FILE",
+        "Append each result to this log as soon as it is available.",
+        File(),
+        **_OUTPUT,
+    )
+    resume: Path | None = setting(
+        None,
+        "--resume LOG",
+        "Resume from a log; run only missing cases. Without targets the log says what to run; a "
+        "backend that is not built in must be given again.",
+        File(),
+        **_OUTPUT,
+    )
+    verbose: bool = setting(
+        False,
+        "-v, --verbose",
+        "Show every output, and all of each failure.",
+        Flag(),
+        section="Output",
+        **_OUTPUT,
+    )
+    quiet: bool = setting(
+        False, "-q, --quiet", "Show only which cases fail, and the summary.", Flag(), **_OUTPUT
+    )
+    durations: int | None = setting(
+        None,
+        "--durations N",
+        "Show the N cases that took the backends longest.",
+        _COUNT,
+        **_OUTPUT,
+    )
+    explain: bool = setting(
+        True,
+        "--explain/--no-explain",
+        "Look for a known mistake that reproduces the failures.",
+        Flag(),
+        **_OUTPUT,
+    )
+    explain_time: float | None = setting(
+        None,
+        "--explain-time SECONDS",
+        "Time limit of the search for known mistakes.  "
+        "[default: a fifth of the run's time, 10 at least]",
+        Number(most=1e6),
+        **_OUTPUT,
+    )
+    reports: tuple[str, ...] = setting(
+        (),
+        "--report FORMAT=PATH",
+        "Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
+        "html, PATH may be - for standard output.",
+        Text("report"),
+        many=True,
+        **_OUTPUT,
+    )
+    artifacts: Path | None = setting(
+        None,
+        "--artifacts DIR",
+        "Write each failing case as an ONNX test directory, with what the backend returned.",
+        File(),
+        **_OUTPUT,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shard and self.update_expect:
+            raise UsageError("--update-expect needs a whole run, --shard runs a part of one")
+        if self.log and self.resume and not _is_same(self.log, self.resume):
+            raise UsageError("--resume goes on writing the log it reads; --log names another one")
+        if self.verbose and not self.judging.examine:
+            object.__setattr__(self, "judging", replace(self.judging, examine=True))
+
+    @property
+    def log_file(self) -> Path | None:
+        """The log that is written, resumed or not."""
+        return self.resume or self.log
+
+    def expectation_files(self) -> tuple[Path, ...]:
+        """Return the expectation files to read; the one to update, if it exists, is the last."""
+        update = self.update_expect
+        if update is None:
+            return self.expect
+        others = [path for path in self.expect if not _is_same(path, update)]
+        return (*others, update) if update.exists() else (*others,)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

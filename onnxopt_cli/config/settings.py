@@ -1,0 +1,445 @@
+"""Settings that are declared once: each is a field of a frozen dataclass and an option of commands.
+
+The metadata of a field, an :class:`Option`, holds its spelling on the command line, its help, its
+kind of value and its uses. Options of click, keys of a profile, JSON, and the command that repeats
+a run are derived from it::
+
+    @dataclass(frozen=True)
+    class Limits(Settings):
+        timeout: float = setting(60.0, "--timeout SECONDS", "Time limit of a case.", Number())
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+
+_OPTION, _GROUP, _SECTION = "option", "group", "section"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text.
+
+    Attributes:
+        of: what the text names, for completion in a shell: ``backend``, ``operator``; may be empty.
+    """
+
+    of: str = ""
+
+    def check(self, value: object) -> Any:
+        """Return a value as the setting holds it.
+
+        Raises:
+            ValueError: saying what is expected.
+        """
+        if not isinstance(value, str):
+            raise ValueError("text")  # noqa: TRY004 - one error for all wrong values
+        return value
+
+    def word(self, value: Any) -> str:
+        """Return a value as it is typed on the command line, and stored in JSON."""
+        return str(value)
+
+    def json(self, value: Any) -> Any:
+        """Return a checked value as JSON holds it."""
+        return self.word(value)
+
+
+class Flag(Text):
+    """True or false; the option takes no value."""
+
+    __slots__ = ()
+
+    def check(self, value: object) -> Any:
+        """Return the value; see :class:`Text`."""
+        if not isinstance(value, bool):
+            raise ValueError("true or false")  # noqa: TRY004 - one error for all wrong values
+        return value
+
+    def json(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Text):
+    """A finite number.
+
+    Attributes:
+        least: the lower limit.
+        most: the upper limit; None for none.
+        beyond: whether the lower limit itself is excluded.
+        whole: whether only whole numbers are valid.
+    """
+
+    least: float = 0
+    most: float | None = None
+    beyond: bool = False
+    whole: bool = False
+
+    def check(self, value: object) -> Any:
+        """Return the number; see :class:`Text`."""
+        numbers = int if self.whole else int | float
+        if isinstance(value, bool) or not isinstance(value, numbers) or not self._holds(value):
+            kind = "a whole number" if self.whole else "a number"
+            least = f"{'above' if self.beyond else 'of at least'} {self.least:g}"
+            most = "" if self.most is None else f" and at most {self.most:g}"
+            raise ValueError(f"{kind} {least}{most}")
+        return value
+
+    def _holds(self, value: float) -> bool:
+        if not math.isfinite(value) or (self.most is not None and value > self.most):
+            return False
+        return value > self.least if self.beyond else value >= self.least
+
+    def word(self, value: Any) -> str:
+        """Return the number without a fraction of zero."""
+        return str(value).removesuffix(".0")
+
+    def json(self, value: Any) -> Any:
+        """Return the number."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(Text):
+    """A member of an enumeration, or its value."""
+
+    members: type[StrEnum] = StrEnum
+
+    def check(self, value: object) -> Any:
+        """Return the member; see :class:`Text`."""
+        try:
+            return self.members(str(value))
+        except ValueError:
+            raise ValueError(" or ".join(self.members)) from None
+
+
+class Size(Text):
+    """A number of bytes, typed as in 2GiB; 0, typed ``none``, is no limit."""
+
+    __slots__ = ()
+
+    #: Less is not enough for a worker to start.
+    LEAST = 64 << 20
+    _UNITS: ClassVar = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+    _TYPED: ClassVar = re.compile(r"(\d{1,15})\s*(|KiB|MiB|GiB)", re.IGNORECASE)
+
+    def check(self, value: object) -> Any:
+        """Return the number of bytes; see :class:`Text`."""
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError("a number of bytes")
+        return value
+
+    def parse(self, written: str) -> int:
+        """Return the number of bytes that a word stands for.
+
+        Raises:
+            ValueError: if the word is not a size, or the size is too small.
+        """
+        if written == "none":
+            return 0
+        match = self._TYPED.fullmatch(written)
+        if match is None:
+            raise ValueError(f"{written!r} is not a size; write it as in 2GiB, or none")
+        size = int(match[1]) * self._UNITS[match[2].upper()]
+        if size < self.LEAST:
+            raise ValueError("a worker cannot start with less than 64MiB")
+        return size
+
+    def word(self, value: Any) -> str:
+        """Return the size in the largest unit that divides it."""
+        if not isinstance(value, int) or value % (1 << 20):
+            return str(value)
+        gibibytes, rest = divmod(value >> 20, 1 << 10)
+        return f"{value >> 20}MiB" if rest else f"{gibibytes}GiB" if value else "none"
+
+    def json(self, value: Any) -> Any:
+        """Return the number of bytes."""
+        return value
+
+
+class JobCount(Number):
+    """A number of processes, typed as a number or ``auto`` for the available processors."""
+
+    __slots__ = ()
+
+    def parse(self, written: str) -> int:
+        """Return the number that a word stands for.
+
+        Raises:
+            ValueError: if the word is neither.
+        """
+        if written == "auto":
+            from onnxopt_cli.core.blocks import available_jobs
+
+            return available_jobs()
+        if not (written.isdecimal() and 0 < int(written) <= (self.most or 0)):
+            raise ValueError(f"{written!r} is neither auto nor a number from 1 to {self.most}")
+        return int(written)
+
+
+@dataclass(frozen=True, slots=True)
+class File(Text):
+    """A path.
+
+    Attributes:
+        exists: whether the file or folder must exist.
+        folder: whether it may be a folder.
+    """
+
+    exists: bool = False
+    folder: bool = True
+
+    def check(self, value: object) -> Any:
+        """Return the path; see :class:`Text`."""
+        if not isinstance(value, str | os.PathLike):
+            raise ValueError("a path")  # noqa: TRY004 - one error for all wrong values
+        return Path(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The command line's view of a setting, and what may be done with it.
+
+    Attributes:
+        written: the spellings, and a name for the value, as the help shows them: ``-j, --jobs N``.
+            One that begins with ``[`` is an argument.
+        about: what it does.
+        kind: of its value, or of each value.
+        many: True if it may be given several times, 3 if it takes three values; the setting is a
+            tuple.
+        may_differ: whether a run that resumes another, or is merged with it, may differ in this.
+        from_log: whether ``--resume`` without targets takes the value from the log.
+        repeated: whether the command that repeats a case states it, because it changes verdicts.
+        typed_default: the default of the command line, if it is not that of the field.
+        shorthand: another spelling that stands for a value: (spelling, value, what it does).
+    """
+
+    written: str
+    about: str
+    kind: Text = field(default_factory=Text)
+    many: bool | int = False
+    may_differ: bool = False
+    from_log: bool = False
+    repeated: bool = False
+    typed_default: str | None = None
+    shorthand: tuple[str, Any, str] | None = None
+
+    @property
+    def flag(self) -> str:
+        """The longest spelling, as ``--jobs``; of a pair of flags the one for false."""
+        last = self.written.rpartition(", ")[2].partition(" ")[0]
+        return last.rpartition("/")[2]
+
+    def check(self, value: Any) -> Any:
+        """Return a value, or several, as the setting holds it.
+
+        Raises:
+            ValueError: saying what is expected.
+        """
+        if not self.many:
+            return self.kind.check(value)
+        several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+        return tuple(map(self.kind.check, value if several else (value,)))
+
+    def words(self, value: Any) -> list[str]:
+        """Return what is typed for a value, which need not be valid; nothing for None."""
+        if isinstance(self.kind, Flag):
+            # A pair of flags is named by the one for false, which is not the default.
+            return [self.flag] if value is ("/" not in self.written) else []
+        if value is None:
+            return []
+        values = value if self.many and isinstance(value, list | tuple) else [value]
+        typed = [self.kind.word(one) for one in values]
+        if self.written.startswith("["):
+            return typed
+        if self.many is True:
+            return [word for one in typed for word in (self.flag, one)]
+        return [self.flag, *typed] if typed else []
+
+    def json(self, value: Any) -> Any:
+        """Return a checked value as JSON holds it."""
+        if value is None:
+            return None
+        return [*map(self.kind.json, value)] if self.many else self.kind.json(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A setting of a group, or of a group within it.
+
+    Attributes:
+        name: of the field, of the parameter of commands and of the JSON.
+        option: how the command line spells it.
+        default: of the field.
+        section: the heading of the help under which it is listed.
+    """
+
+    name: str
+    option: Option
+    default: Any
+    section: str
+
+
+def setting(
+    default: Any,
+    written: str,
+    about: str,
+    kind: Text | None = None,
+    *,
+    section: str = "",
+    **uses: Any,
+) -> Any:
+    """Declare a setting: a field of a dataclass that derives from :class:`Settings`.
+
+    Args:
+        default: of the field.
+        written: see :class:`Option`.
+        about: see :class:`Option`.
+        kind: of its value; None for text.
+        section: the heading of the help under which it is listed; empty for that of the setting
+            declared before it, or of the group.
+        uses: the other attributes of :class:`Option`.
+    """
+    option = Option(written, about, kind or Text(), **uses)
+    return field(default=default, metadata={_OPTION: option, _SECTION: section})
+
+
+Group = TypeVar("Group", bound="Settings")
+
+
+def group(kind: type[Group], section: str = "") -> Group:
+    """Declare a group of settings within another."""
+    made: Group = field(default_factory=kind, metadata={_GROUP: kind, _SECTION: section})
+    return made
+
+
+class Settings:
+    """Base of frozen dataclasses whose fields are settings, or groups of settings.
+
+    Raises:
+        UsageError: if a value is not one that its setting takes.
+    """
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, option = getattr(self, one.name), one.metadata.get(_OPTION)
+            if option is None or (value is None and one.default is None):
+                continue
+            try:
+                checked = option.check(value)
+            except ValueError as error:
+                shown = printable(repr(value))
+                raise UsageError(f"{one.name}={shown}: expected {error}") from None
+            object.__setattr__(self, one.name, checked)
+
+    @classmethod
+    def declared(cls) -> tuple[Declared, ...]:
+        """Return all settings, those of groups in place of the group."""
+        return tuple(_settings_of(cls, ""))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the settings with values given by name, groups' among them.
+
+        Args:
+            values: by the name of the setting; others, and those of None, keep their defaults.
+
+        Raises:
+            UsageError: if a value is not one that its setting takes.
+        """
+        given: dict[str, Any] = {}
+        for one in fields(cls):
+            if inner := one.metadata.get(_GROUP):
+                given[one.name] = inner.of(values)
+            elif _OPTION in one.metadata and values.get(one.name) is not None:
+                given[one.name] = values[one.name]
+        return cls(**given)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the settings that JSON holds, which may be anybody's.
+
+        Unknown names, values that no setting takes, and values of a group that contradict each
+        other are ignored.
+        """
+        groups: dict[str, Any] = {}
+        valid: dict[str, Any] = {}
+        for one in fields(cls):
+            if inner := one.metadata.get(_GROUP):
+                groups[one.name] = inner.from_json(data)
+            elif option := one.metadata.get(_OPTION):
+                with suppress(KeyError, ValueError, UsageError):
+                    valid[one.name] = option.check(data[one.name])
+        try:
+            return cls(**groups, **valid)
+        except UsageError:
+            return cls(**groups)
+
+    def values(self) -> dict[str, Any]:
+        """Return the values by name, groups' among them."""
+        found: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if _GROUP in one.metadata:
+                found |= value.values()
+            elif _OPTION in one.metadata:
+                found[one.name] = value
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values by name as JSON holds them."""
+        values = self.values()
+        return {one.name: one.option.json(values[one.name]) for one in self.declared()}
+
+    def argv(self) -> list[str]:
+        """Return the words of the command line for every value that is not a default."""
+        values = self.values()
+        stated = [
+            one
+            for one in self.declared()
+            if one.option.typed_default is not None or values[one.name] != one.default
+        ]
+        return words_of(stated, values)
+
+
+def _settings_of(cls: type[Settings], section: str) -> Iterator[Declared]:
+    for one in fields(cls):
+        section = one.metadata.get(_SECTION) or section
+        if inner := one.metadata.get(_GROUP):
+            yield from _settings_of(inner, section)
+        elif option := one.metadata.get(_OPTION):
+            yield Declared(one.name, option, one.default, section)
+
+
+def words_of(settings: Iterable[Declared], values: Mapping[str, Any]) -> list[str]:
+    """Return values as they are typed, arguments last.
+
+    Args:
+        settings: those to state.
+        values: by name, of JSON or of settings; they need not be valid.
+    """
+    words: list[str] = []
+    arguments: Sequence[str] = ()
+    for one in settings:
+        typed = one.option.words(values.get(one.name))
+        if one.option.written.startswith("["):
+            arguments = typed
+        else:
+            words += typed
+    return [*words, "--", *arguments] if arguments else words
