@@ -530,9 +530,23 @@ def test_equal_terms_pass_when_they_are_summed_in_order_and_in_any_other(operato
     share = np.float32(count if operator == "ReduceMean" else 1)
     shape = (1, 1) if operator == "MatMul" else ()
     model = model_of([(operator, list(inputs), attributes)], inputs)
-    for value in (total, pairs):
-        assert judged(model, inputs, np.reshape(value / share, shape))
+    scaled = (x * (1 / share)).cumsum(dtype=np.float32)[-1]
+    for value in (total / share, pairs / share, scaled):
+        assert judged(model, inputs, np.reshape(value, shape))
     assert not judged(model, inputs, np.reshape(pairs * 1.002 / share, shape))
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [("LpNormalization", {"axis": 1, "p": 1}), ("LpNormalization", {"axis": 1}), ("ReduceL2", {})],
+)
+def test_an_operator_that_divides_or_takes_powers_rounds_even_one_element(operator, attributes):
+    x = f32(3.3, 41, 49)[:, None]
+    inputs = {"x": x} if operator == "LpNormalization" else {"x": x, "axes": np.array([1])}
+    model = model_of([(operator, list(inputs), attributes)], inputs)
+    value = np.ones_like(x) if operator == "LpNormalization" else x
+    for steps, passes in ((0, True), (1, True), (-1, True), (200, False)):
+        assert judged(model, inputs, value * np.float32(1 + steps * 2.0**-23)) == passes
 
 
 def test_a_quotient_of_two_long_sums_passes_when_both_are_summed_in_order():

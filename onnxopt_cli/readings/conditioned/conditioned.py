@@ -116,6 +116,8 @@ _LEAST = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
     for dtype, roundoff in ROUNDOFF.items()
 }
+# Operators that average, and may scale each term before they add up.
+_MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 _LONGEST = 200
 # What is met where integers are interpolated.
 _INTEGERS = "integers"
@@ -581,8 +583,13 @@ def _in_order(places: Sequence[_Place]) -> list[AbstractContextManager[None]]:
     """Return in which ways long sums are added up in order; empty if no sum is long."""
     if not any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in places):
         return []
-    exponentials = any(it.op_type in OPERATORS for it in places)
-    return [sums_in_order(), *(in_one_pass() if exponentials else ())]
+    operators = {it.op_type for it in places}
+    ways = [sums_in_order()]
+    if not operators.isdisjoint(_MEANS):
+        ways.append(sums_in_order(scaled=True))
+    if not operators.isdisjoint(OPERATORS):
+        ways += in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
+    return ways
 
 
 def _kind(node: Any, given: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, float, bool]:
@@ -844,7 +851,8 @@ class _Drawing:
             with moved_coordinates(lambda it: roundoff * self._roundings(it) * it, picks=picks):
                 outputs = compute(*moved)
         elif found.row is Rounds.NORMALIZE:
-            with moved_averages(partial(self._of_averages, place.inner * self._step)):
+            moving = partial(self._of_averages, place.inner * self._step)
+            with moved_averages(moving, partial(_uncertain, place.roundoff)):
                 outputs = compute(*moved)
         else:
             outputs = compute(*moved)
@@ -875,6 +883,12 @@ class _Drawing:
         found = roundings(self._run, self._elements, array.size)
         self._elements += array.size
         return found.reshape(array.shape)
+
+
+def _uncertain(roundoff: float, mean: Array) -> Array:
+    """Return how far means may be off that are computed in float32 at least."""
+    far = UNITS * _STATISTICS * min(roundoff, _SINGLE) * np.abs(mean)
+    return np.asarray(np.where(np.isfinite(far), far, 0.0))
 
 
 def _error(output: Array, moves: Array, roundoff: float, scale: Any, least: float) -> Array:

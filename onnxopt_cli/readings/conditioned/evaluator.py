@@ -130,11 +130,15 @@ class Evaluated:
             return list(self._evaluator.run(None, fed))
 
 
-def sums_in_order() -> AbstractContextManager[None]:
+def sums_in_order(*, scaled: bool = False) -> AbstractContextManager[None]:
     """Let NumPy add up float32 and float64 one term after the other meanwhile.
 
     It adds by pairs, which is far more accurate than what most runtimes do. The evaluator has to be
     made within.
+
+    Args:
+        scaled: whether each term of a mean is multiplied by the reciprocal of their number before,
+            and not the sum divided by the number.
     """
 
     def added(slow: Any, in_order: Any, array: Any, axis: Any = None, **rest: Any) -> Any:
@@ -145,8 +149,11 @@ def sums_in_order() -> AbstractContextManager[None]:
         summed = sorted(int(it) % given.ndim for it in places)
         terms = np.moveaxis(given, summed, range(-len(summed), 0))
         terms = terms.reshape(*terms.shape[: given.ndim - len(summed)], -1)
+        count = given.dtype.type(terms.shape[-1])
+        if slow in means and scaled:
+            terms = terms * (1 / count)
         found = in_order(terms, axis=-1)[..., -1]
-        found = found / given.dtype.type(terms.shape[-1]) if slow in means else found
+        found = found / count if slow in means and not scaled else found
         return np.expand_dims(found, summed) if rest.get("keepdims") else found
 
     def multiplied(slow: Any, a: Any, b: Any) -> Any:

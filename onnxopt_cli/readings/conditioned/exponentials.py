@@ -44,6 +44,19 @@ def _logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
     return total.reshape(shape), np.ones(shape, x.dtype)
 
 
+def _plainly_logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
+    """Add up logarithms with ``log(1 + exp(d))``, which rounds 1 + exp(d)."""
+    terms, shape = _in_a_row(x, axes)
+    # The difference of two infinities is NaN, and two of the lowest numbers add up to as much.
+    terms = np.maximum(terms, np.finfo(x.dtype).min)
+    total = terms[0]
+    for term in terms[1:]:
+        larger = np.maximum(total, term)
+        total = larger + np.log(1 + np.exp(np.minimum(total, term) - larger))
+    total = np.where(total == np.finfo(x.dtype).min, -np.inf, total).astype(x.dtype)
+    return total.reshape(shape), np.ones(shape, x.dtype)
+
+
 def _in_a_row(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
     """Return what is added up along the first axis, and the shape of the sums."""
     places = range(x.ndim) if axes is None else np.atleast_1d(axes).tolist()
@@ -53,7 +66,12 @@ def _in_a_row(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
     return moved.reshape(prod(x.shape[at] for at in along), -1), shape
 
 
-def in_one_pass() -> list[AbstractContextManager[None]]:
-    """Return what lets :func:`summed` be one of the others meanwhile, each one."""
+def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
+    """Return what lets :func:`summed` be one of the others meanwhile, each one.
+
+    Args:
+        of_logarithms: whether there is an operator that yields the logarithm of such a sum.
+    """
     module: Any = sys.modules[__name__]
-    return [replaced((module, "summed", way)) for way in (_online, _logarithmic)]
+    ways = (_online, _logarithmic, *([_plainly_logarithmic] if of_logarithms else ()))
+    return [replaced((module, "summed", way)) for way in ways]

@@ -8,11 +8,11 @@ equations and their sources.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from math import log2, prod, sqrt
-from operator import mul
+from math import ceil, log2, prod, sqrt
+from operator import add, mul
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,21 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array
 
-# Of 16 units, so that a limit is 6 deviations of Winograd's error.
-_DEVIATIONS = 6 / 16
+# Of 16 units, so that a limit is 3 times the deviation of Winograd's error if each rounding is as
+# large as it may be. Roundings spread evenly, so that their deviation is about 0.4 of that.
+_DEVIATIONS = 3 / 16
 # By how much of a rounding each of log2(n) stages of a Fourier transform moves what it yields.
-_STAGE, _STAGE_OF_CONVOLUTION = 1 / 2, 1 / 3
-# A transform that is computed as sums of n terms moves by sqrt(n) / 4 roundings, as other sums do.
-_TERMS = 4
+_STAGE, _STAGE_OF_CONVOLUTION = 1 / 3, 1 / 6
+# A transform that is computed as sums of n terms is off by sqrt(n) / 10 roundings of the root mean
+# square, and by sqrt(n) / 40 of the largest element.
+_TERMS, _PARTIAL = 10, 40
 # Where tiles of 6 and of 8 elements are interpolated, beside infinity: F(4, 3) and F(2, 5), F(6, 3)
 # and F(4, 5).
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
+# Of a number in float32.
+_DIGITS = 24
 # Of so many output channels of a group Winograd's error is computed.
 _CHANNELS = 16
 # Tiles lie along the last axes; what lies along another is added up as channels are.
@@ -40,8 +44,9 @@ _TILED_AXES = 2
 def transform_scale(node: Any, given: Sequence[Any], output: Array) -> Array:
     """Return to what a ``DFT`` or ``STFT`` is right: a share of the root mean square of each line.
 
-    Angles that are computed in the model's type and not reduced, as Bluestein's algorithm has them,
-    turn the largest element of a line into the others: it counts whole.
+    Two algorithms turn the largest element of a line into the others. Bluestein's, for lengths that
+    are not powers of two, computes angles in the model's type and may not reduce them. A sum of
+    terms, one after the other, has partial sums as large as 1 / pi of the largest element.
 
     Args:
         node: the node, as onnx's reference has it.
@@ -50,10 +55,21 @@ def transform_scale(node: Any, given: Sequence[Any], output: Array) -> Array:
     """
     axis = transformed_axis(node, given)
     power = np.sum(_finite(output) ** 2, axis=-1, keepdims=True).mean(axis, keepdims=True)
-    terms = max(2, output.shape[axis], given[0].shape[axis] if node.op_type == "DFT" else 0)
+    terms = max(2, _transform_length(node, given, output, axis))
     share = max(_STAGE * sqrt(log2(terms)), sqrt(terms) / _TERMS)
     magnitudes = np.sqrt(np.sum(_finite(output) ** 2, axis=-1, keepdims=True))
-    return np.maximum(share * np.sqrt(power), magnitudes.max(axis, keepdims=True, initial=0.0))
+    largest = magnitudes.max(axis, keepdims=True, initial=0.0)
+    turned = sqrt(terms) / _PARTIAL if terms & (terms - 1) == 0 else 1.0
+    return np.maximum(share * np.sqrt(power), turned * largest)
+
+
+def _transform_length(node: Any, given: Sequence[Any], output: Array, axis: int) -> int:
+    """Return how many terms a spectrum has, of which ``onesided`` may leave out half."""
+    if node.op_type == "STFT":
+        window, length = [*given, None, None][2:4]
+        return int(length.item()) if length is not None else len(window)
+    asked = given[1].item() if len(given) > 1 and given[1] is not None else given[0].shape[axis]
+    return max(int(asked), output.shape[axis])
 
 
 def transformed_axis(node: Any, given: Sequence[Any]) -> int:
@@ -80,9 +96,13 @@ def convolution_scale(node: Any, given: Sequence[Any], output: Array) -> Array:
     if tiled is not None:
         kept = tiled
         if node.op_type == "ConvTranspose" and "output_shape" not in attributes:
-            # Its padding is what is cut off.
-            starts = attributes["pads"].ints if "pads" in attributes else [0] * (output.ndim - 2)
-            kept = _part(tiled, starts[: output.ndim - 2], output.shape[2:])
+            # Its padding is what is cut off, before or after tiles are laid.
+            starts = list(attributes["pads"].ints if "pads" in attributes else ())
+            starts = (starts or [0] * (output.ndim - 2))[: output.ndim - 2]
+            kept = _part(tiled, starts, output.shape[2:])
+            if any(starts) and kept.shape == output.shape:
+                cut = whole.cut(starts, output.shape[2:]).winograd_error()
+                kept = kept if cut is None else np.maximum(kept, cut)
         if kept.shape != output.shape:
             # Where borders lie that are cut off is for the reference to know.
             kept = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
@@ -149,6 +169,11 @@ class _Whole:
         each = zip(self.x.shape[2:], self.w.shape[2:], self.apart, strict=True)
         return [size - (kernel - 1) * apart for size, kernel, apart in each]
 
+    def cut(self, starts: Sequence[int], sizes: Sequence[int]) -> _Whole:
+        """Return the convolution that yields a part of the output."""
+        reach = ((n - 1) * apart for n, apart in zip(self.w.shape[2:], self.apart, strict=True))
+        return replace(self, x=_part(self.x, starts, [*map(add, sizes, reach)]))
+
     def fourier_error(self) -> Array:
         """Return a share of the deviation of the error for each batch and output channel.
 
@@ -177,7 +202,7 @@ class _Whole:
 
         Of many output channels some are computed. Others are as large by their kernels' norms.
         """
-        kernels, sizes = self.w.shape[2:][-_TILED_AXES:], self.sizes[-_TILED_AXES:]
+        kernels = self.w.shape[2:][-_TILED_AXES:]
         if max(kernels) == 1 or max(kernels) > _LARGEST_KERNEL:
             return None
         w = _by_group(self.w, self.group)
@@ -200,9 +225,9 @@ class _Whole:
             if max(kernels) > len(points):
                 continue
             axes = [_matrices(points, it) for it in kernels]
-            # No tile is larger than the image.
-            if all(it.kept <= size for it, size in zip(axes, sizes, strict=True)):
-                found.append(_tiled_variance(x, w, self.group, axes))
+            # A tile may be larger than the image: what it yields beyond is cut off.
+            exact = _transforms_exactly(self.x, axes)
+            found.append(_tiled_variance(x, w, self.group, axes, exact=exact))
         if not found:
             return None
         error = _DEVIATIONS * most * np.sqrt(np.maximum.reduce(found))
@@ -273,11 +298,13 @@ class _Axis:
         back: the matrix that transforms the products back, a row for each output of a tile.
         kernel: the one that transforms a kernel.
         tile: the one that transforms a tile of the input.
+        grain: a power of two of which the elements of ``tile`` are multiples.
     """
 
     back: Array
     kernel: Array
     tile: Array
+    grain: float
 
     @property
     def kept(self) -> int:
@@ -285,7 +312,18 @@ class _Axis:
         return len(self.back)
 
 
-def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis]) -> Array:
+def _transforms_exactly(x: Array, axes: Sequence[_Axis]) -> bool:
+    """Return whether tiles of an input have so few binary digits that no sum of them rounds."""
+    growth = prod(float(np.abs(it.tile).sum(axis=1).max()) for it in axes)
+    largest = growth * float(np.abs(x).max(initial=0.0))
+    if not 0 < largest < np.inf:
+        return not largest
+    # Multiples of a unit are exact in float32 up to 2^24 units.
+    unit = 2.0 ** ceil(log2(largest) - _DIGITS) / prod(it.grain for it in axes)
+    return bool(unit > 0 and (x % unit == 0).all())
+
+
+def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, exact: bool) -> Array:
     """Return the variance of the error of each output, in squares of a rounding.
 
     Args:
@@ -293,6 +331,7 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis]) -> Ar
         w: the kernels: output channels, channels of the group, space.
         group: into how many groups the channels are divided.
         axes: by what the axes of space are multiplied.
+        exact: whether transforming tiles of the input rounds nothing.
     """
     batch, outputs, channels, rank = len(x), len(w), w.shape[1], len(axes)
     sizes = [old - kernel + 1 for old, kernel in zip(x.shape[2:], w.shape[2:], strict=True)]
@@ -314,6 +353,7 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis]) -> Ar
         it.reshape(prod(reach), group, -1, channels)
         for it in _transformed([it.kernel for it in axes], np.moveaxis(w, range(-rank, 0), within))
     )
+    of_v = np.zeros_like(of_v) if exact else of_v
     # Of the sums over channels each partial one rounds.
     of_product = u**2 @ (of_v + (1 + channels / 2) * v**2) + of_u @ v**2
     _, variance = _transformed(
@@ -354,7 +394,8 @@ def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
     are powers of its point, divided by ``prod(p_i - p_j)``. The others are powers of the points.
     """
     if kernel == 1:
-        return _Axis(*[np.ones((1, 1), np.float32)] * 3)
+        one = np.ones((1, 1), np.float32)
+        return _Axis(one, one, one, 1.0)
     places = [Fraction(it) for it in points]
 
     def powers(count: int) -> Array:
@@ -368,7 +409,10 @@ def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
         kernels[at] /= prod(place - it for it in others)
         rows.append([*_coefficients(others), Fraction(0)])
     rows.append(_coefficients(places))
-    return _Axis(*(np.array(it).astype(np.float32) for it in (back.T, kernels, rows)))
+    # Denominators are powers of two, as those of the points are.
+    grain = 1 / max(it.denominator for row in rows for it in row)
+    back, kernels, tile = (np.array(it).astype(np.float32) for it in (back.T, kernels, rows))
+    return _Axis(back, kernels, tile, grain)
 
 
 def _coefficients(roots: Sequence[Fraction]) -> list[Fraction]:

@@ -37,27 +37,38 @@ def variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
     return np.asarray(np.mean(centred * centred, axis=axes, keepdims=True))
 
 
-def moved_averages(move: Callable[[Array, Array, int], Array]) -> AbstractContextManager[None]:
+def moved_averages(
+    move: Callable[[Array, Array, int], Array], uncertainty: Callable[[Array], Array]
+) -> AbstractContextManager[None]:
     """Let means and variances be off meanwhile.
 
     Wherever the mean is, they are right to how far elements are off it. Some algorithms begin with
     the first element, and are as far off as that is.
 
+    Where elements differ by less than the mean may be off, a stable algorithm may find no variance
+    at all, or as much as the square of that error. The variance is then zero wherever it moves
+    down.
+
     Args:
         move: returns how far averages are off, given them, the scale of their terms to which they
             are off wherever they are, and how many terms each of them has.
+        uncertainty: returns how far means may be off at most, given them.
     """
     mean, variance = mean_of, variance_of
+    uncertain = np.zeros(())
 
     def moved_mean(x: Array, axes: tuple[int, ...]) -> Array:
+        nonlocal uncertain
         found = mean(x, axes)
+        uncertain = uncertainty(found)
         spread = np.maximum(mean(np.abs(x - found), axes), np.abs(_first(x, axes) - found))
         return found + move(found, spread, x.size // max(1, found.size))
 
     def moved_variance(centred: Array, axes: tuple[int, ...]) -> Array:
         found = variance(centred, axes)
         spread = np.maximum(found, _first(centred, axes) ** 2)
-        return found + move(found, spread, centred.size // max(1, found.size))
+        moved = move(found, spread, centred.size // max(1, found.size))
+        return np.where((found < uncertain**2) & (moved < 0), 0.0, found + moved)
 
     module = sys.modules[__name__]
     return replaced((module, "mean_of", moved_mean), (module, "variance_of", moved_variance))

