@@ -67,7 +67,7 @@ def test_a_readme_says_what_to_implement_and_how_to_run_it(language, workplace, 
     for words in (
         f"onnxopt backends check {backend}",
         f"onnxopt run spec conformance space large -b {backend} --expect",
-        "## What means unsupported",
+        "## Unsupported operators",
     ):
         assert words in readme
 
