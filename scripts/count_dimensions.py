@@ -45,6 +45,11 @@ def _types(case: WrittenCase) -> set[np.dtype[Any]]:
     return {value.dtype for value in case.inputs.values() if value.dtype.kind == "f"}
 
 
+def _is_special(case: WrittenCase) -> bool:
+    tensors = (tensor for tensor in _tensors(case) if isinstance(tensor, np.ndarray))
+    return not case.rejects and any(not np.isfinite(tensor).all() for tensor in tensors)
+
+
 #: A dimension, and whether a case asks for it.
 DIMENSIONS: Mapping[str, Callable[[WrittenCase], bool]] = {
     "names, orders and initializers of the graph": lambda it: it.wiring is not PLAIN,
@@ -72,6 +77,11 @@ DIMENSIONS: Mapping[str, Callable[[WrittenCase], bool]] = {
     "rank 9 and more": lambda it: any(len(shape) >= HIGH_RANK for shape in _shapes(it)),
     "more than 256 tensors": lambda it: len(_tensors(it)) > MANY * len(it.operator.tensors),
     "floats beside doubles": lambda it: len(_types(it)) > 1 and not it.rejects,
+    "doubles alone": lambda it: _types(it) == {np.dtype(np.float64)} and not it.rejects,
+    "NaN or infinity": _is_special,
+    "NaN or infinity beside an attribute that is 0": lambda it: (
+        _is_special(it) and 0.0 in _numbers(it)
+    ),
     "large last elements": lambda it: any(getattr(each, "tail", ()) for each in _tensors(it)),
     "a product of T and an attribute that is -1": lambda it: any(
         size and _count(it) * -size == -1 for size in _sizes(it)

@@ -217,10 +217,10 @@ DEVIATIONS = (
 
 # With a smaller alpha, the difference from a large V loses what is left of V and all of G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-# Where nearly all decays, little but rounding would be left; infinity is still lost.
+# Where nearly all decays, what is left has the rounding of what was there.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
 # Otherwise a division by zero makes X_new infinite, and the difference NaN.
-_FINITE = "alpha != 1 and epsilon > 0"
+_FINITE = "abs(alpha) != 1 and epsilon > 0"
 # Then the correction of the root is zero, and a quotient by it has no value.
 _NO_ROOT = "beta == 1"
 
@@ -269,9 +269,8 @@ FORMS = form_table(f"""
         {_SQUARE} -> G_regularized**2
     decay subtracted
         seen in Keras; TensorFlow Addons
-        accurate if {_FINITE}
-        {_DECAYED} -> X_new - norm_coefficient_post * X_new if {_SUBTRACTS} \
-            else {_DECAYED} + 0 * X_new
+        accurate if {_FINITE} and {_SUBTRACTS}
+        {_DECAYED} -> X_new - norm_coefficient_post * X_new
     decay distributed over the step
         {_DECAYED} -> (1 - norm_coefficient_post) * X \
             - (1 - norm_coefficient_post) * (R_adjusted * V_new / H_sqrt)

@@ -292,6 +292,12 @@ def _is_zero_or_one(a: Approximate) -> Any:
     return (a.error == 0) & ((a.value == 0) | (a.value == 1))
 
 
+def _is_exact_power(a: Approximate, b: Approximate) -> Any:
+    """Tell where every way to compute a power yields the same: of 0, 1 and -1, and by 0 and 1."""
+    minus_one = (a.error == 0) & (b.error == 0) & (a.value == -1)
+    return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
+
+
 def _logarithm_error(_: Any, a: Approximate) -> Any:
     share = a.error / np.where(a.error == 0, 1.0, a.magnitude)
     inside = (share < 1) & (a.value > 0)
@@ -485,7 +491,7 @@ VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
         _power_error,
         4,
         _with_operands,
-        exact=lambda a, b: _is_zero_or_one(a) | _is_zero_or_one(b),
+        exact=_is_exact_power,
     ),
     np.negative: Elementwise("Neg", lambda _, a: a.error, 0, _with_operands, exponents=(1,)),
     np.absolute: Elementwise("Abs", lambda _, a: a.error, 0, exponents=(1,)),

@@ -371,3 +371,50 @@ def test_the_schema_judges_files_as_an_editor_would():
     case = {"name": "c", "inputs": {"X": [[1, 2.5], [3, 4]]}}
     assert validator.is_valid({"onnxopt": 1, "cases": [case]})
     assert not validator.is_valid({"onnxopt": 1, "cases": [{**case, "input": {}}]})
+
+
+@pytest.mark.parametrize(
+    ("notation", "kind"),
+    [("{type: INTS, data: [50]}", "INTS"), ("{type: FLOAT, data: 50}", "FLOAT"), ("50", "FLOATS")],
+)
+def test_a_refused_case_may_state_the_type_of_an_attribute(tmp_path, notation, kind):
+    (tmp_path / "c.yaml").write_text(f"""\
+onnxopt: 1
+suite: mine
+operator: MagnitudePrune
+cases:
+  - name: refused
+    attributes: {{percent: {notation}}}
+    inputs: {{W: [1.0]}}
+    rejects: true
+""")
+    (case,), problems = read_yaml_file(tmp_path / "c.yaml")
+    (attribute,) = case.read().model.graph.node[0].attribute
+    assert not problems
+    assert onnx.AttributeProto.AttributeType.Name(attribute.type) == kind
+
+
+@pytest.mark.parametrize(
+    ("notation", "rejects", "message"),
+    [
+        ("{type: INT, data: 50.5}", "true", "attributes.percent.data: found 50.5, expected an int"),
+        ("{type: FLOAT, data: [1, 2]}", "true", "data: found a list of 2, expected a single value"),
+        ("{type: DOUBLE, data: 50}", "true", 'percent.type: found "DOUBLE", expected FLOAT'),
+        ("{type: FLOAT}", "true", "attributes.percent: found no data"),
+        ("{type: FLOATS, data: 50}", "false", "found a mapping with type, data, expected a number"),
+    ],
+)
+def test_an_invalid_type_of_an_attribute_is_reported(tmp_path, notation, rejects, message):
+    (tmp_path / "c.yaml").write_text(f"""\
+onnxopt: 1
+suite: mine
+operator: MagnitudePrune
+cases:
+  - name: refused
+    attributes: {{percent: {notation}}}
+    inputs: {{W: [1.0]}}
+    rejects: {rejects}
+""")
+    cases, (problem,) = read_yaml_file(tmp_path / "c.yaml")
+    assert not cases
+    assert message in str(problem)

@@ -18,7 +18,7 @@ from onnxopt_cli.cases.values.declared import (
 )
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.formula.call import attribute_value
-from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.operators import OPERATORS
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> o
 
 def formula_model(
     operator: Operator,
-    attributes: Mapping[str, AttributeValue],
+    attributes: Mapping[str, object],
     inputs: Sequence[DeclaredTensor],
     graph_name: str,
     *,

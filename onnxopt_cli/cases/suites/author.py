@@ -94,6 +94,15 @@ class Author:
         values = np.resize(np.roll(row, -group), shape) * (1 + group)
         return np.abs(values) if name in self.nonnegative else values
 
+    def drawn(
+        self, name: str, shape: tuple[int, ...], dtype: str = "float32", group: int = 0
+    ) -> RandomTensor:
+        """Return random elements for a tensor, other ones in each group."""
+        seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
+        if name in self.nonnegative:
+            return RandomTensor("uniform", seed, shape, np.dtype(dtype), {"low": 0.01, "high": 4.0})
+        return RandomTensor("normal", seed, shape, np.dtype(dtype))
+
     def combined(self, scales: Sequence[float]) -> dict[str, Array]:
         """Return tensors in which each ordinary operand is scaled by each number, in all ways."""
         names = self.operator.tensors

@@ -26,12 +26,15 @@ from onnxopt_cli.cases.suites.author import (
     Shapes,
     judgements,
 )
+from onnxopt_cli.cases.suites.doubles import doubles
 from onnxopt_cli.cases.suites.extremes import extremes
+from onnxopt_cli.cases.suites.far_ranks import far_ranks
 from onnxopt_cli.cases.suites.space import AROUND_BLOCKS, LITERAL, whole_ranks
+from onnxopt_cli.cases.suites.special_values import special_values
 from onnxopt_cli.cases.suites.wirings import wirings
 from onnxopt_cli.cases.values.declared import RandomTensor
-from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
-from onnxopt_cli.formula.operator import AttributeValue, Operator
+from onnxopt_cli.cases.yaml.writer import Given, TypedAttribute, WrittenCase
+from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE = 100_003
@@ -87,6 +90,9 @@ def conformance(operator: Operator) -> list[WrittenCase]:
         partial(wirings, author, (1, 3), thorough=False),
         partial(extremes, author, thorough=False),
         partial(type_refusals, author, thorough=False),
+        partial(doubles, author, thorough=False),
+        partial(special_values, author, thorough=False),
+        partial(far_ranks, author),
     )
     return [question for section in sections for question in section()]
 
@@ -406,15 +412,6 @@ class _Questions(Author):
             about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
             yield self.ask(f"large_{dtype}", about, tensors=drawn, rate=dtype)
 
-    def drawn(
-        self, name: str, shape: tuple[int, ...], dtype: str = "float32", group: int = 0
-    ) -> RandomTensor:
-        """Return random elements for a tensor, other ones in each group."""
-        seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
-        if name in self.nonnegative:
-            return RandomTensor("uniform", seed, shape, np.dtype(dtype), {"low": 0.01, "high": 4.0})
-        return RandomTensor("normal", seed, shape, np.dtype(dtype))
-
     def thresholds(self) -> Iterator[WrittenCase]:
         """Ask for operands, attributes and what comes of them that are equal or nearly so."""
         powers = np.array([*product((0.5, 1.0, -2.0), repeat=len(self.operator.tensors))]).T
@@ -594,7 +591,11 @@ def refusals(author: Author) -> Iterator[WrittenCase]:
         yield refused(f"refuses_two_of_{name}", about, attributes=attributes)
     for name, right in author.settings[0].items():
         about = f"{name} has a value that is not allowed: it must not pass for another."
-        wrong = {"unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize()}
+        wrong = {
+            "unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize(),
+            "empty": "", "shorter": right[:-1], "initial": right[0], "upper": right.upper(),
+            "space_before": f" {right}", "space_after": f"{right} ",
+        }  # fmt: skip
         for word, text in wrong.items():
             attributes = given | {name: text}
             yield refused(f"refuses_{word}_{name}", about, attributes=attributes)
@@ -612,6 +613,9 @@ def beyond_pairs(operator: Operator) -> Iterator[WrittenCase]:
     yield from extremes(author, thorough=True)
     yield from refusals(author)
     yield from type_refusals(author, thorough=True)
+    yield from doubles(author, thorough=True)
+    yield from special_values(author, thorough=True)
+    yield from far_ranks(author)
 
 
 def type_refusals(author: Author, *, thorough: bool) -> Iterator[WrittenCase]:
@@ -636,10 +640,25 @@ def _attribute_refusals(author: Author, ordinary: WrittenCase) -> Iterator[Writt
         about = f"{item.name} is of another type: it must not be converted."
         wrong: AttributeValue = 1.0 if item.choices else "half"
         yield refused(f"refuses_type_of_{item.name}", about, attributes=given | {item.name: wrong})
+        for word, other in _other_types(item):
+            about = f"{item.name} is an attribute of type {word}: it must not be converted."
+            name = f"refuses_{word.lower()}_{item.name}"
+            yield refused(name, about, attributes=given | {item.name: other})
         if not item.each and not item.choices:
             two = given | {item.name: (0.5, 0.25)}
             about = f"{item.name} is a list: none of its numbers must be chosen."
             yield refused(f"refuses_list_{item.name}", about, attributes=two)
+
+
+def _other_types(item: Attribute) -> Iterator[tuple[str, Any]]:
+    """Yield types that an attribute does not have, each with a value of it."""
+    if item.choices:
+        yield "STRINGS", TypedAttribute("STRINGS", (item.choices[0],))
+        return
+    yield "INT", TypedAttribute("INT", 1)
+    if item.each:
+        yield "FLOAT", TypedAttribute("FLOAT", 50.0)
+        yield "INTS", TypedAttribute("INTS", (50,))
 
 
 def _input_refusals(

@@ -76,11 +76,11 @@ def suites() -> dict[str, Suite]:
     named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{suite: Suite(whole, partial(_of_suite, suite), "10") for suite in named},
+        **{suite: Suite(whole, partial(_of_suite, suite), "11") for suite in named},
         "trajectories": Suite(
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),
-        "space": Suite("two dimensions of the space of inputs at a time", _whole_space, "5"),
+        "space": Suite("two dimensions of the space of inputs at a time", _whole_space, "6"),
         "large": Suite(
             "tensors around the sizes that are computed in large blocks", _all_large, "5"
         ),

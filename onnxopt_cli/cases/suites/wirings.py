@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -25,6 +25,8 @@ _SHAPE = (4,)
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip
+#: Of attributes with a number for each tensor, in a rising order and in another one.
+_SHARES_OF_EACH = ((0.25, 0.75, 0.5), (0.5, 0.25, 0.75))
 #: What is asked of several tensors, too.
 _OF_MANY = ("inputs_reversed", "outputs_reversed", "names_exchanged", "names_falling", "together")
 
@@ -140,6 +142,14 @@ def _shared(author: Author, number: int) -> Iterator[WrittenCase]:
     for word, alike in groups:
         size = 1 + max(group for places in alike for _, group in places)
         yield _with_shared(author, f"wired_shared_{word}", [_SHAPE] * size, alike)
+    for name, tensor in product(author.each, operator.tensors):
+        for place, own in enumerate(_SHARES_OF_EACH):
+            pair = [(tensor, group) for group in range(len(own))]
+            asked = _with_shared(
+                author, f"wired_shared_{tensor}_of_each_{name}_{place}", [_SHAPE] * len(own), [pair]
+            )
+            each = {name: tuple(author.within(name, share) for share in own)}
+            yield replace(asked, attributes={**asked.attributes, **each})
     if author.rate:
         # A scalar is a tensor of no dimensions, too.
         question = author.ask("", "", shapes=[()])

@@ -238,12 +238,20 @@ def _attribute(
             node, f"found an attribute of type {words}, expected the case to use model: instead"
         )
     is_list = kind == _TYPES[_DTYPES[kind]][1]
+    if _stated_type(node):
+        node = node.field("data") or node
     fits = is_list == (node.items is not None) or (lone and is_list)
     if not fits or node.fields is not None:
         raise unexpected(node, "a list" if is_list else "a single value")
     items = [node] if node.items is None else node.items
     found = element_array(items, DTYPES[_DTYPES[kind]]).tolist()
     return lambda: helper.make_attribute(name, found if is_list else found[0], attr_type=kind)
+
+
+def _stated_type(node: Node) -> str:
+    """Return the type that an attribute of a refused case states; empty if it states none."""
+    stated = node.field("type") if node.fields else None
+    return str(stated.scalar) if stated else ""
 
 
 def rejected_case(
@@ -278,6 +286,8 @@ def rejected_case(
 
     def natural_kind(name: str, node: Node) -> int:
         """Return the type that a value has by itself; floats for integers where it must be so."""
+        if stated := _stated_type(node):
+            return int(AttributeProto.AttributeType.Value(stated))
         if node.fields is not None:
             return AttributeProto.TENSOR
         as_float = declared.get(name) in _TYPES["float32"]

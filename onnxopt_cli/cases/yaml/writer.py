@@ -39,6 +39,19 @@ _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\0"
 
 
 @dataclass(frozen=True, slots=True)
+class TypedAttribute:
+    """An attribute of a refused case, of a type that the operator's attribute does not have.
+
+    Attributes:
+        type: the name of an ``AttributeProto.AttributeType``: ``INT``, ``FLOATS``, ...
+        value: a value of that type.
+    """
+
+    type: str
+    value: float | str | tuple[float | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenCase:
     """A case of an operator with a formula, as its author writes it down.
 
@@ -62,7 +75,7 @@ class WrittenCase:
     name: str
     operator: Operator
     inputs: Mapping[str, Given]
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    attributes: Mapping[str, AttributeValue | TypedAttribute] = field(default_factory=dict)
     outputs: Mapping[str, Array] | None = None
     about: str = ""
     source: str = ""
@@ -261,6 +274,8 @@ def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> list[str]:
     """Write a value as tokens, numbers with as many digits as the element type needs."""
     if isinstance(value, RandomTensor):
         return tensor_flow(value, _FLOAT32)
+    if isinstance(value, TypedAttribute):
+        return flow({"type": value.type, "data": value.value}, dtype)
     if isinstance(value, Mapping):
         return _in_braces({name: flow(it, dtype) for name, it in value.items()})
     if isinstance(value, (list, tuple)):

@@ -229,10 +229,16 @@ def bounded_outputs(
     """
     floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
     coarsest = precision_of(max(floats, key=lambda it: np.finfo(it).eps), Level.SCALAR)
+    # What an output adds to keeps its digits beside coarser tensors, as a tensor does.
+    likes = call.operator.outputs.values()
+    scalars = zip(call.operator.scalars, call.scalars, strict=True)
+    carried = [id(value) for scalar, value in scalars if scalar.name in likes]
 
     def outputs(operator: Operator) -> list[tuple[tuple[Bounded, ...], T, T]]:
         results = replace(call, operator=operator).apply(
-            lambda scalar: operand(scalar, coarsest),
+            lambda scalar: operand(
+                scalar, precision_of(scalar.dtype) if id(scalar) in carried else coarsest
+            ),
             lambda tensor: operand(tensor, precision_of(tensor.dtype)),
             attribute,
         )
